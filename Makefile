@@ -1,0 +1,84 @@
+# `make help` lists the targets. All that is set up lives in .venv and .build; `make clean` takes both away.
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Stamps: the environment is made again when pyproject.toml changes, the wheel when what it packs changes.
+ENVIRONMENT := $(VENV)/.environment-stamp
+WHEEL := $(VENV)/.wheel-stamp
+# The directories too: a file that went away changes nothing else.
+PACKED := pyproject.toml README.md LICENSE pgonce.py pyspark_pgonce.py \
+	$(shell find sink offsets_store -name __pycache__ -prune -o -print)
+
+# What runs is the installed wheel, in this process and in Spark's Python workers: without PYTHONSAFEPATH they would put
+# the working directory first on their path, and so import the source tree.
+export PYTHONSAFEPATH := 1
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export HATCH_QUIET := 1
+
+# The first Python that is new enough and can make environments; name another with `make PYTHON=...`.
+PYTHON = $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	&& command -v $$python && break; done)
+
+ifneq ($(shell command -v uv),)
+CREATE = uv venv --quiet --allow-existing --python "$(or $(PYTHON),>=3.11)" $(VENV)
+INSTALL = uv pip install --quiet --python $(BIN)/python
+INSTALLER = true
+else
+CREATE = $(if $(PYTHON),$(PYTHON) -m venv $(VENV),\
+	{ echo "Python 3.11 or newer is missing: install python3 and python3-venv, or uv." >&2; exit 1; })
+INSTALL = $(BIN)/python -m pip install --quiet
+# An environment that uv made has no pip; and dependency groups came with pip 25.1.
+INSTALLER = { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; } \
+	&& $(INSTALL) --upgrade 'pip>=25.1'
+endif
+BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
+
+.DELETE_ON_ERROR:
+.PHONY: help setup java demo test lint check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+
+setup: java $(WHEEL) ## make .venv and install the wheel there; the other targets do so by themselves
+
+demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 reads from a real Kafka
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/examples/demo $(BIN)/python examples/demo/main.py $(if $(KAFKA),--kafka)
+
+test: setup ## run all tests; ARGS="tests/unit -k verdict" runs some
+	$(BIN)/pytest $(ARGS)
+
+lint: setup ## ruff, the format check and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+check: lint test ## what CI runs: lint, then test
+
+bench: setup ## compare with Spark's JDBC writer and with a sink that does nothing; SMALL=1 for a quick look
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/run.py $(if $(SMALL),--small)
+
+clean: ## remove .venv, .build and caches
+	rm -rf $(VENV) .build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+java:
+	@"$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 \
+	| awk -F '[".]' '/version/ {found = $$2 + 0 >= 17} END {exit !found}' \
+	|| { echo "Java 17 or newer is missing: install a JDK (openjdk-17), or set JAVA_HOME to one." >&2; exit 1; }
+
+$(ENVIRONMENT): pyproject.toml
+	@echo "Setting up $(VENV) (the first time takes a minute or two) ..."
+	@test -x $(BIN)/python || $(CREATE)
+	@$(INSTALLER)
+	@$(INSTALL) hatchling
+	@$(BUILD)
+	@$(INSTALL) --group test --group check .build/wheel/*.whl
+	@touch $@
+
+$(WHEEL): $(ENVIRONMENT) $(PACKED)
+	@$(BUILD)
+	@$(INSTALL) --no-deps --force-reinstall .build/wheel/*.whl
+	@touch $@

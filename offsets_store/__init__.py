@@ -1,0 +1,6 @@
+"""
+Where did each query stop: the ledger of published batches and offsets, and the checkpoint that it is held against.
+
+Runs on the driver, in Spark's workers and on the command line. Invariant: this package never imports ``sink``, and
+only its listener imports pyspark.
+"""

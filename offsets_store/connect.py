@@ -1,0 +1,88 @@
+"""
+How does this process speak to Postgres?
+
+Runs in the driver, the commit worker, executors and the command line. Invariant: a connection is checked out for
+one invocation alone, and no error of this module shows the connection string.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+from sqlalchemy import Engine, create_engine
+
+from offsets_store.errors import ConfigurationError
+from offsets_store.postgres_errors import connect_error
+
+# A server that vanished without a word is noticed after 30 + 3 * 10 seconds; libpq's own default waits two hours.
+_DEFAULTS = {
+    "connect_timeout": ("15", "PGCONNECT_TIMEOUT"),
+    "keepalives_idle": ("30", None),
+    "keepalives_interval": ("10", None),
+    "keepalives_count": ("3", None),
+    "fallback_application_name": ("pgonce", None),
+}
+
+
+def parse_url(url: str) -> dict[str, Any]:
+    """
+    The connection parameters of ``url``: a libpq URI or key=value string; empty means libpq's environment.
+
+    :raises ConfigurationError: where libpq cannot read it. The text is not repeated: it may hold a password.
+    """
+    try:
+        parameters = dict(conninfo_to_dict(url))
+    except psycopg.Error:
+        raise ConfigurationError(
+            "BAD_URL",
+            "The connection string in url is not one that libpq can read (its text is not shown: it may hold a "
+            "password).",
+            "Nothing was written.",
+            "Write a URI (postgresql://user@host:5432/database) or key=value pairs (host=... dbname=...); "
+            "percent-encode "
+            "special characters in a URI, and drop prefixes such as jdbc: or +psycopg.",
+        ) from None
+    for name, (value, variable) in _DEFAULTS.items():
+        if name not in parameters and not (variable and variable in os.environ):
+            parameters[name] = value
+    return parameters
+
+
+def connect(url: str, **overrides: Any) -> psycopg.Connection:
+    """
+    A new connection, for one owner.
+
+    :raises ConnectError: where none can be made.
+    """
+    try:
+        # Server-side prepared statements break behind poolers that share sessions.
+        return psycopg.connect(**{**parse_url(url), **overrides}, prepare_threshold=None)
+    except psycopg.Error as error:
+        # Without its cause: psycopg's own text and frames may carry connection parameters.
+        raise connect_error(error) from None
+
+
+def engine_for(url: str) -> Engine:
+    """The engine of this process for ``url``; its pool hands a connection to one owner at a time."""
+    return _engine(url, os.getpid())
+
+
+@lru_cache(maxsize=32)
+def _engine(url: str, _pid: int) -> Engine:
+    # The process id is part of the key because a connection must not be shared with a forked worker.
+    parse_url(url)
+    # Python's own json, both ways: all that exact_json admits comes back from jsonb the same (tests/property).
+    return create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: connect(url),
+        pool_pre_ping=True,
+        pool_size=4,
+        max_overflow=32,
+        pool_use_lifo=True,
+        pool_timeout=30,
+        hide_parameters=True,
+    )

@@ -1,0 +1,51 @@
+"""
+What can go wrong, in words: one root, a family for each part of the way a batch takes.
+
+Runs anywhere. Invariant: an error's text alone says what happened, what it means for the data and what to
+do next, because text is all that survives the trip through Spark's JVM; and it never holds a password.
+"""
+
+from __future__ import annotations
+
+
+class PgonceError(Exception):
+    """
+    The root of every error that pgonce raises.
+
+    :param code: stable name of the situation, as listed in docs/errors.md (``LEDGER_TOO_NEW``).
+    :param what: what happened, as a sentence.
+    :param data: what it means for the data (``Nothing was written.``), as a sentence.
+    :param remedy: what to do next; may be several sentences.
+
+    All four are positional, so that the error unpickles on the other side of a Spark worker.
+    """
+
+    def __init__(self, code: str, what: str, data: str, remedy: str) -> None:
+        super().__init__(code, what, data, remedy)
+        self.code = code
+        self.what = what
+        self.data = data
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        return f"[{self.code}] {self.what} {self.data} Help: {self.remedy}"
+
+
+class ConfigurationError(PgonceError):
+    """An option, an argument or a Spark setting that pgonce cannot work with."""
+
+
+class ConnectError(PgonceError):
+    """Postgres could not be reached, or did not let us in."""
+
+
+class CheckpointError(PgonceError):
+    """Spark's checkpoint could not be read, or does not say what it must."""
+
+
+class LedgerError(PgonceError):
+    """The ledger (schema ``pgonce``) is missing, too new, or may not be written."""
+
+
+class OffsetsError(PgonceError):
+    """The stored offsets cannot answer what was asked of them."""

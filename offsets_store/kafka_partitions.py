@@ -1,0 +1,92 @@
+"""
+Which partitions do topics have, and where do they begin and end, says the broker?
+
+Runs where the stored offsets are asked for; needs the optional ``confluent-kafka``. Invariant: it reads metadata
+only, joins no consumer group and commits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from offsets_store.errors import ConfigurationError, OffsetsError
+from offsets_store.find_writer import NOTHING
+from offsets_store.starting_offsets import TopicPartition
+
+_TIMEOUT_SECONDS = 15
+
+
+def partitions_of(topics: Iterable[str], bootstrap_servers: str) -> set[TopicPartition]:
+    """
+    Every partition of ``topics``; a topic that does not exist has none.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE.
+    """
+    return set(_with_consumer(lambda consumer: _partitions(consumer, topics), bootstrap_servers))
+
+
+def ends_of(topics: Iterable[str], bootstrap_servers: str) -> dict[TopicPartition, tuple[int | None, int]]:
+    """
+    Each partition's earliest offset, and the one that its next row will get.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE.
+    """
+    return dict(_with_consumer(lambda consumer: _ends(consumer, topics), bootstrap_servers))
+
+
+def _with_consumer(ask: Any, bootstrap_servers: str) -> Any:
+    try:
+        from confluent_kafka import Consumer, KafkaException
+    except ImportError as error:
+        raise ConfigurationError(
+            "NO_KAFKA_CLIENT",
+            "Asking a Kafka broker needs the package confluent-kafka, which is not installed here.",
+            NOTHING,
+            "Install it (pip install 'pgonce[kafka]'), or leave the bootstrap servers out.",
+        ) from error
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        # librdkafka insists on a group; nothing joins or commits to it.
+        "group.id": "pgonce-reads-metadata-only",
+        "enable.auto.commit": False,
+        "allow.auto.create.topics": False,
+        # Otherwise every failed connection is a line on stderr; the error below says it once.
+        "log_level": 0,
+    }
+    try:
+        consumer = Consumer(settings)
+        try:
+            return ask(consumer)
+        finally:
+            consumer.close()
+    except (KafkaException, ValueError) as error:
+        raise OffsetsError(
+            "KAFKA_UNREACHABLE",
+            f"The brokers {bootstrap_servers} gave no answer: {error}.",
+            NOTHING,
+            "Check the bootstrap servers (host:port, several with commas) and that they are reachable from here.",
+        ) from error
+
+
+def _partitions(consumer: Any, topics: Iterable[str]) -> list[TopicPartition]:
+    found = []
+    known = consumer.list_topics(timeout=_TIMEOUT_SECONDS).topics
+    for topic in topics:
+        if topic in known:
+            found += [(topic, partition) for partition in known[topic].partitions]
+    return found
+
+
+def _ends(consumer: Any, topics: Iterable[str]) -> list[tuple[TopicPartition, tuple[int, int]]]:
+    from confluent_kafka import TopicPartition as KafkaTopicPartition
+
+    return [
+        (
+            (topic, partition),
+            consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS),
+        )
+        for topic, partition in _partitions(consumer, topics)
+    ]

@@ -1,0 +1,321 @@
+"""
+Read and write the ledger inside the transaction that publishes a batch.
+
+Runs in the commit. Invariant: every function takes a connection whose transaction the caller owns, and all that
+they read of a writer is read under the lock on its row.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+from sqlalchemy import (
+    Connection,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
+
+from offsets_store.offsets import kafka_partitions
+from offsets_store.tables import batches, replays, runs, writers
+from offsets_store.verdict import Batch, Ledger, Recorded, Rival, Writer
+
+# Deleting a few rows every so often is cheaper than one row every time.
+_PRUNE_EVERY = 16
+
+
+@dataclass(frozen=True)
+class LockedWriter:
+    """The writer's key, its generation, and what the ledger says of it and of the batch at hand."""
+
+    writer_id: int
+    generation: int
+    ledger: Ledger
+
+
+@dataclass(frozen=True)
+class TransactionState:
+    """Which transaction this is, and whether its COMMIT will wait for the disk."""
+
+    xid: str
+    synchronous_commit: str
+
+
+_STATE = (
+    cast(func.pg_current_xact_id(), Text).label("xid"),
+    func.current_setting("synchronous_commit").label("synchronous_commit"),
+)
+
+
+def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
+    """
+    Begin: lift the session's time limits for this transaction alone, and say which transaction it is.
+
+    SET LOCAL's function form only, because behind a pooler the session is somebody else's in a moment.
+    """
+    limits = {
+        "statement_timeout": "0",
+        "idle_in_transaction_session_timeout": "0",
+        "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
+        "application_name": application,
+    }
+    if connection.dialect.server_version_info >= (17,):  # type: ignore[operator]
+        limits["transaction_timeout"] = "0"
+    settings = [func.set_config(name, value, True) for name, value in limits.items()]
+    return TransactionState(*connection.execute(select(*_STATE, *settings)).one()[:2])
+
+
+def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> LockedWriter:
+    """
+    Lock the writer's row, creating it where it is new, and read what the verdict needs.
+
+    A new row has no ``last_batch_id``: it is gone again when the batch is refused and the transaction rolled back.
+    """
+    row = connection.execute(_LOCK, _identity(batch)).one_or_none()
+    if row is None:
+        # INSERT, never SELECT then INSERT: two drivers could both read "absent". The key makes the second wait.
+        connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
+        row = connection.execute(_LOCK, _identity(batch)).one()
+    if row.last_batch_id is None:
+        return LockedWriter(row.writer_id, row.generation, Ledger(rivals=_rivals_in_tx(connection, batch, replaces)))
+    return LockedWriter(row.writer_id, row.generation, _ledger_in_tx(connection, row, batch))
+
+
+def _identity(batch: Batch) -> dict[str, str]:
+    return {"query": batch.query_id, "sink": batch.sink_name}
+
+
+_LOCK = (
+    select(writers)
+    .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
+    .with_for_update()
+)
+_CREATE = (
+    insert_or_ignore(writers)
+    .values(query_id=bindparam("query"), sink_name=bindparam("sink"), guarantee=bindparam("guarantee"))
+    .on_conflict_do_nothing()
+)
+
+_same_id = batches.alias("same_id")
+_last = batches.alias("last")
+_FACTS = (
+    select(
+        _same_id,
+        _last,
+        select(literal(1))
+        .where(runs.c.writer_id == bindparam("writer"), runs.c.run_id == bindparam("run"))
+        .exists()
+        .label("was_owner"),
+        select(replays.c.attempt)
+        .where(
+            replays.c.writer_id == bindparam("writer"),
+            replays.c.generation == bindparam("generation"),
+            replays.c.batch_id == bindparam("batch"),
+            replays.c.run_id == bindparam("run"),
+        )
+        .scalar_subquery()
+        .label("skipped_by"),
+    )
+    .select_from(
+        select(literal(1).label("one"))
+        .subquery()
+        .outerjoin(
+            _same_id,
+            and_(
+                _same_id.c.writer_id == bindparam("writer"),
+                _same_id.c.generation == bindparam("generation"),
+                _same_id.c.batch_id == bindparam("batch"),
+            ),
+        )
+        .outerjoin(
+            _last,
+            and_(
+                _last.c.writer_id == bindparam("writer"),
+                _last.c.generation == bindparam("generation"),
+                _last.c.batch_id == bindparam("last_batch"),
+            ),
+        )
+    )
+    .set_label_style(2)  # type: ignore[arg-type]
+)
+
+
+def _ledger_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: Batch) -> Ledger:
+    facts = connection.execute(
+        _FACTS,
+        {
+            "writer": row.writer_id,
+            "generation": row.generation,
+            "batch": batch.batch_id,
+            "last_batch": row.last_batch_id,
+            "run": batch.run_id,
+        },
+    ).one()
+    return Ledger(
+        writer=Writer(
+            generation=row.generation,
+            last_batch_id=row.last_batch_id,
+            end_offsets=row.end_offsets,
+            run_id=row.run_id,
+            guarantee=row.guarantee,
+            replaced_by=row.replaced_by,
+        ),
+        same_id=_recorded(facts, "same_id"),
+        last=_recorded(facts, "last"),
+        was_owner=facts.was_owner,
+        skipped_by=facts.skipped_by,
+    )
+
+
+def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
+    columns = facts._mapping
+    if columns[f"{alias}_batch_id"] is None:
+        return None
+    return Recorded(
+        batch_id=columns[f"{alias}_batch_id"],
+        run_id=columns[f"{alias}_run_id"],
+        attempt=columns[f"{alias}_attempt"],
+        start=columns[f"{alias}_start_offsets"],
+        end=columns[f"{alias}_end_offsets"],
+        offset_log=columns[f"{alias}_offset_log"],
+    )
+
+
+def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Rival, ...]:
+    """The other queries of this sink that share a checkpoint location, a query name or Kafka partitions with ours."""
+    others = connection.execute(
+        select(writers).where(
+            writers.c.sink_name == batch.sink_name,
+            writers.c.query_id != batch.query_id,
+            writers.c.last_batch_id.is_not(None),
+            or_(writers.c.replaced_by.is_(None), writers.c.query_id == literal(replaces)),
+        )
+    )
+    ours = kafka_partitions(batch.end or {})
+    rivals = []
+    for other in others:
+        shares = []
+        if batch.checkpoint_location and other.checkpoint_location == batch.checkpoint_location:
+            shares.append(f"the same checkpoint location {batch.checkpoint_location}")
+        if batch.query_name and other.query_name == batch.query_name:
+            shares.append(f"the same query name {batch.query_name!r}")
+        if common := ours & kafka_partitions(other.end_offsets or {}):
+            shares.append(f"the same Kafka partitions of {', '.join(sorted({topic for topic, _ in common}))}")
+        if other.query_id == replaces and not shares:
+            shares.append("named by replaces")
+        if shares:
+            rivals.append(Rival(other.query_id, " and ".join(shares), other.end_offsets))
+    return tuple(rivals)
+
+
+def record_batch_in_tx(
+    connection: Connection, locked: LockedWriter, batch: Batch, *, rows: int, transport: str, retain_batches: int
+) -> TransactionState:
+    """Record the batch, move the writer's row to it, and make this run the owner."""
+    state = connection.execute(
+        insert(batches)
+        .values(
+            writer_id=locked.writer_id,
+            generation=locked.generation,
+            batch_id=batch.batch_id,
+            run_id=batch.run_id,
+            attempt=batch.attempt,
+            start_offsets=batch.start,
+            end_offsets=batch.end,
+            offset_log=batch.offset_log,
+            rows=rows,
+            transport=transport,
+        )
+        .returning(*_STATE)
+    ).one()
+    connection.execute(
+        update(writers)
+        .where(writers.c.writer_id == locked.writer_id)
+        .values(
+            query_name=batch.query_name,
+            checkpoint_location=batch.checkpoint_location,
+            run_id=batch.run_id,
+            last_batch_id=batch.batch_id,
+            end_offsets=batch.end,
+            guarantee=batch.guarantee,
+            updated_at=func.clock_timestamp(),
+        )
+    )
+    owner = locked.ledger.writer
+    if owner is None or owner.run_id != batch.run_id:
+        _own_in_tx(connection, locked.writer_id, batch)
+    if batch.batch_id % _PRUNE_EVERY == 0:
+        _prune_in_tx(connection, locked, batch.batch_id - retain_batches)
+    return TransactionState(*state)
+
+
+def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
+    connection.execute(
+        insert_or_ignore(runs)
+        .values(
+            writer_id=writer_id,
+            run_id=batch.run_id,
+            first_batch_id=batch.batch_id,
+            application=f"{socket.gethostname()} pid {os.getpid()}",
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def _prune_in_tx(connection: Connection, locked: LockedWriter, newest_to_go: int) -> None:
+    for table in (batches, replays):
+        connection.execute(
+            delete(table).where(
+                table.c.writer_id == locked.writer_id,
+                table.c.generation == locked.generation,
+                table.c.batch_id <= newest_to_go,
+            )
+        )
+
+
+def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:
+    """Give the place of query ``replaces`` to this one: the old one may publish no more."""
+    connection.execute(
+        update(writers)
+        .where(writers.c.query_id == replaces, writers.c.sink_name == batch.sink_name)
+        .values(replaced_by=batch.query_id)
+    )
+    connection.execute(update(writers).where(writers.c.writer_id == locked.writer_id).values(replaces=replaces))
+
+
+def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    """
+    Make any COMMIT fail until the batch is recorded.
+
+    The writer names a batch that is not there yet; the deferred constraint ``last_batch_is_recorded`` refuses that.
+    """
+    connection.execute(
+        update(writers).where(writers.c.writer_id == locked.writer_id).values(last_batch_id=batch.batch_id)
+    )
+
+
+def record_replay_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    """Record that this run skipped this batch."""
+    connection.execute(
+        insert_or_ignore(replays)
+        .values(
+            writer_id=locked.writer_id,
+            generation=locked.generation,
+            batch_id=batch.batch_id,
+            run_id=batch.run_id,
+            attempt=batch.attempt,
+        )
+        .on_conflict_do_nothing()
+    )

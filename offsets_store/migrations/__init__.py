@@ -1,0 +1,149 @@
+"""
+Is the ledger there, and may this code use it?
+
+Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
+additive and applied in order, inside one transaction that holds a lock; nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+import psycopg
+from psycopg import sql
+
+from offsets_store.connect import connect
+from offsets_store.errors import LedgerError
+from offsets_store.postgres_errors import ledger_error
+from offsets_store.tables import SCHEMA, VIEWS, metadata, schema_version
+
+# Any number will do, as long as every pgonce takes the same one: the bytes of "pgonce".
+_LOCK_KEY = int.from_bytes(b"pgonce", "big")
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use it."""
+
+    version: int
+    least_reader_version: int
+    file: str
+
+    @property
+    def ddl(self) -> str:
+        """The SQL of this step, as it stands in its file."""
+        return resources.files(__name__).joinpath(self.file).read_text(encoding="utf-8")
+
+
+MIGRATIONS = (Migration(1, 1, "0001_ledger.sql"),)
+NEWEST = MIGRATIONS[-1].version
+
+
+def ensure_ledger(url: str) -> None:
+    """
+    Create the ledger or bring it up to this code's version; looks only once in a process.
+
+    :raises LedgerError: where the ledger is newer than this code can use, or may not be created.
+    """
+    _ensured(url)
+
+
+@lru_cache(maxsize=32)
+def _ensured(url: str) -> bool:
+    with connect(url, autocommit=True) as connection:
+        try:
+            if _missing(connection):
+                migrate(connection)
+        except psycopg.Error as error:
+            raise ledger_error(error, "preparing the ledger") from error
+    return True
+
+
+def migrate(connection: psycopg.Connection) -> list[int]:
+    """Apply what is missing, in one transaction; the versions that were applied."""
+    with connection.transaction():
+        # Two drivers that start together would otherwise both find no ledger.
+        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
+        missing = _missing(connection)
+        if missing and missing[0] is MIGRATIONS[0]:
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
+        for migration in missing:
+            connection.execute(migration.ddl.encode())
+            connection.execute(_RECORD, [migration.version, migration.least_reader_version])
+    return [migration.version for migration in missing]
+
+
+_RECORD = "INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (%s, %s)"
+
+
+def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
+    row = connection.execute("SELECT to_regclass('pgonce.schema_version') IS NOT NULL").fetchone()
+    if not (row and row[0]):
+        return MIGRATIONS
+    newest = connection.execute(
+        "SELECT coalesce(max(version), 0), coalesce(max(least_reader_version), 0) FROM pgonce.schema_version"
+    ).fetchone()
+    applied, least_reader = newest or (0, 0)
+    if least_reader > NEWEST:
+        raise LedgerError(
+            "LEDGER_TOO_NEW",
+            f"The ledger (schema pgonce) has version {applied} and needs code of version {least_reader} or later; this "
+            f"pgonce knows version {NEWEST}.",
+            "Nothing was written.",
+            "Upgrade pgonce in this job: another job has already upgraded the ledger.",
+        )
+    return tuple(migration for migration in MIGRATIONS if migration.version > applied)
+
+
+def init_sql(role: str | None = None) -> str:
+    """The whole DDL for an administrator to run by hand, with the grants that ``role`` needs."""
+    parts = ["BEGIN;", f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
+    for migration in MIGRATIONS:
+        parts.append(migration.ddl)
+        parts.append(
+            "INSERT INTO pgonce.schema_version (version, least_reader_version) "
+            f"VALUES ({migration.version}, {migration.least_reader_version});"
+        )
+    if role is not None:
+        parts.extend(f"{statement};" for statement in grants(role))
+    return "\n".join([*parts, "COMMIT;", ""])
+
+
+def grants(role: str) -> tuple[str, ...]:
+    """What a streaming role needs on the ledger; CREATE is for staging tables."""
+    name = sql.Identifier(role).as_string(None)
+    # By name, not ALL TABLES: other roles' staging tables stand in this schema, and only they may grant those.
+    written = [table.fullname for table in metadata.sorted_tables if table is not schema_version]
+    looked_at = [schema_version.fullname, *(f"{SCHEMA}.{view}" for view in VIEWS)]
+    return (
+        f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {', '.join(written)} TO {name}",
+        f"GRANT SELECT ON {', '.join(looked_at)} TO {name}",
+    )
+
+
+def require_ledger(connection: psycopg.Connection) -> None:
+    """
+    Check that there is a ledger and that this code can read it; create nothing.
+
+    :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW.
+    """
+    missing = _missing(connection)
+    if not missing:
+        return
+    if missing == MIGRATIONS:
+        raise LedgerError(
+            "NO_LEDGER",
+            f"The database {connection.info.dbname!r} has no ledger (schema {SCHEMA}).",
+            "Nothing was read or written.",
+            "Check that url names the database that the query writes to. The first batch of a query creates the "
+            "ledger, and so does `pgonce init`.",
+        )
+    raise LedgerError(
+        "LEDGER_TOO_OLD",
+        f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
+        "Nothing was read or written.",
+        "Run `pgonce init`, which brings the ledger up to date and changes nothing that older jobs use.",
+    )

@@ -1,0 +1,106 @@
+"""
+The one border at which psycopg's errors become ours.
+
+Pure: runs wherever Postgres is spoken to. Invariant: no connection string and no password passes it, and the
+table of SQLSTATEs below is the only place that says what may be tried again.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+import sqlalchemy.exc
+
+from offsets_store.errors import ConnectError, LedgerError, PgonceError
+
+# What passes by itself. Source: Postgres's appendix A, "PostgreSQL Error Codes".
+TRANSIENT_SQLSTATES = frozenset({
+    "40001",  # serialization_failure
+    "40P01",  # deadlock_detected
+    "55P03",  # lock_not_available
+    "57P01",  # admin_shutdown
+    "57P02",  # crash_shutdown
+    "57P03",  # cannot_connect_now
+    "53300",  # too_many_connections
+})  # fmt: skip
+TRANSIENT_CLASSES = ("08",)  # connection exceptions
+
+_REFUSED_AT_THE_DOOR = re.compile(
+    r"password authentication failed|no password supplied|no pg_hba\.conf entry|does not exist|"
+    r"authentication method|SSL|certificate|not permitted to log in|could not translate host name|"
+    r"invalid (port|integer|sslmode|connection option)|permission denied",
+    re.IGNORECASE,
+)
+_PASSWORDS = (
+    re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\"]+)"),
+    re.compile(r"(?i)(postgres(?:ql)?://[^:/@\s]*:)[^@\s]*(?=@)"),
+)
+
+
+def scrub(text: str) -> str:
+    """``text`` without the passwords that connection strings in it carry."""
+    for pattern in _PASSWORDS:
+        text = pattern.sub(r"\1***", text)
+    return text
+
+
+def driver_error(error: BaseException) -> psycopg.Error | None:
+    """The psycopg error inside ``error`` (SQLAlchemy wraps it), or None."""
+    if isinstance(error, sqlalchemy.exc.DBAPIError) and isinstance(error.orig, psycopg.Error):
+        return error.orig
+    return error if isinstance(error, psycopg.Error) else None
+
+
+def is_transient(error: psycopg.Error) -> bool:
+    """Whether doing the same again may succeed."""
+    if error.sqlstate is None:
+        # libpq gives no SQLSTATE for a lost connection, nor for one that was never made.
+        return isinstance(error, psycopg.OperationalError) and not _REFUSED_AT_THE_DOOR.search(str(error))
+    return error.sqlstate in TRANSIENT_SQLSTATES or error.sqlstate.startswith(TRANSIENT_CLASSES)
+
+
+def is_lost_connection(error: psycopg.Error) -> bool:
+    """Whether the server's answer, if there was one, never arrived."""
+    return error.sqlstate is None and isinstance(error, psycopg.OperationalError)
+
+
+def connect_error(error: psycopg.Error) -> ConnectError:
+    """The error for a connection that could not be made."""
+    text = scrub(" ".join(str(error).split()))
+    code = "CONNECT_REFUSED" if _REFUSED_AT_THE_DOOR.search(text) else "CONNECT_FAILED"
+    remedy = (
+        "Check user, password, database and TLS settings of url; libpq's PG* variables, service file and ~/.pgpass "
+        "count too."
+        if code == "CONNECT_REFUSED"
+        else "Check that the server runs and that host and port of url can be reached from this process."
+    )
+    return ConnectError(code, f"Postgres could not be reached: {text}.", "Nothing was written.", remedy)
+
+
+def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
+    """The error for a statement on the ledger that failed while ``doing`` something."""
+    if error.sqlstate is None:
+        return connect_error(error)
+    text = scrub(" ".join(str(error).split()))
+    if error.sqlstate == "42501":
+        return LedgerError(
+            "LEDGER_NOT_PERMITTED",
+            f"The role may not do this while {doing}: {text}.",
+            "Nothing was written.",
+            "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`).",
+        )
+    if error.sqlstate in ("25006", "0A000"):
+        return LedgerError(
+            "READ_ONLY",
+            f"The server takes no writes while {doing}: {text}.",
+            "Nothing was written.",
+            "Point url at the primary (target_session_attrs=read-write with several hosts), or clear "
+            "default_transaction_read_only for this role.",
+        )
+    return LedgerError(
+        "LEDGER_FAILED",
+        f"Postgres refused a statement (SQLSTATE {error.sqlstate}) while {doing}: {text}.",
+        "Nothing was written.",
+        "Look the SQLSTATE up in Postgres's manual, mend its cause and start the query again.",
+    )

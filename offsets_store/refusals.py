@@ -1,0 +1,145 @@
+"""
+Why a batch is refused, in words: what happened, what it means for the data, and what to type next.
+
+Pure: runs in the commit. Invariant: a remedy names only options and commands that exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from offsets_store.errors import PgonceError
+from offsets_store.offsets import goes_back
+from offsets_store.verdict import Batch, Ledger, Remedies, Verdict
+
+NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
+
+
+class RefusedBatch(PgonceError):
+    """A batch that must not be published; ``code`` is the verdict's name."""
+
+
+def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) -> RefusedBatch:
+    """The error for a verdict that neither publishes nor skips."""
+    what, remedy = _WORDS[verdict](ledger, batch, remedies)
+    return RefusedBatch(verdict.name, what, NOTHING, remedy)
+
+
+def _writer(batch: Batch) -> str:
+    return f"query {batch.query_id} into sink {batch.sink_name!r}"
+
+
+def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
+    rivals = "; ".join(f"query {rival.query_id} ({rival.shares})" for rival in ledger.rivals)
+    if remedies.replaces:
+        return (
+            f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
+            f"query ended for this sink. Known for this sink: {rivals or 'no other query'}.",
+            "Start the new checkpoint at the old end: give Kafka's startingOffsets what "
+            f"`pgonce offsets {remedies.replaces} --starting-offsets` prints. A source whose offsets do not say "
+            "which rows (files, for example) cannot be taken over this way. If the two queries have nothing to "
+            "do with each other, set independent=true instead.",
+        )
+    return (
+        f"This is batch 0 of {_writer(batch)}, which the ledger does not know; but the same sink is fed already: "
+        f"{rivals}. The checkpoint was probably lost or made anew, and its rows would be written a second time.",
+        "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
+        f"`pgonce offsets {ledger.rivals[0].query_id} --starting-offsets` prints, and set "
+        f"replaces={ledger.rivals[0].query_id}. If both queries are meant to feed this sink, set independent=true.",
+    )
+
+
+def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
+    return (
+        f"The ledger has no record of {_writer(batch)}, but Spark runs batch {batch.batch_id} of it: the checkpoint "
+        "has a past that this ledger did not see (another sink, another database, or another sinkName).",
+        f"If batch {batch.batch_id} has NOT been written to the target by other means, set "
+        f"adoptCheckpoint={batch.batch_id}: it and all later ones are published. If it HAS been written already, set "
+        f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "
+        "docs/replace-your-foreachbatch.md tells how to find out.",
+    )
+
+
+def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    writer = ledger.writer
+    if writer and writer.replaced_by:
+        return (
+            f"{_writer(batch).capitalize()} was replaced by query {writer.replaced_by}, which publishes now.",
+            "Leave this query stopped. To bring it back under its own name, give it another sinkName and table.",
+        )
+    owner = writer.run_id if writer else "?"
+    return (
+        f"Run {batch.run_id} of {_writer(batch)} owned this writer, but run {owner} has published since: two drivers "
+        "work on one checkpoint.",
+        f"Leave this driver stopped: run {owner} goes on. `pgonce status` shows the owner. Restarting this one "
+        "while the other runs would only start the contest again.",
+    )
+
+
+def _duplicate(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
+    return (
+        f"Run {batch.run_id} has already handed in batch {batch.batch_id} of {_writer(batch)}: two writers of one "
+        "query share a sink name.",
+        "Give each of them a sinkName of its own (`name=` for a transactional function). Only the first one's rows "
+        "of this batch are in the target; after the change the second starts with adoptCheckpoint=<batch id>.",
+    )
+
+
+def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    known = (
+        "but its record differs from what Spark runs now"
+        if ledger.same_id
+        else "and its record is no longer kept (retainBatches)"
+    )
+    return (
+        f"Batch {batch.batch_id} of {_writer(batch)} was published before, {known}: the checkpoint was restored from "
+        "an older copy or advanced elsewhere, or the source was replaced.",
+        "Bring back the newest copy of the checkpoint. If it is lost, start a new checkpoint at the stored offsets: "
+        f"`pgonce offsets {batch.query_id} --starting-offsets`, with replaces={batch.query_id}. "
+        f"`pgonce history {batch.query_id}` shows what is recorded.",
+    )
+
+
+def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    last = ledger.writer.last_batch_id if ledger.writer else -1
+    return (
+        f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the last one published here is {last}: the "
+        "database was restored to an earlier state, or the writer is called only for some batches.",
+        "If the database was restored, restore the checkpoint of the same time, or start a new checkpoint at the "
+        f"stored offsets (`pgonce offsets {batch.query_id} --starting-offsets`, replaces={batch.query_id}). In "
+        "foreachBatch, call the writer for every batch, empty ones too, and let its errors out of the function.",
+    )
+
+
+def _disjoint(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    end = ledger.writer.end_offsets if ledger.writer else None
+    return (
+        f"Batch {batch.batch_id} of {_writer(batch)} does not follow what was published last: it was planned after "
+        f"another batch {batch.batch_id - 1} than the recorded one. It starts at {batch.start}; the stored end is "
+        f"{end}. Rows would be lost or doubled.",
+        "Bring back the checkpoint that this ledger belongs to (an older copy was advanced elsewhere). If it is lost, "
+        f"start a new checkpoint at the stored offsets: `pgonce offsets {batch.query_id} --starting-offsets`, with "
+        f"replaces={batch.query_id}.",
+    )
+
+
+def _backward(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
+    return (
+        f"The range of batch {batch.batch_id} of {_writer(batch)} goes back: "
+        f"{'; '.join(goes_back(batch.start, batch.end))}. "
+        "The topic was deleted and made anew, or lost partitions.",
+        "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
+        "stored ones).",
+    )
+
+
+_WORDS: dict[Verdict, Callable[[Ledger, Batch, Remedies], tuple[str, str]]] = {
+    Verdict.FOREIGN: _foreign,
+    Verdict.UNKNOWN: _unknown,
+    Verdict.FENCED: _fenced,
+    Verdict.DUPLICATE: _duplicate,
+    Verdict.CHANGED: _changed,
+    Verdict.GAP: _gap,
+    Verdict.DISJOINT: _disjoint,
+    Verdict.BACKWARD: _backward,
+}

@@ -1,0 +1,203 @@
+"""
+Where does each query stand, and where may a new one go on?
+
+Runs wherever somebody asks: on the driver, in a notebook, behind the command line. Invariant: it only reads, each
+answer in one snapshot of the ledger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+
+import psycopg
+import sqlalchemy.exc
+from sqlalchemy import Connection, and_, desc, func, select
+
+from offsets_store.connect import engine_for
+from offsets_store.find_writer import find_writers, the_writer, where_to_resume
+from offsets_store.kafka_partitions import ends_of, partitions_of
+from offsets_store.lag import Newest, lag_of, newest_of_progress
+from offsets_store.migrations import require_ledger
+from offsets_store.offsets import kafka_partitions
+from offsets_store.postgres_errors import driver_error, ledger_error
+from offsets_store.starting_offsets import kafka_end, starting_offsets_json
+from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
+from offsets_store.tables import batches, progress, replays, writers
+
+
+class OffsetsStore:
+    """
+    The stored offsets of a database.
+
+    ``query`` is a query's id or its name everywhere. Every method raises ConnectError, LedgerError (there is no
+    ledger, or not one that this code can read), and OffsetsError where the question has no single answer.
+
+    :param url: a libpq URI or key=value string; empty for libpq's environment.
+    :raises ConfigurationError: BAD_URL.
+    """
+
+    def __init__(self, url: str = "") -> None:
+        self._engine = engine_for(url)
+
+    def queries(self) -> list[StoredWriter]:
+        """One entry a writer (a query and one of its sinks), replaced ones included, by name and sink."""
+        with self._reading() as connection:
+            return _writers(connection)
+
+    def latest(self, query: str, sink: str | None = None) -> StoredWriter:
+        """Where a query stands; ``sink`` is needed where it has several."""
+        return the_writer(find_writers(self.queries(), query, sink), query)
+
+    def history(self, query: str, sink: str | None = None, limit: int = 20) -> list[StoredBatch]:
+        """The newest ``limit`` published batches of a query, newest first, all its sinks unless one is named."""
+        with self._reading() as connection:
+            chosen = find_writers(_writers(connection), query, sink)
+            wanted = and_(
+                writers.c.query_id == chosen[0].query_id,
+                writers.c.sink_name.in_([writer.sink_name for writer in chosen]),
+            )
+            newest = _BATCHES.where(wanted).order_by(desc(batches.c.committed_at), desc(batches.c.batch_id))
+            return [StoredBatch(**row._mapping) for row in connection.execute(newest.limit(limit))]
+
+    def starting_offsets(
+        self, query: str, sink: str | None = None, bootstrap_servers: str | None = None
+    ) -> str:
+        """
+        The JSON text that Spark's Kafka source takes as ``startingOffsets``, for a new checkpoint.
+
+        Spark wants every partition named: give ``bootstrap_servers`` where partitions may have been added since, and
+        they are named too, from their earliest offset.
+
+        :raises OffsetsError: where the query does not read exactly one source, Kafka, from one place.
+        :raises ConfigurationError: NO_KAFKA_CLIENT.
+        """
+        end = kafka_end(where_to_resume(find_writers(self.queries(), query, sink), query))
+        if bootstrap_servers is None:
+            return starting_offsets_json(end)
+        return starting_offsets_json(end, partitions_of({topic for topic, _ in end}, bootstrap_servers))
+
+    def lag(
+        self, query: str, sink: str | None = None, bootstrap_servers: str | None = None
+    ) -> list[PartitionLag]:
+        """
+        How far a query is behind: one row a sink, topic and partition (Kafka), or a source otherwise.
+
+        The newest offsets are the broker's where ``bootstrap_servers`` is given, else those of the newest progress
+        event that an OffsetsListener has stored.
+
+        :raises ConfigurationError: NO_KAFKA_CLIENT.
+        """
+        with self._reading() as connection:
+            chosen = find_writers(_writers(connection), query, sink)
+            newest = _newest_progress(connection, [chosen[0].query_id]).get(chosen[0].query_id)
+        if bootstrap_servers is not None:
+            topics = {topic for writer in chosen for topic, _ in kafka_partitions(writer.end_offsets or {})}
+            kafka = ends_of(topics, bootstrap_servers)
+            newest = Newest(kafka, newest.other if newest else {}, datetime.now(UTC))
+        return [row for writer in chosen for row in lag_of(writer, newest)]
+
+    def status(self) -> list[tuple[StoredWriter, list[PartitionLag]]]:
+        """Every writer with its lag as far as progress events tell, in one snapshot."""
+        with self._reading() as connection:
+            known = _writers(connection)
+            newest = _newest_progress(connection, [writer.query_id for writer in known])
+        return [(writer, lag_of(writer, newest.get(writer.query_id))) for writer in known]
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        try:
+            with self._engine.connect() as pooled:
+                connection = pooled.execution_options(
+                    isolation_level="REPEATABLE READ", postgresql_readonly=True
+                )
+                with connection.begin():
+                    raw = connection.connection.driver_connection
+                    assert isinstance(raw, psycopg.Connection)  # noqa: S101 (narrows the type)
+                    require_ledger(raw)
+                    yield connection
+        except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
+            cause = driver_error(error)
+            if cause is None:
+                raise
+            raise ledger_error(cause, "reading the ledger") from error
+
+
+_last = batches.alias("last")
+_WRITERS = (
+    select(
+        writers.c.query_id,
+        writers.c.query_name,
+        writers.c.sink_name,
+        writers.c.checkpoint_location,
+        writers.c.run_id,
+        writers.c.generation,
+        writers.c.last_batch_id.label("batch_id"),
+        # The listener fills the batch's record even where the next commit keeps it from the writer's row.
+        func.coalesce(writers.c.end_offsets, _last.c.end_offsets).label("end_offsets"),
+        writers.c.guarantee,
+        select(func.count())
+        .where(replays.c.writer_id == writers.c.writer_id)
+        .scalar_subquery()
+        .label("replays"),
+        select(func.count())
+        .where(progress.c.query_id == writers.c.query_id, progress.c.disagreement.is_not(None))
+        .scalar_subquery()
+        .label("disagreements"),
+        writers.c.replaces,
+        writers.c.replaced_by,
+        writers.c.created_at,
+        writers.c.updated_at,
+    )
+    .select_from(
+        writers.outerjoin(
+            _last,
+            and_(
+                _last.c.writer_id == writers.c.writer_id,
+                _last.c.generation == writers.c.generation,
+                _last.c.batch_id == writers.c.last_batch_id,
+            ),
+        )
+    )
+    .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
+)
+
+_BATCHES = select(
+    writers.c.query_id,
+    writers.c.sink_name,
+    batches.c.generation,
+    batches.c.batch_id,
+    batches.c.run_id,
+    batches.c.start_offsets,
+    batches.c.end_offsets,
+    batches.c.rows,
+    batches.c.transport,
+    select(func.count())
+    .where(
+        replays.c.writer_id == batches.c.writer_id,
+        replays.c.generation == batches.c.generation,
+        replays.c.batch_id == batches.c.batch_id,
+    )
+    .scalar_subquery()
+    .label("replays"),
+    batches.c.committed_at,
+).join_from(batches, writers, batches.c.writer_id == writers.c.writer_id)
+
+
+def _writers(connection: Connection) -> list[StoredWriter]:
+    return [StoredWriter(**row._mapping) for row in connection.execute(_WRITERS)]
+
+
+def _newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
+    newest = (
+        select(progress.c.query_id, progress.c.latest_offsets, progress.c.progress_at)
+        .where(progress.c.query_id.in_(query_ids))
+        .distinct(progress.c.query_id)
+        .order_by(progress.c.query_id, desc(progress.c.progress_at), desc(progress.c.batch_id))
+    )
+    return {
+        row.query_id: newest_of_progress(row.latest_offsets, row.progress_at)
+        for row in connection.execute(newest)
+        if row.latest_offsets is not None
+    }

@@ -1,0 +1,145 @@
+"""
+The ledger's tables, as SQLAlchemy Core sees them.
+
+Runs wherever the ledger is read or written. Invariant: they say what the migrations create; a test compares
+the two by reflection. The reason of each column stands in the migration, as its comment in Postgres.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    DateTime,
+    ForeignKey,
+    ForeignKeyConstraint,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+SCHEMA = "pgonce"
+VIEWS = ("current_offsets", "replays_skipped")
+metadata = MetaData(schema=SCHEMA)
+
+
+def _now(name: str) -> Column[object]:
+    return Column(name, DateTime(timezone=True), nullable=False, server_default=func.clock_timestamp())
+
+
+def _writer_id() -> Column[int]:
+    owner = ForeignKey("pgonce.writers.writer_id", ondelete="CASCADE")
+    return Column("writer_id", BigInteger, owner, primary_key=True)
+
+
+schema_version = Table(
+    "schema_version",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("least_reader_version", Integer, nullable=False),
+    _now("applied_at"),
+)
+
+writers = Table(
+    "writers",
+    metadata,
+    Column("writer_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("query_id", Text, nullable=False),
+    Column("sink_name", Text, nullable=False),
+    Column("query_name", Text),
+    Column("checkpoint_location", Text),
+    Column("run_id", Text),
+    Column("generation", Integer, nullable=False, server_default="0"),
+    Column("last_batch_id", BigInteger),
+    Column("end_offsets", JSONB(none_as_null=True)),
+    Column("guarantee", Text, nullable=False, server_default="offsets"),
+    Column("replaces", Text),
+    Column("replaced_by", Text),
+    _now("created_at"),
+    _now("updated_at"),
+    UniqueConstraint("query_id", "sink_name"),
+    CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
+    Index("writers_sink_name", "sink_name"),
+    # use_alter: the two tables refer to each other.
+    ForeignKeyConstraint(
+        ["writer_id", "generation", "last_batch_id"],
+        ["pgonce.batches.writer_id", "pgonce.batches.generation", "pgonce.batches.batch_id"],
+        name="last_batch_is_recorded",
+        deferrable=True,
+        initially="DEFERRED",
+        use_alter=True,
+    ),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    _writer_id(),
+    Column("generation", Integer, primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True),
+    Column("run_id", Text, nullable=False),
+    Column("attempt", Uuid, nullable=False),
+    Column("start_offsets", JSONB(none_as_null=True)),
+    Column("end_offsets", JSONB(none_as_null=True)),
+    Column("offset_log", Text),
+    Column("rows", BigInteger, nullable=False),
+    Column("transport", Text, nullable=False),
+    _now("committed_at"),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    _writer_id(),
+    Column("run_id", Text, primary_key=True),
+    Column("first_batch_id", BigInteger, nullable=False),
+    Column("application", Text),
+    _now("started_at"),
+)
+
+replays = Table(
+    "replays",
+    metadata,
+    _writer_id(),
+    Column("generation", Integer, primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True),
+    Column("run_id", Text, primary_key=True),
+    Column("attempt", Uuid, nullable=False),
+    _now("skipped_at"),
+)
+
+progress = Table(
+    "progress",
+    metadata,
+    Column("query_id", Text, primary_key=True),
+    Column("run_id", Text, primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("query_name", Text),
+    Column("progress_at", DateTime(timezone=True), nullable=False),
+    Column("num_input_rows", BigInteger, nullable=False),
+    Column("start_offsets", JSONB(none_as_null=True)),
+    Column("end_offsets", JSONB(none_as_null=True)),
+    Column("latest_offsets", JSONB(none_as_null=True)),
+    Column("durations_ms", JSONB(none_as_null=True)),
+    Column("disagreement", Text),
+    _now("received_at"),
+)
+
+staged_tables = Table(
+    "staged_tables",
+    metadata,
+    Column("table_name", Text, primary_key=True),
+    Column("query_id", Text, nullable=False),
+    Column("sink_name", Text, nullable=False),
+    Column("run_id", Text, nullable=False),
+    Column("batch_id", BigInteger, nullable=False),
+    _now("created_at"),
+)

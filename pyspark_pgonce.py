@@ -1,0 +1,9 @@
+"""
+Makes ``format("pgonce")`` work with no registration: PySpark imports every installed module named ``pyspark_*``.
+
+Runs in the worker that looks data sources up. Invariant: nothing is imported here but the data source.
+"""
+
+from sink.datasource import PgonceDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

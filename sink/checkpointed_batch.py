@@ -1,0 +1,115 @@
+"""
+Which batch is this, says the checkpoint?
+
+Runs in the planner's worker and in the commit worker. Invariant: a batch is described by the files that Spark wrote
+before its tasks ran, read anew for every batch.
+"""
+
+from __future__ import annotations
+
+import uuid
+
+from offsets_store.checkpoint import Checkpoint
+from offsets_store.errors import CheckpointError
+from offsets_store.verdict import Batch
+from sink.errors import SparkError
+from sink.parcel import OffsetLogEntry, Origin
+from sink.target import NOTHING
+
+# On an object store a file may be listed before it can be read.
+_WAIT_FOR_OFFSETS_SECONDS = 10.0
+
+
+def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
+    """
+    The newest entry of the offset log, which must be that of the batch being planned.
+
+    A synchronous micro-batch query writes ``offsets/N`` before it plans batch N and ``commits/N`` after it. Where the
+    newest entry is committed, or there is none, Spark runs another way: continuous, or asynchronous.
+
+    :raises SparkError: where that is so.
+    """
+    checkpoint = Checkpoint(checkpoint_location)
+    newest = checkpoint.newest_offset_entry()
+    if newest is None or checkpoint.is_committed(newest[0]):
+        raise SparkError(
+            "NOT_MICRO_BATCH",
+            f"Spark plans a batch without having written its offsets to {checkpoint_location}/offsets: the query "
+            "runs with "
+            "the continuous trigger (which drops every row of a Python sink), or with asynchronous progress "
+            "tracking; or "
+            "checkpointLocation is not the location that this query uses.",
+            NOTHING,
+            "Use a micro-batch trigger without asyncProgressTrackingEnabled, and give this writer the query's own "
+            "checkpointLocation.",
+        )
+    return OffsetLogEntry(*newest)
+
+
+def batch_from_checkpoint(checkpoint_location: str, origin: Origin, query_name: str | None) -> Batch:
+    """
+    The batch that ``origin`` names, with the offsets that the checkpoint gives it; its sink is named later.
+
+    :raises CheckpointError: where its files cannot be read in time, or belong to another query.
+    :raises SparkError: where they are not those of the batch that was planned.
+    """
+    checkpoint = Checkpoint(checkpoint_location)
+    query_id = checkpoint.query_id()
+    if query_id != origin.query_id:
+        raise CheckpointError(
+            "OTHER_CHECKPOINT",
+            f"checkpointLocation {checkpoint.location} belongs to query {query_id}, but these rows come from query "
+            f"{origin.query_id}.",
+            NOTHING,
+            "Give this writer the checkpointLocation that its query uses.",
+        )
+    return describe_batch(checkpoint, origin, query_name)
+
+
+def describe_batch(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> Batch:
+    """As :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's."""
+    log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
+    if origin.planned and origin.planned != OffsetLogEntry(origin.batch_id, log.sha256):
+        raise SparkError(
+            "OFFSETS_REWRITTEN",
+            f"offsets/{origin.batch_id} is not the entry that was there when this batch was planned: another "
+            "driver works "
+            "on the same checkpoint.",
+            NOTHING,
+            "Leave one driver running. Give every query a checkpoint of its own.",
+        )
+    previous = checkpoint.find_offset_log(origin.batch_id - 1) if origin.batch_id else None
+    start = previous.offsets if previous else checkpoint.initial_offsets() if origin.batch_id == 0 else None
+    return Batch(
+        query_id=origin.query_id,
+        sink_name="",
+        run_id=origin.run_id,
+        batch_id=origin.batch_id,
+        attempt=uuid.uuid4(),
+        offset_log=log.text,
+        previous_offset_log=previous.text if previous else None,
+        start=start or None,
+        end=log.offsets,
+        stateful=checkpoint.is_stateful(),
+        query_name=query_name,
+        checkpoint_location=checkpoint.location,
+    )
+
+
+def batch_by_id(origin: Origin, query_name: str | None, checkpoint_location: str | None) -> Batch:
+    """The batch that ``origin`` names, judged by its id alone: the listener fills its offsets in later."""
+    return Batch(
+        query_id=origin.query_id,
+        sink_name="",
+        run_id=origin.run_id,
+        batch_id=origin.batch_id,
+        attempt=uuid.uuid4(),
+        offset_log=None,
+        previous_offset_log=None,
+        start=None,
+        end=None,
+        stateful=True,
+        query_name=query_name,
+        checkpoint_location=checkpoint_location,
+        guarantee="ids",
+    )

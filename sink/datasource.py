@@ -1,0 +1,101 @@
+"""
+``df.writeStream.format("pgonce")``: what Spark calls, and where.
+
+The planner's worker and the commit worker both build the writer, for every batch; tasks run ``write``; the commit
+worker runs ``commit`` or ``abort``. Invariant: nothing is kept between calls but connections; identity comes with the
+commit messages, offsets from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, MutableMapping
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from offsets_store.connect import connect
+from offsets_store.errors import PgonceError
+from sink.checkpointed_batch import newest_uncommitted_entry
+from sink.errors import SparkError
+from sink.options import SinkOptions, parse_options
+from sink.parcel import Parcel
+from sink.parcel_commit import commit_parcels
+from sink.staging import drop_staging_table
+from sink.target import NOTHING
+from sink.task_writer import TaskWriter, staging_table
+from sink.type_mapping import encode_columns
+
+_log = logging.getLogger("pgonce")
+
+
+class PgonceDataSource(DataSource):
+    """The data source ``pgonce``: a streaming sink, and nothing else."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options = options
+
+    @classmethod
+    def name(cls) -> str:
+        """What users put into ``format(...)``."""
+        return "pgonce"
+
+    def schema(self) -> StructType:
+        """Spark asks for this when somebody reads."""
+        raise SparkError(
+            "NOT_A_SOURCE", "pgonce writes streams; it does not read.", NOTHING, "Read with Spark's jdbc source."
+        )
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
+        """Spark calls this for a batch write, which has no offsets to be exactly-once by."""
+        raise SparkError(
+            "NOT_A_BATCH_SINK",
+            "pgonce writes streams; a batch DataFrame has no batch id and no offsets.",
+            NOTHING,
+            "Use df.writeStream, or Spark's jdbc writer for a batch.",
+        )
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """
+        Build the writer of one batch.
+
+        :raises PgonceError: where the options, the schema or the checkpoint do not allow one; no row has moved yet.
+        """
+        options = parse_options(self.options, overwrite=overwrite)
+        encode_columns(schema)
+        return StreamWriter(options, schema)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One batch's writer: Spark pickles it to the tasks, and builds it anew for the commit."""
+
+    def __init__(self, options: SinkOptions, struct_type: StructType) -> None:
+        self.options = options
+        planned = None
+        if options.offsets_from == "checkpoint":
+            planned = newest_uncommitted_entry(options.checkpoint_location)
+        self.task_writer = TaskWriter(options, struct_type, planned)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
+        """In a task: encode the partition."""
+        return self.task_writer.write(iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the commit worker: publish the batch, or skip it."""
+        commit_parcels(self.options, encode_columns(self.task_writer.struct_type), messages, batchId)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        """
+        In the commit worker, when a batch failed: drop what its tasks staged.
+
+        A commit that is still under way holds a lock on that table, so it is never taken from under it.
+        """
+        origins = {message.origin for message in messages if isinstance(message, Parcel) and message.staged}
+        try:
+            for origin in origins:
+                with connect(self.options.commit.url, autocommit=True) as connection:
+                    drop_staging_table(connection, staging_table(self.options, origin).name)
+        except (psycopg.Error, PgonceError) as error:
+            _log.warning("a staging table is left for the next sweep: %s", error)

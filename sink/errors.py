@@ -1,0 +1,34 @@
+"""
+What can go wrong on the way of a batch's rows into Postgres, in words.
+
+Runs anywhere. Invariant: as in `offsets_store.errors`, the text alone says what happened, what it means for
+the data and what to do next; it names columns and types, and never shows a value or a password.
+"""
+
+from __future__ import annotations
+
+from offsets_store.errors import PgonceError
+
+
+class TypeMappingError(PgonceError):
+    """A column of the frame has a type that Postgres cannot hold, or that its target column cannot take."""
+
+
+class EncodingError(PgonceError):
+    """A value in the rows cannot be written to Postgres as it is."""
+
+
+class TargetError(PgonceError):
+    """The target table cannot take the batch, or Postgres refused its rows."""
+
+
+class StagingError(PgonceError):
+    """A task could not stage its rows, or the staged rows are not those that were promised."""
+
+
+class CommitError(PgonceError):
+    """The batch could not be committed, for a reason outside its rows."""
+
+
+class SparkError(PgonceError):
+    """Spark is used in a way that cannot be exactly-once through pgonce."""

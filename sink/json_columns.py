@@ -1,0 +1,182 @@
+"""
+How does a Spark value without a Postgres type of its own (struct, map, variant) read as JSON?
+
+Runs in tasks and in the driver. Pure. Invariant: the text is JSON that jsonb takes, with every number exact:
+decimals and longs as JSON numbers, NaN and infinities as strings (JSON has none), instants in UTC with their
+offset.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Iterable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import pairwise
+from json.encoder import encode_basestring
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as t
+
+_SECOND = 1_000_000
+_DAY = 86_400 * _SECOND
+_EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
+# The Gregorian calendar repeats every 400 years, which takes any date into the years that Python has.
+_CALENDAR_YEARS, _CALENDAR_DAYS = 400, 146_097
+_LAST_YEAR_OF_FOUR_DIGITS = 9999
+
+_NO_NUMBERS = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+
+
+class NulInJsonError(ValueError):
+    """A text has a NUL character, which jsonb cannot hold."""
+
+
+def json_texts(array: pa.Array, data_type: t.DataType) -> list[str | None]:
+    """
+    Return one JSON text a row, None where the value is null (a null inside a value reads ``null``).
+
+    :raises NulInJsonError: for a NUL in a text or in a map's key.
+    :raises ValueError: for text that is not UTF-8, or a variant that Python cannot read.
+    """
+    if isinstance(data_type, t.StructType):
+        texts = _struct_texts(array, data_type)
+    elif isinstance(data_type, t.MapType):
+        keys = map(_key, _inner(_within(array, array.keys), data_type.keyType))
+        values = _inner(_within(array, array.items), data_type.valueType)
+        texts = _grouped(array, "{", [f"{k}:{v}" for k, v in zip(keys, values, strict=True)], "}")
+    elif isinstance(data_type, t.ArrayType):
+        texts = _grouped(array, "[", _inner(_within(array, array.values), data_type.elementType), "]")
+    else:
+        return _scalar_texts(array, data_type)
+    return [text if valid else None for text, valid in zip(texts, array.is_valid().to_pylist(), strict=True)]
+
+
+def _inner(array: pa.Array, data_type: t.DataType) -> list[str]:
+    return ["null" if text is None else text for text in json_texts(array, data_type)]
+
+
+def _struct_texts(array: pa.StructArray, struct_type: t.StructType) -> list[str]:
+    # Through flatten(), a null struct has null fields: what lies under it is nobody's value.
+    names = [_text(field.name) + ":" for field in struct_type]
+    columns = [_inner(child, field.dataType) for child, field in zip(array.flatten(), struct_type, strict=True)]
+    if not columns:
+        return ["{}"] * len(array)
+    rows = zip(*columns, strict=True)
+    return ["{" + ",".join(map("".join, zip(names, row, strict=True))) + "}" for row in rows]
+
+
+def _within(array: pa.Array, child: pa.Array) -> pa.Array:
+    """Return the part of a list's or map's child that this slice of it refers to."""
+    start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    return child.slice(start, end - start)
+
+
+def _grouped(array: pa.Array, opening: str, parts: list[str], closing: str) -> list[str]:
+    offsets = array.offsets.to_pylist()
+    first = offsets[0]
+    return [opening + ",".join(parts[a - first : b - first]) + closing for a, b in pairwise(offsets)]
+
+
+def _key(text: str) -> str:
+    # A key that is no string in JSON is named by its JSON text.
+    return text if text.startswith('"') else encode_basestring(text)
+
+
+def _scalar_texts(array: pa.Array, data_type: t.DataType) -> list[str | None]:
+    if isinstance(data_type, t.VariantType):
+        return [None if v is None else _variant(t.VariantVal(v["value"], v["metadata"])) for v in array.to_pylist()]
+    if isinstance(data_type, (t.StringType, t.CharType, t.VarcharType)):
+        return _each(_text, array.to_pylist())
+    if isinstance(data_type, t.BinaryType):
+        return _each(_base64, array.to_pylist())
+    if isinstance(data_type, t.DateType):
+        return _each(lambda days: f'"{_date(days)}"', array.cast(pa.int32()).to_pylist())
+    if isinstance(data_type, t.TimestampType):
+        return _each(lambda us: f'"{_timestamp(us)}+00:00"', array.cast(pa.int64()).to_pylist())
+    if isinstance(data_type, t.TimestampNTZType):
+        return _each(lambda us: f'"{_timestamp(us)}"', array.cast(pa.int64()).to_pylist())
+    if isinstance(data_type, t.TimeType):
+        return _each(lambda us: f'"{_time(us)}"', array.cast(pa.time64("us")).cast(pa.int64()).to_pylist())
+    if isinstance(data_type, t.DayTimeIntervalType):
+        return _each(lambda us: f'"{_duration(us)}"', array.cast(pa.int64()).to_pylist())
+    # Booleans, integers and decimals read as JSON does; Arrow writes floats with the fewest digits that are
+    # exact.
+    texts = array.cast(pa.string()).to_pylist()
+    if isinstance(data_type, (t.FloatType, t.DoubleType)):
+        return [_NO_NUMBERS.get(text, text) for text in texts]
+    return texts
+
+
+def _each(convert: Callable[[Any], str], values: Iterable[Any]) -> list[str | None]:
+    return [None if value is None else convert(value) for value in values]
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise NulInJsonError
+    return encode_basestring(value)
+
+
+def _base64(value: bytes) -> str:
+    return f'"{b64encode(value).decode()}"'
+
+
+def _date(days: int) -> str:
+    cycles, rest = divmod(days, _CALENDAR_DAYS)
+    near = date.fromordinal(_EPOCH_ORDINAL + rest)
+    year = near.year + _CALENDAR_YEARS * cycles
+    # ISO 8601: years outside four digits carry a sign, and the year before 1 is 0.
+    shown = f"{year:04d}" if 0 <= year <= _LAST_YEAR_OF_FOUR_DIGITS else f"{year:+05d}"
+    return f"{shown}-{near:%m-%d}"
+
+
+def _time(us: int) -> str:
+    seconds, fraction = divmod(us, _SECOND)
+    clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"{clock}.{fraction:06d}" if fraction else clock
+
+
+def _timestamp(us: int) -> str:
+    days, rest = divmod(us, _DAY)
+    return f"{_date(days)}T{_time(rest)}"
+
+
+def _duration(us: int) -> str:
+    """Return an ISO 8601 duration, every part with the sign, as Postgres reads it too."""
+    sign, (seconds, fraction) = "-" if us < 0 else "", divmod(abs(us), _SECOND)
+    shown = f"{seconds % 60}.{fraction:06d}" if fraction else f"{seconds % 60}"
+    return f"PT{sign}{seconds // 3600}H{sign}{seconds // 60 % 60}M{sign}{shown}S"
+
+
+def _variant(variant: t.VariantVal) -> str:
+    # Not VariantVal.toJson: it writes a double without a JSON number as nan or inf, which is not JSON.
+    try:
+        value = variant.toPython()
+    except (OverflowError, OSError) as error:
+        raise ValueError("a variant holds a time outside the years 1 to 9999, which Python lacks") from error
+    return _python_text(value)
+
+
+def _python_text(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{_text(k)}:{_python_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(_python_text, value)) + "]"
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bytes):
+        return _base64(value)
+    if isinstance(value, datetime):
+        return f'"{(value.astimezone(UTC) if value.tzinfo else value).isoformat()}"'
+    if isinstance(value, date):
+        return f'"{value.isoformat()}"'
+    if isinstance(value, (int, float, Decimal)):
+        text = str(value)
+        return _NO_NUMBERS.get(text, text)
+    raise ValueError(f"a variant holds a {type(value).__name__}, which has no JSON form")

@@ -1,0 +1,78 @@
+"""
+Who keeps this commit waiting?
+
+Runs beside a commit that has already waited once in vain. Invariant: it ends only sessions of pgonce's own that wait
+for their client while they hold a writer: aborting an uncommitted transaction is always safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psycopg
+from sqlalchemy import Connection
+
+from offsets_store.connect import connect
+from offsets_store.errors import PgonceError
+
+_log = logging.getLogger("pgonce")
+
+_LOOK_AFTER_SECONDS = 0.5
+
+
+@dataclass
+class LockWatch:
+    """``armed`` after the first lock timeout; ``holders`` names who was seen, for people."""
+
+    url: str = field(repr=False)
+    armed: bool = False
+    holders: str = "its holder was not seen"
+
+    @contextmanager
+    def looking(self, connection: Connection, *, may_end: bool) -> Iterator[None]:
+        """
+        Look who blocks ``connection``, if the block inside takes longer than it should.
+
+        ``may_end`` where it waits for the writer's row: only another driver of the same writer holds that.
+        """
+        if not self.armed:
+            yield
+            return
+        raw = connection.connection.driver_connection
+        pid = raw.info.backend_pid if isinstance(raw, psycopg.Connection) else 0
+        timer = threading.Timer(_LOOK_AFTER_SECONDS, self._look, [pid, may_end])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _look(self, waiting_pid: int, may_end: bool) -> None:
+        try:
+            with connect(self.url, autocommit=True) as observer:
+                found = observer.execute(_HOLDERS, [waiting_pid]).fetchall()
+                if found:
+                    self.holders = "; ".join(row[1] for row in found)
+                    _log.warning("waiting for a lock held by: %s", self.holders)
+                for pid, who, is_stuck in found:
+                    if may_end and is_stuck:
+                        _log.warning("ending the session of a pgonce run that waits for its client: %s", who)
+                        observer.execute("SELECT pg_terminate_backend(%s)", [pid])
+        except (psycopg.Error, PgonceError) as error:
+            # Looking is a courtesy: the commit's own bound decides.
+            _log.info("could not look who holds the lock: %s", error)
+
+
+_HOLDERS = """
+SELECT a.pid,
+       format('pid %%s, application %%L, user %%s, %%s since %%s, query: %%s', a.pid, a.application_name, a.usename,
+              a.state, a.state_change, left(a.query, 120)),
+       a.application_name LIKE 'pgonce %%' AND a.wait_event = 'ClientRead'
+FROM pg_catalog.pg_stat_activity AS a
+WHERE a.pid = ANY (pg_catalog.pg_blocking_pids(%s))
+"""

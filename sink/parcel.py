@@ -1,0 +1,95 @@
+"""
+What a task hands to the commit: its rows, or the promise that it staged them, and which batch they belong to.
+
+Made in tasks, opened in the commit worker. Invariant: identity travels in the parcels, because the commit worker is
+told nothing but the batch id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pyspark.sql.datasource import WriterCommitMessage
+
+from sink.errors import SparkError
+from sink.target import NOTHING
+
+_PARTITIONS_AT_FULL_SIZE = 8
+
+
+@dataclass(frozen=True)
+class OffsetLogEntry:
+    """The newest entry in ``offsets/`` as the planner saw it: its number and the hash of its bytes."""
+
+    batch_id: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The batch a parcel belongs to; ``planned`` is None where the checkpoint is not read (offsetsFrom=listener)."""
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    planned: OffsetLogEntry | None
+
+
+@dataclass(frozen=True)
+class Parcel(WriterCommitMessage):
+    """
+    One task's rows: ``bodies`` of a binary COPY where they travel inline, nothing where they are staged.
+
+    ``task_attempt_id`` is the attempt that Spark chose; staged rows of other attempts are not wanted.
+    """
+
+    origin: Origin
+    partition_id: int
+    task_attempt_id: int
+    rows: int
+    bodies: tuple[bytes, ...] = ()
+    staged: bool = False
+
+    def __repr__(self) -> str:
+        # Spark may log messages; rows do not belong there.
+        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {'staged' if self.staged else 'inline'})"
+
+
+def inline_cap(inline_bytes: int, partition_id: int) -> int:
+    """
+    How many bytes the task of this partition may send inline.
+
+    Tasks do not know how many they are, and four of 200 MB killed a driver: the first eight partitions get
+    ``inline_bytes`` each, later ones 1/4, 1/9, ... of it, so that all together stay below 13.2 times ``inline_bytes``
+    (8 * pi^2 / 6), however many partitions there are.
+    """
+    ring = 1 + partition_id // _PARTITIONS_AT_FULL_SIZE
+    return inline_bytes // (ring * ring)
+
+
+def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> tuple[Origin, list[Parcel]]:
+    """
+    The parcels of a batch and the origin that they share.
+
+    :raises SparkError: where a task sent nothing (Spark drops the rows of a continuous query), or where they belong
+        to different batches.
+    """
+    parcels = [message for message in messages if isinstance(message, Parcel)]
+    if not parcels or len(parcels) < len(messages):
+        raise SparkError(
+            "NO_ROWS_DELIVERED",
+            f"Spark asked to commit batch {batch_id}, but {len(messages) - len(parcels)} of its {len(messages)} tasks "
+            "delivered nothing. That is what the continuous trigger does with a Python sink: it drops every row.",
+            NOTHING,
+            "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
+        )
+    origin = parcels[0].origin
+    if any(parcel.origin != origin for parcel in parcels) or origin.batch_id != batch_id:
+        raise SparkError(
+            "MIXED_BATCHES",
+            f"The commit messages of batch {batch_id} belong to different batches or runs.",
+            NOTHING,
+            "Start the query again; if this comes back, report it with the driver's log.",
+        )
+    return origin, parcels

@@ -1,0 +1,107 @@
+"""
+Put a batch's rows into their target table, inside the transaction that records the batch.
+
+Runs in the commit. Invariant: the rows reach the target by COPY only where their bytes are the columns' own;
+everywhere else through a table of the encoded types and an INSERT that assigns, so that Postgres checks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from sink.copy_encoder import HEADER, TRAILER
+from sink.errors import TargetError
+from sink.options import Destination
+from sink.staging import StagedRows, check_staged_rows, column_definitions
+from sink.target import NOTHING, ColumnPlan, TargetTable, target_for
+from sink.type_mapping import EncodedColumn, Fit
+from sink.write_modes import Upsert, insert_statement, null_keys_statement, plan_upsert
+
+_counter = itertools.count()
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """
+    The rows of one batch for one table.
+
+    ``bodies`` gives the inline rows as bodies of a binary COPY, anew at every call (a lost connection makes a second
+    try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both.
+    """
+
+    columns: tuple[EncodedColumn, ...]
+    count: int
+    bodies: Callable[[], Iterable[bytes]]
+    staged: StagedRows | None = None
+
+
+def publish_rows_in_tx(connection: psycopg.Connection, destination: Destination, rows: BatchRows) -> None:
+    """
+    Write ``rows`` as ``destination`` says.
+
+    :raises TargetError: where the table is unfit or lacks what the mode needs.
+    :raises StagingError: where staged rows are missing or too many.
+    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
+    """
+    table, plan = target_for(connection, destination, rows.columns)
+    upsert = plan_upsert(destination, plan)
+    if destination.mode == "complete":
+        # Not TRUNCATE: it takes the table from its readers, and older snapshots would see it empty.
+        connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))
+    if rows.staged is None and upsert is None and _goes_straight(table, plan):
+        _copy(connection, table.identifier, [column.target for column in plan], rows.bodies())
+        return
+    source = _gathered(connection, rows)
+    wanted = sql.SQL("true") if rows.staged is None else rows.staged.wanted
+    if upsert is not None:
+        _refuse_null_keys(connection, null_keys_statement(source, wanted, upsert), upsert)
+    connection.execute(insert_statement(source, wanted, table, plan, upsert))
+
+
+def _goes_straight(table: TargetTable, plan: Iterable[ColumnPlan]) -> bool:
+    # COPY FROM is not supported with row-level security (0A000).
+    return not table.row_security and all(column.fitting.fit is Fit.EXACT for column in plan)
+
+
+def _gathered(connection: psycopg.Connection, rows: BatchRows) -> sql.Identifier:
+    """A table of the encoded types that holds all rows: the batch's staging table, or a temporary one."""
+    names = [column.name for column in rows.columns]
+    if rows.staged is not None:
+        check_staged_rows(connection, rows.staged)
+        _copy(connection, rows.staged.identifier, names, rows.bodies())
+        return rows.staged.identifier
+    table = sql.Identifier("pg_temp", f"pgonce_rows_{next(_counter)}")
+    connection.execute(
+        sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(table, column_definitions(rows.columns))
+    )
+    _copy(connection, table, names, rows.bodies())
+    return table
+
+
+def _refuse_null_keys(connection: psycopg.Connection, count: sql.Composed, upsert: Upsert) -> None:
+    row = connection.execute(count).fetchone()
+    if row and row[0]:
+        raise TargetError(
+            "NULL_KEYS",
+            f"{row[0]} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
+            NOTHING,
+            "Filter these rows out, or give them keys, before they are written.",
+        )
+
+
+def _copy(
+    connection: psycopg.Connection, table: sql.Identifier, columns: Iterable[str], bodies: Iterable[bytes]
+) -> None:
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
+        table, sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.write(HEADER)
+        for body in bodies:
+            copy.write(body)
+        copy.write(TRAILER)

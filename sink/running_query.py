@@ -1,0 +1,159 @@
+"""
+Which batch is this, says the running query itself?
+
+Runs on the driver, in the thread that called the foreachBatch function. Invariant: a batch is described by what Spark
+itself read or wrote for it, through Spark's own file system, so Python needs no credentials for the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pyspark.sql import DataFrame, SparkSession
+
+from offsets_store.checkpoint import Checkpoint
+from offsets_store.checkpoint_files import CheckpointFiles, open_location, without_credentials
+from offsets_store.verdict import Batch
+from sink.checkpointed_batch import describe_batch
+from sink.errors import SparkError
+from sink.parcel import Origin
+from sink.target import NOTHING
+
+T = TypeVar("T")
+
+_MICRO_BATCH = "MicroBatchExecution"
+_ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
+
+
+def batch_of(frame: DataFrame, batch_id: int) -> Batch:
+    """
+    The micro-batch that ``frame`` is, as Spark's own query and checkpoint describe it; its sink is named later.
+
+    :raises SparkError: where this is no foreachBatch call of a running query, or its checkpoint is a temporary one.
+    """
+    identity = _identity(frame)
+    if identity.batch_id != batch_id:
+        raise SparkError(
+            "MIXED_BATCHES",
+            f"The function was handed batch {batch_id}, but Spark is running batch {identity.batch_id}.",
+            NOTHING,
+            "Pass the batch id on as foreachBatch gives it, in the thread that foreachBatch calls.",
+        )
+    query = _running_query(frame, identity.query_id)
+    _refuse_temporary_checkpoint(query)
+    _refuse_asynchronous(query)
+    root = query.resolvedCheckpointRoot()
+    # Plain files cost a fraction of a millisecond, the same through the JVM four.
+    files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
+    return describe_batch(Checkpoint(files), identity, query.name())
+
+
+def _identity(frame: DataFrame) -> Origin:
+    context = getattr(frame.sparkSession, "_sc", None)
+    if context is None:
+        raise SparkError(
+            "SPARK_CONNECT",
+            "This is Spark Connect: a foreachBatch function there runs without a way to ask which query it serves.",
+            NOTHING,
+            'Use format("pgonce"), which works over Spark Connect, or run the query on a classic session.',
+        )
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    run_id = context.getLocalProperty("spark.jobGroup.id")
+    batch_id = context.getLocalProperty("streaming.sql.batchId")
+    if not (query_id and run_id and batch_id):
+        raise SparkError(
+            "NOT_IN_FOREACH_BATCH",
+            "Spark does not say which query and batch this is: the function was called outside foreachBatch, or from a "
+            "thread of its own.",
+            NOTHING,
+            "Pass the writer to df.writeStream.foreachBatch(...), and call it in the thread that foreachBatch calls.",
+        )
+    return Origin(query_id, run_id, int(batch_id), planned=None)
+
+
+def _running_query(frame: DataFrame, query_id: str) -> Any:
+    session = frame.sparkSession
+    # The frame's session is a clone without queries; the state that all sessions share has every one of them.
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
+    if query is None:
+        raise SparkError(
+            "QUERY_NOT_RUNNING",
+            f"Query {query_id} is not running (any more) in this Spark application.",
+            NOTHING,
+            "Start the query again.",
+        )
+    return query
+
+
+def _refuse_temporary_checkpoint(query: Any) -> None:
+    stream_execution = query.getClass()
+    while stream_execution.getSimpleName() != "StreamExecution":
+        stream_execution = stream_execution.getSuperclass()
+    is_temporary = stream_execution.getDeclaredField("deleteCheckpointOnStop")
+    is_temporary.setAccessible(True)
+    if is_temporary.get(query):
+        raise SparkError(
+            "TEMPORARY_CHECKPOINT",
+            "This query has no checkpointLocation, so Spark made a temporary one and a new query id: after a "
+            "restart it "
+            "would begin from the start of its source, and nothing could tell.",
+            NOTHING,
+            'Set .option("checkpointLocation", ...) on the writer.',
+        )
+
+
+def _refuse_asynchronous(query: Any) -> None:
+    kind = query.getClass().getSimpleName()
+    if kind == _MICRO_BATCH:
+        return
+    if kind == _ASYNCHRONOUS:
+        raise SparkError(
+            "ASYNC_PROGRESS",
+            "Asynchronous progress tracking is on. Spark then writes the offset log beside or after the batch, "
+            "so a batch "
+            "that is run again may have another range, and no replay can be proven.",
+            NOTHING,
+            "Remove asyncProgressTrackingEnabled from this writer.",
+        )
+    raise SparkError(
+        "NOT_MICRO_BATCH",
+        f"Spark runs this query as {kind}, not in micro-batches.",
+        NOTHING,
+        "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
+    )
+
+
+def _jvm(session: SparkSession) -> Any:
+    return session.sparkContext._jvm
+
+
+class SparkFiles(CheckpointFiles):
+    """A checkpoint's files, read by Spark's JVM: wherever Spark can read them, with Spark's credentials."""
+
+    def __init__(self, root: str, session: SparkSession) -> None:
+        super().__init__(without_credentials(root))
+        self._root = root
+        self._jvm = _jvm(session)
+        self._files = self._path(root).getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(path)
+
+    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+        path = f"{self._root}/{name}"
+        return question(path) if self._exists(path) else None
+
+    def _read(self, path: str) -> bytes:
+        stream = self._files.open(self._path(path))
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def _names(self, path: str) -> list[str]:
+        return [entry.getPath().getName() for entry in self._files.listStatus(self._path(path))]
+
+    def _exists(self, path: str) -> bool:
+        return bool(self._files.exists(self._path(path)))

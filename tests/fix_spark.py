@@ -1,0 +1,70 @@
+"""
+Which Spark do the tests run on? One driver for the session, in this process, with two task slots.
+
+Runs in: pytest. Invariant: workers import the installed wheel, never the source tree, and no query outlives
+its test.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from kafka_broker import MissingTool, spark_connector_jars
+from pyspark.sql import SparkSession
+
+
+def spark_settings(directory: Path, *, kafka: bool) -> dict[str, str]:
+    """Settings of the tests' drivers; ANSI mode stays as Spark ships it."""
+    settings = {
+        "spark.master": "local[2]",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.local.dir": str(directory / "local"),
+        # No name lookups: a build machine may not resolve its own name.
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+    }
+    if kafka:
+        with suppress(MissingTool):  # the broker's fixture says so
+            settings["spark.jars"] = ",".join(str(jar) for jar in spark_connector_jars())
+    return settings
+
+
+def spark_environment() -> dict[str, str]:
+    """Environment of a driver: its Python for the workers too, and no working directory on their path."""
+    return {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONSAFEPATH": "1"}
+
+
+@pytest.fixture(scope="session")
+def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """The session's driver; it has the Kafka connector when a test of this run asks for a broker."""
+    os.environ.update(spark_environment())
+    wants_kafka = any("kafka" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    builder = SparkSession.builder.appName("pgonce-tests")
+    for name, value in spark_settings(tmp_path_factory.mktemp("spark"), kafka=wants_kafka).items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(autouse=True)
+def _no_query_outlives_its_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "spark" in request.fixturenames:
+        for query in request.getfixturevalue("spark").streams.active:
+            query.stop()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> str:
+    """Path for a query's checkpoint; nothing is there yet."""
+    return str(tmp_path / "checkpoint")

@@ -1,0 +1,757 @@
+"""Does Postgres read back what Spark held? Real Postgres, for every type, at its edges and in between."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from psycopg import sql
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as t
+
+from sink.copy_encoder import HEADER, TRAILER, CopyEncoder
+from sink.errors import EncodingError
+from sink.type_mapping import Fit, encode_columns, fit
+
+quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+FIRST_DAY, LAST_DAY = -2_440_588, 2_145_042_905
+FIRST_MICROSECOND = FIRST_DAY * 86_400_000_000
+DAY = 86_400_000_000
+INT64 = (-(2**63), 2**63 - 1)
+# Of the very last microsecond, extract(epoch) gives rounded digits; its text is looked at below.
+LAST_READABLE = INT64[1] - 1
+
+
+@pytest.fixture
+def connection(url: str) -> Iterator[psycopg.Connection]:
+    """A connection whose transactions are never committed."""
+    with psycopg.connect(url) as connection:
+        yield connection
+        connection.rollback()
+
+
+def frame(data_type: t.DataType) -> t.StructType:
+    """Return the schema of a frame with one column ``c``."""
+    return t.StructType([t.StructField("c", data_type)])
+
+
+def copied(connection: psycopg.Connection, table_type: str, body: bytes, reading: str = "c") -> list[Any]:
+    """Copy encoded rows of one column into a fresh table and read them back in order."""
+    connection.rollback()
+    connection.execute(
+        sql.SQL("CREATE TEMP TABLE t (n bigint GENERATED ALWAYS AS IDENTITY, c {})").format(sql.SQL(table_type))
+    )
+    with connection.cursor().copy("COPY t (c) FROM STDIN (FORMAT binary)") as copy:
+        copy.write(HEADER + body + TRAILER)
+    query = sql.SQL("SELECT {} FROM t ORDER BY n").format(sql.SQL(reading))
+    return [row[0] for row in connection.cursor(binary=True).execute(query)]
+
+
+def round_trip(connection: psycopg.Connection, data_type: t.DataType, array: pa.Array, reading: str = "c") -> list[Any]:
+    """Encode an Arrow column, copy it into the table that createTable would write, and read it back."""
+    encoder = CopyEncoder(frame(data_type))
+    body = encoder.encode(pa.record_batch([array], names=["c"]))
+    assert encoder.rows == len(array)
+    return copied(connection, encoder.columns[0].ddl_type, body, reading)
+
+
+def bits(code: str) -> Callable[[Any], Any]:
+    """Tell floats apart by their bits, so that -0.0 is not 0.0; one NaN is like another."""
+    return lambda value: "NaN" if math.isnan(value) else struct.pack(code, value)
+
+
+def exactly(value: Decimal) -> Any:
+    """Tell decimals apart by digits and scale too; zero has no sign in numeric."""
+    return value.as_tuple() if value else value.as_tuple()[1:]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A type, its values as Python or as Arrow's integers, and how to read them back from column ``c``."""
+
+    data_type: t.DataType
+    values: st.SearchStrategy[Any]
+    arrow_type: pa.DataType
+    # What stores the values where Python has no such dates: integers, whose bits the Arrow type then shares.
+    storage: pa.DataType | None = None
+    reading: str = "{}"
+    same: Callable[[Any], Any] = lambda value: value
+
+    def array(self, values: list[Any]) -> pa.Array:
+        """Return the values as Spark would send them."""
+        stored = pa.array(values, self.storage or self.arrow_type)
+        return stored.cast(self.arrow_type) if self.storage else stored
+
+    def lists(self, values: list[list[Any] | None]) -> pa.Array:
+        """Return lists of values as Spark would send them."""
+        stored = pa.array(values, pa.list_(self.storage or self.arrow_type))
+        return stored.cast(pa.list_(self.arrow_type)) if self.storage else stored
+
+
+def integers(bits_wide: int) -> st.SearchStrategy[int]:
+    """Return all integers of a width, the edges often."""
+    low, high = -(2 ** (bits_wide - 1)), 2 ** (bits_wide - 1) - 1
+    return st.sampled_from([low, high, 0, -1]) | st.integers(low, high)
+
+
+def within(low: int, high: int) -> st.SearchStrategy[int]:
+    """Return integers of a range, the edges often."""
+    return st.sampled_from([low, high]) | st.integers(low, high)
+
+
+def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
+    """Return all decimals of a type, those of all digits often."""
+    return within(-(10**precision) + 1, 10**precision - 1).map(lambda digits: scaled(digits, scale))
+
+
+def scaled(digits: int, scale: int) -> Decimal:
+    """Return an integer of digits with the point put in; Decimal's own arithmetic would round at 28."""
+    return Decimal((int(digits < 0), tuple(map(int, str(abs(digits)))), -scale))
+
+
+# NUL apart, which no text in Postgres holds, and lone surrogates, which no UTF-8 has.
+TEXTS = st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=20) | st.sampled_from(
+    ["", " ", "\\N", '"\\', "\u2028", "\U0001f600", "\x7f", "NULL", "é" * 300]
+)
+MICROSECONDS = "(extract(epoch FROM {}) * 1000000)::bigint"
+DURATION = "(extract(epoch FROM {}) * 1000000)::numeric"
+DAYS = "{} - date '1970-01-01'"
+CASES = {
+    "boolean": Case(t.BooleanType(), st.booleans(), pa.bool_()),
+    "byte": Case(t.ByteType(), integers(8), pa.int8()),
+    "short": Case(t.ShortType(), integers(16), pa.int16()),
+    "int": Case(t.IntegerType(), integers(32), pa.int32()),
+    "long": Case(t.LongType(), integers(64), pa.int64()),
+    "float": Case(t.FloatType(), st.floats(width=32), pa.float32(), same=bits("f")),
+    "double": Case(t.DoubleType(), st.floats(), pa.float64(), same=bits("d")),
+    **{
+        f"decimal({p},{s})": Case(t.DecimalType(p, s), decimals(p, s), pa.decimal128(p, s), same=exactly)
+        for p, s in [(1, 0), (10, 2), (18, 18), (38, 0), (38, 18), (38, 38)]
+    },
+    "string": Case(t.StringType(), TEXTS, pa.string()),
+    "collated": Case(t.StringType("UTF8_LCASE"), TEXTS, pa.large_string()),
+    "varchar": Case(t.VarcharType(300), TEXTS, pa.string_view()),
+    "char": Case(t.CharType(300), TEXTS.map(lambda text: text.ljust(300)), pa.string()),
+    "binary": Case(t.BinaryType(), st.binary(max_size=30), pa.binary()),
+    "large binary": Case(t.BinaryType(), st.binary(max_size=30), pa.large_binary()),
+    "binary view": Case(t.BinaryType(), st.binary(max_size=30), pa.binary_view()),
+    "date": Case(t.DateType(), within(FIRST_DAY, LAST_DAY), pa.date32(), pa.int32(), DAYS),
+    "timestamp": Case(
+        t.TimestampType(),
+        within(FIRST_MICROSECOND, LAST_READABLE),
+        pa.timestamp("us", "America/New_York"),
+        pa.int64(),
+        MICROSECONDS,
+    ),
+    "timestamp_ntz": Case(
+        t.TimestampNTZType(),
+        within(FIRST_MICROSECOND, LAST_READABLE),
+        pa.timestamp("us"),
+        pa.int64(),
+        MICROSECONDS,
+    ),
+    "interval": Case(t.DayTimeIntervalType(), within(*INT64), pa.duration("us"), pa.int64(), DURATION),
+    "time": Case(
+        t.TimeType(6),
+        within(0, DAY - 1).map(lambda us: us * 1000),
+        pa.time64("ns"),
+        pa.int64(),
+        "(extract(epoch FROM {}) * 1000000000)::bigint",
+    ),
+}
+# What a list of these reads back as; Postgres pads no char in an array, for arrays of char are of text.
+LISTED = {name: case for name, case in CASES.items() if name != "char"}
+
+
+def reading(case: Case, column: str) -> str:
+    """Return the expression that reads one value exactly."""
+    return case.reading.format(column)
+
+
+@pytest.mark.parametrize("name", CASES)
+@quick
+@given(data=st.data())
+def test_postgres_reads_back_every_value_of_an_atomic_type(
+    connection: psycopg.Connection, name: str, data: st.DataObject
+) -> None:
+    """Each value comes back as it was, to the last bit, digit and microsecond, nulls among them."""
+    case = CASES[name]
+    values = data.draw(st.lists(st.none() | case.values, max_size=12))
+    got = round_trip(connection, case.data_type, case.array(values), reading(case, "c"))
+    assert [None if v is None else case.same(v) for v in got] == [None if v is None else case.same(v) for v in values]
+
+
+@pytest.mark.parametrize("name", LISTED)
+@quick
+@given(data=st.data())
+def test_postgres_reads_back_every_array_of_an_atomic_type(
+    connection: psycopg.Connection, name: str, data: st.DataObject
+) -> None:
+    """Null arrays, empty arrays and null elements stay apart, and elements come back as they were."""
+    case = LISTED[name]
+    values = data.draw(st.lists(st.none() | st.lists(st.none() | case.values, max_size=5), max_size=6))
+    elements = f"ARRAY(SELECT {reading(case, 'e')} FROM unnest(c) WITH ORDINALITY AS u(e, i) ORDER BY i)"
+    got = round_trip(
+        connection,
+        t.ArrayType(case.data_type),
+        case.lists(values),
+        f"CASE WHEN c IS NOT NULL THEN {elements} END",
+    )
+    assert [None if row is None else [None if v is None else case.same(v) for v in row] for row in got] == [
+        None if row is None else [None if v is None else case.same(v) for v in row] for row in values
+    ]
+
+
+@dataclass(frozen=True)
+class JsonCase:
+    """A type inside JSON: its values, what Arrow holds them as, and what jsonb should say."""
+
+    data_type: t.DataType
+    values: st.SearchStrategy[Any]
+    arrow_type: pa.DataType
+    shown: Callable[[Any], Any]
+
+
+def number(value: float, text: str) -> Any:
+    """Return a float as JSON says it: exactly the digits of its shortest text, or a word."""
+    if math.isnan(value):
+        return "NaN"
+    return Decimal(text) if math.isfinite(value) else "Infinity" if value > 0 else "-Infinity"
+
+
+def shortest32(value: float) -> str:
+    """Return the fewest digits that make the same 32-bit float."""
+    return next(
+        text for n in range(1, 10) if struct.pack("f", float(text := f"{value:.{n}g}")) == struct.pack("f", value)
+    )
+
+
+def iso(value: time | datetime) -> str:
+    """Return the ISO 8601 text, with a fraction only where there is one."""
+    return value.isoformat()
+
+
+def of_int(value: int) -> Decimal:
+    """Return what a parser that keeps all digits makes of an integer."""
+    return Decimal(value)
+
+
+datetimes = st.datetimes()
+ATOMS = [
+    JsonCase(t.BooleanType(), st.booleans(), pa.bool_(), bool),
+    JsonCase(t.ByteType(), integers(8), pa.int8(), of_int),
+    JsonCase(t.LongType(), integers(64), pa.int64(), of_int),
+    JsonCase(
+        t.FloatType(),
+        st.floats(width=32),
+        pa.float32(),
+        lambda v: number(v, shortest32(v)) if math.isfinite(v) else number(v, ""),
+    ),
+    JsonCase(t.DoubleType(), st.floats(), pa.float64(), lambda v: number(v, repr(v))),
+    JsonCase(t.DecimalType(38, 18), decimals(38, 18), pa.decimal128(38, 18), lambda v: v),
+    JsonCase(t.DecimalType(38, 38), decimals(38, 38), pa.decimal128(38, 38), lambda v: v),
+    JsonCase(t.StringType(), TEXTS, pa.string(), str),
+    JsonCase(t.VarcharType(9), TEXTS, pa.large_string(), str),
+    JsonCase(t.BinaryType(), st.binary(max_size=9), pa.binary(), lambda v: b64encode(v).decode()),
+    JsonCase(t.DateType(), st.dates(), pa.date32(), date.isoformat),
+    JsonCase(
+        t.TimestampType(),
+        datetimes.map(lambda v: v.replace(tzinfo=UTC)),
+        pa.timestamp("us", "America/New_York"),
+        iso,
+    ),
+    JsonCase(t.TimestampNTZType(), datetimes, pa.timestamp("us"), iso),
+    JsonCase(t.TimeType(6), st.times(), pa.time64("ns"), iso),
+]
+
+
+def listed(inner: JsonCase) -> JsonCase:
+    """Return lists of it."""
+    return JsonCase(
+        t.ArrayType(inner.data_type),
+        st.lists(st.none() | inner.values, max_size=3),
+        pa.list_(inner.arrow_type),
+        lambda values: [None if v is None else inner.shown(v) for v in values],
+    )
+
+
+def mapped(key: JsonCase, inner: JsonCase) -> JsonCase:
+    """Return maps from a type to a type, whose keys are no longer alike as JSON than they were."""
+    return JsonCase(
+        t.MapType(key.data_type, inner.data_type),
+        st.lists(
+            st.tuples(key.values, st.none() | inner.values),
+            max_size=3,
+            unique_by=lambda kv: named(key, kv[0]),
+        ),
+        pa.map_(key.arrow_type, inner.arrow_type),
+        lambda pairs: {named(key, k): None if v is None else inner.shown(v) for k, v in pairs},
+    )
+
+
+def named(key: JsonCase, value: Any) -> str:
+    """Return a map's key as JSON names it."""
+    shown = key.shown(value)
+    return shown if isinstance(shown, str) else json.dumps(shown) if isinstance(shown, bool) else str(shown)
+
+
+def structured(inner: list[JsonCase]) -> JsonCase:
+    """Return structs with one field of each, whose names need quoting."""
+    names = [f'f "{i}\\é' for i in range(len(inner))]
+    return JsonCase(
+        t.StructType([t.StructField(n, case.data_type) for n, case in zip(names, inner, strict=True)]),
+        st.fixed_dictionaries({n: st.none() | case.values for n, case in zip(names, inner, strict=True)}),
+        pa.struct([pa.field(n, case.arrow_type) for n, case in zip(names, inner, strict=True)]),
+        lambda row: {n: None if row[n] is None else case.shown(row[n]) for n, case in zip(names, inner, strict=True)},
+    )
+
+
+KEYS = [
+    case
+    for case in ATOMS
+    if isinstance(case.data_type, (t.StringType, t.LongType, t.BooleanType, t.DateType, t.TimestampType))
+]
+NESTED = st.recursive(
+    st.sampled_from(ATOMS),
+    lambda inner: (
+        inner.map(listed)
+        | st.tuples(st.sampled_from(KEYS), inner).map(lambda pair: mapped(*pair))
+        | st.lists(inner, min_size=0, max_size=3).map(structured)
+    ),
+    max_leaves=4,
+)
+
+
+def json_rows(connection: psycopg.Connection, data_type: t.DataType, array: pa.Array) -> list[Any]:
+    """Return what jsonb says, every number exact; Python's own numbers would round."""
+    texts = round_trip(connection, data_type, array, "c::text")
+    return [None if text is None else json.loads(text, parse_float=Decimal, parse_int=Decimal) for text in texts]
+
+
+@settings(quick, max_examples=200)
+@given(data=st.data())
+def test_postgres_reads_back_nested_values_as_json(connection: psycopg.Connection, data: st.DataObject) -> None:
+    """Structs, maps and arrays of anything come back as JSON of the same shape with exact numbers."""
+    case = structured(data.draw(st.lists(NESTED, min_size=1, max_size=3)))
+    case = data.draw(st.sampled_from([case, listed(case), mapped(KEYS[0], case)]))
+    values = data.draw(st.lists(st.none() | case.values, max_size=4))
+    array = pa.array(values, case.arrow_type)
+    cut = data.draw(st.integers(0, len(values)))
+    expected = [None if v is None else case.shown(v) for v in values]
+    assert json_rows(connection, case.data_type, array.slice(cut)) == expected[cut:]
+
+
+def test_json_says_times_that_python_does_not_have(connection: psycopg.Connection) -> None:
+    """Years outside four digits carry a sign, the year before 1 is 0, and durations are ISO 8601."""
+    when = t.StructType(
+        [
+            t.StructField("d", t.DateType()),
+            t.StructField("ts", t.TimestampType()),
+            t.StructField("ntz", t.TimestampNTZType()),
+            t.StructField("i", t.DayTimeIntervalType()),
+        ]
+    )
+    arrow = pa.struct(
+        [
+            ("d", pa.date32()),
+            ("ts", pa.timestamp("us", "UTC")),
+            ("ntz", pa.timestamp("us")),
+            ("i", pa.duration("us")),
+        ]
+    )
+    plain = pa.struct([("d", pa.int32()), ("ts", pa.int64()), ("ntz", pa.int64()), ("i", pa.int64())])
+    rows = [
+        (2_932_897, INT64[1], INT64[0], -93_784_500_000),
+        (-719_528, -62_167_219_200_000_000, -62_135_596_800_000_001, 93_784_000_000),
+        (-2_147_483_648, None, 0, 0),
+        (2_147_483_647, 1, None, INT64[0]),
+    ]
+    stored = pa.array([dict(zip(when.names, row, strict=True)) for row in rows], plain)
+    array = pa.StructArray.from_arrays(
+        [child.cast(f.type) for child, f in zip(stored.flatten(), arrow, strict=True)], fields=list(arrow)
+    )
+    assert json_rows(connection, when, array) == [
+        {
+            "d": "+10000-01-01",
+            "ts": "+294247-01-10T04:00:54.775807+00:00",
+            "ntz": "-290308-12-21T19:59:05.224192",
+            "i": "PT-26H-3M-4.500000S",
+        },
+        {
+            "d": "0000-01-01",
+            "ts": "0000-01-01T00:00:00+00:00",
+            "ntz": "0000-12-31T23:59:59.999999",
+            "i": "PT26H3M4S",
+        },
+        {"d": "-5877641-06-23", "ts": None, "ntz": "1970-01-01T00:00:00", "i": "PT0H0M0S"},
+        {
+            "d": "+5881580-07-11",
+            "ts": "1970-01-01T00:00:00.000001+00:00",
+            "ntz": None,
+            "i": "PT-2562047788H-0M-54.775808S",
+        },
+    ]
+    (read,) = connection.execute("SELECT 'PT-26H-3M-4.500000S'::interval")
+    assert read == (timedelta(microseconds=-93_784_500_000),)
+
+
+@quick
+@given(
+    values=st.lists(st.none() | TEXTS | st.just("a\0b"), max_size=40),
+    before=st.integers(0, 3),
+    as_json=st.booleans(),
+)
+def test_a_nul_in_text_stops_the_batch_with_its_column_and_row(
+    values: list[str | None], before: int, as_json: bool
+) -> None:
+    """The row is the first with a NUL, counted over all batches of the task; without one nothing is raised."""
+    data_type = t.MapType(t.StringType(), t.StringType()) if as_json else t.StringType()
+    array = pa.array(values, pa.string())
+    if as_json:
+        array = pa.array([None if v is None else [(v, v)] for v in values], pa.map_(pa.string(), pa.string()))
+    encoder = CopyEncoder(frame(data_type))
+    encoder.encode(pa.record_batch([pa.nulls(before, array.type)], names=["c"]))
+    bad = [row for row, value in enumerate(values, start=before + 1) if value and "\0" in value]
+    if not bad:
+        assert encoder.encode(pa.record_batch([array], names=["c"])) or not values
+        return
+    with pytest.raises(EncodingError) as caught:
+        encoder.encode(pa.record_batch([array], names=["c"]))
+    assert caught.value.code == "NUL_IN_TEXT"
+    assert f"Column 'c' (Spark's {data_type.simpleString()}) has in row {bad[0]} of its task" in caught.value.what
+    assert encoder.rows == before
+
+
+def binary_as_text(values: list[bytes]) -> pa.Array:
+    """Return bytes under the name of text, unseen, as Spark's cast does."""
+    stored = pa.array(values, pa.binary())
+    return pa.Array.from_buffers(pa.string(), len(values), stored.buffers())
+
+
+def int_as(arrow_type: pa.DataType, values: list[int | None], storage: pa.DataType) -> pa.Array:
+    """Return integers under the name of a time."""
+    return pa.array(values, storage).cast(arrow_type)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "array", "code"),
+    [
+        (t.StringType(), binary_as_text([b"a", b"b\xff"]), "TEXT_NOT_UTF8"),
+        (t.DateType(), int_as(pa.date32(), [0, FIRST_DAY - 1], pa.int32()), "TIME_OUT_OF_RANGE"),
+        (t.DateType(), int_as(pa.date32(), [0, LAST_DAY + 1], pa.int32()), "TIME_OUT_OF_RANGE"),
+        # The two that would read back as -infinity, the first numbers of the binary format.
+        (t.DateType(), int_as(pa.date32(), [0, -(2**31) + 10_957], pa.int32()), "TIME_OUT_OF_RANGE"),
+        (
+            t.TimestampType(),
+            int_as(pa.timestamp("us", "UTC"), [0, INT64[0] + 946_684_800_000_000], pa.int64()),
+            "TIME_OUT_OF_RANGE",
+        ),
+        (
+            t.TimestampType(),
+            int_as(pa.timestamp("us", "UTC"), [None, INT64[0]], pa.int64()),
+            "TIME_OUT_OF_RANGE",
+        ),
+        (
+            t.TimestampNTZType(),
+            int_as(pa.timestamp("us"), [0, FIRST_MICROSECOND - 1], pa.int64()),
+            "TIME_OUT_OF_RANGE",
+        ),
+        (t.TimeType(6), int_as(pa.time64("ns"), [0, 1], pa.int64()), "VALUE_UNENCODABLE"),
+        (t.IntegerType(), pa.array([0, 2**40]), "VALUE_UNENCODABLE"),
+        (t.ArrayType(t.StringType()), pa.array([["a"], ["b", "\0"]]), "NUL_IN_TEXT"),
+        (
+            t.ArrayType(t.TimestampNTZType()),
+            pa.array([[0], [FIRST_MICROSECOND - 1]]).cast(pa.list_(pa.timestamp("us"))),
+            "TIME_OUT_OF_RANGE",
+        ),
+        (t.ArrayType(t.LongType()), pa.array([["1"], ["x"]]), "VALUE_UNENCODABLE"),
+    ],
+)
+def test_a_value_that_postgres_cannot_hold_stops_the_batch(data_type: t.DataType, array: pa.Array, code: str) -> None:
+    """Nothing wraps or turns into another value: the error has the column and the second row, and no value."""
+    with pytest.raises(EncodingError, match="row 2 of its task") as caught:
+        CopyEncoder(frame(data_type)).encode(pa.record_batch([array], names=["c"]))
+    assert (caught.value.code, caught.value.data) == (code, "Nothing of this batch was written.")
+
+
+def test_a_batch_of_another_shape_is_refused() -> None:
+    """Columns are matched by their place, so a missing one must not shift the others."""
+    with pytest.raises(EncodingError, match="0 columns where the frame has 1"):
+        CopyEncoder(frame(t.LongType())).encode(pa.record_batch([], names=[]))
+
+
+@quick
+@given(sizes=st.lists(st.sampled_from([0, 1, 2, 100, 16_384, 16_385, 40_000]), max_size=4))
+def test_no_row_is_lost_between_batches_slices_and_buffers(connection: psycopg.Connection, sizes: list[int]) -> None:
+    """Bodies of any sizes, of several encoders, follow one another in one COPY with every row once."""
+    connection.rollback()
+    struct_type = t.StructType([t.StructField("attempt", t.LongType()), t.StructField("text", t.StringType())])
+    connection.execute("CREATE TEMP TABLE t (attempt bigint, sink bigint, id bigint, text text)")
+    first, second = (CopyEncoder(struct_type, extra={"attempt": 7, "sink": -1}) for _ in range(2))
+    start = 0
+    with connection.cursor().copy("COPY t FROM STDIN (FORMAT binary)") as copy:
+        copy.write(HEADER)
+        for place, size in enumerate(sizes):
+            ids = pa.array(range(start, start + size), pa.int64())
+            batch = pa.record_batch([ids, ids.cast(pa.string())], names=["attempt", "text"])
+            copy.write((first if place % 2 else second).encode(batch))
+            start += size
+        copy.write(TRAILER)
+    query = """
+        SELECT count(*), count(DISTINCT id), coalesce(max(id), -1),
+               count(*) FILTER (WHERE attempt = 7 AND sink = -1 AND text = id::text)
+        FROM t
+    """
+    assert connection.execute(query).fetchone() == (start, start, start - 1, start)
+    assert first.rows + second.rows == start
+
+
+TARGETS = """
+CREATE DOMAIN positive AS integer CHECK (value > 0);
+CREATE DOMAIN more_positive AS positive;
+CREATE DOMAIN short_text AS varchar(3);
+CREATE TYPE mood AS ENUM ('ok', 'bad');
+"""
+
+
+@pytest.mark.parametrize(
+    ("data_type", "array", "base_type", "column_type", "sqlstate"),
+    [
+        (t.StringType(), pa.array(["abcd"]), "character varying", "varchar(3)", "22001"),
+        (t.StringType(), pa.array(["abcd"]), "character", "char(3)", "22001"),
+        (t.StringType(), pa.array(["abcd"]), "character varying", "short_text", "22001"),
+        (t.StringType(), pa.array(["1010"]), "bit", "bit(3)", "22026"),
+        (t.StringType(), pa.array(["glad"]), "mood", "mood", "22P02"),
+        (t.StringType(), pa.array(["x"]), "uuid", "uuid", "22P02"),
+        (t.StringType(), pa.array(['"\\u0000"']), "jsonb", "jsonb", "22P05"),
+        (t.ArrayType(t.StringType()), pa.array([["abcd"]]), "character varying[]", "varchar(3)[]", "22001"),
+        (t.DecimalType(10, 2), pa.array([Decimal("1000.00")]), "numeric", "numeric(5,2)", "22003"),
+        (t.DecimalType(20, 0), pa.array([Decimal(10) ** 19]), "bigint", "bigint", "22003"),
+        (t.LongType(), pa.array([2**31]), "integer", "integer", "22003"),
+        (t.LongType(), pa.array([1000]), "numeric", "numeric(5,2)", "22003"),
+        (t.IntegerType(), pa.array([-1], pa.int32()), "integer", "positive", "23514"),
+        (t.IntegerType(), pa.array([-1], pa.int32()), "integer", "more_positive", "23514"),
+        (t.LongType(), pa.array([-1]), "integer", "more_positive", "23514"),
+    ],
+)
+def test_what_fits_is_checked_by_postgres_and_never_cut(
+    connection: psycopg.Connection,
+    data_type: t.DataType,
+    array: pa.Array,
+    base_type: str,
+    column_type: str,
+    *,
+    sqlstate: str,
+) -> None:
+    """Copied straight or cast and assigned, a value that the column cannot hold raises, domains included."""
+    fitting = fit(encode_columns(frame(data_type))[0], base_type, column_type)
+    assert fitting.fit is not Fit.REFUSED
+    with pytest.raises(psycopg.Error) as caught:
+        into(connection, data_type, array, column_type, fitting.sql("c") if fitting.fit is Fit.CAST else None)
+    assert caught.value.sqlstate == sqlstate
+
+
+def into(
+    connection: psycopg.Connection, data_type: t.DataType, array: pa.Array, column_type: str, cast: str | None
+) -> list[str]:
+    """Write a column as the product does, straight or through a table of the encoded types, and read it as text."""
+    connection.rollback()
+    connection.execute(TARGETS)
+    encoder = CopyEncoder(frame(data_type))
+    encoded_type = column_type if cast is None else encoder.columns[0].postgres_type
+    connection.execute(
+        sql.SQL("CREATE TEMP TABLE target (c {}); CREATE TEMP TABLE encoded (c {})").format(
+            sql.SQL(column_type), sql.SQL(encoded_type)
+        )
+    )
+    table = "target" if cast is None else "encoded"
+    with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(sql.Identifier(table))) as copy:
+        copy.write(HEADER + encoder.encode(pa.record_batch([array], names=["c"])) + TRAILER)
+    if cast is not None:
+        connection.execute(sql.SQL("INSERT INTO target SELECT {} FROM encoded").format(sql.SQL(cast)))
+    return [row[0] for row in connection.execute("SELECT c::text FROM target")]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "array", "base_type", "column_type", "text"),
+    [
+        (t.StringType(), pa.array(["abc"]), "character varying", "varchar(3)", "abc"),
+        (t.StringType(), pa.array(["ok"]), "mood", "mood", "ok"),
+        (t.StringType(), pa.array(["-38 months"]), "interval", "interval", "-3 years -2 mons"),
+        (t.StringType(), pa.array(["10.0.0.1"]), "inet", "inet", "10.0.0.1/32"),
+        (t.StringType(), pa.array(["101"]), "bit", "bit(3)", "101"),
+        (t.LongType(), pa.array([5]), "integer", "more_positive", "5"),
+        (t.IntegerType(), pa.array([5], pa.int32()), "numeric", "numeric(5,2)", "5.00"),
+        (t.FloatType(), pa.array([0.1], pa.float32()), "double precision", "float8", "0.10000000149011612"),
+        (t.DecimalType(10, 2), pa.array([Decimal("-1.50")]), "numeric", "numeric(38,4)", "-1.5000"),
+        (
+            t.DateType(),
+            pa.array([date(1582, 10, 15)]),
+            "timestamp without time zone",
+            "timestamp",
+            "1582-10-15 00:00:00",
+        ),
+        (
+            t.MapType(t.StringType(), t.LongType()),
+            pa.array([[("a", 2**60)]], pa.map_(pa.string(), pa.int64())),
+            "json",
+            "json",
+            '{"a": 1152921504606846976}',
+        ),
+        (
+            t.ArrayType(t.StringType()),
+            pa.array([["a", None]]),
+            "character varying[]",
+            "varchar(3)[]",
+            "{a,NULL}",
+        ),
+        (t.ArrayType(t.LongType()), pa.array([[1, None]]), "integer[]", "integer[]", "{1,NULL}"),
+    ],
+)
+def test_what_fits_arrives(
+    connection: psycopg.Connection,
+    data_type: t.DataType,
+    array: pa.Array,
+    base_type: str,
+    column_type: str,
+    *,
+    text: str,
+) -> None:
+    """A column that fits its target, as it is or by a cast, is there with its value."""
+    fitting = fit(encode_columns(frame(data_type))[0], base_type, column_type)
+    cast = fitting.sql("c") if fitting.fit is Fit.CAST else None
+    assert fitting.fit is not Fit.REFUSED
+    assert into(connection, data_type, array, column_type, cast) == [text]
+
+
+# What Spark holds, as an expression of Spark, and what Postgres must say of it, as text.
+HELD = [
+    ("cast(-128 AS byte)", "-128"),
+    ("cast(32767 AS short)", "32767"),
+    ("2147483647", "2147483647"),
+    ("9223372036854775807L", "9223372036854775807"),
+    ("float('1.4E-45')", "1e-45"),
+    ("double('-Infinity')", "-Infinity"),
+    ("double('NaN')", "NaN"),
+    ("true", "true"),
+    ("cast('-99999999999999999999999999999999999999' AS decimal(38,0))", "-" + "9" * 38),
+    ("cast('0.00000000000000000000000000000000000001' AS decimal(38,38))", "0." + "0" * 37 + "1"),
+    ("'é😀'", "é😀"),
+    ("collate('Mixed', 'UTF8_LCASE')", "Mixed"),
+    ("X'00FF'", "\\x00ff"),
+    ("date'-4713-11-24'", "4714-11-24 BC"),
+    ("date'1582-10-04'", "1582-10-04"),
+    ("date_from_unix_date(2145042905)", "5874897-12-31"),
+    ("timestamp'0001-01-01 00:00:00Z'", "0001-01-01 00:00:00+00"),
+    ("timestamp_micros(9223372036854775807L)", "294247-01-10 04:00:54.775807+00"),
+    ("timestamp'2024-03-10 02:30:00 America/New_York'", "2024-03-10 07:30:00+00"),
+    ("timestamp_ntz'9999-12-31 23:59:59.999999'", "9999-12-31 23:59:59.999999"),
+    ("interval '-1 02:03:04.5' day to second", "-26:03:04.5"),
+    ("time'23:59:59.999999'", "23:59:59.999999"),
+    ("array(1, null)", "{1,NULL}"),
+    ("array('a', '')", '{a,""}'),
+    ("array(timestamp'2024-01-01 00:00:00Z', null)", '{"2024-01-01 00:00:00+00",NULL}'),
+    ("array(cast(1.5 AS decimal(3,1)))", "{1.5}"),
+    ("array(array(1L, null), null)", "[[1, null], null]"),
+    ("named_struct('b', X'00FF', 'a', cast(1.10 AS decimal(5,2)))", '{"a": 1.10, "b": "AP8="}'),
+    ("map(1, 'x', 2, null)", '{"1": "x", "2": null}'),
+    ("map(named_struct('k', 1), timestamp'2024-01-01 00:00:00Z')", '{"{\\"k\\":1}": "2024-01-01T00:00:00+00:00"}'),
+    ("named_struct('n', null, 'f', array(float('0.1'), float('NaN')))", '{"f": [0.1, "NaN"], "n": null}'),
+    (
+        """parse_json('{"a": [1.10, null, true, "\\\\u00e9", 1e400, -7], "d": {}}')""",
+        '{"a": [1.10, null, true, "é", "Infinity", -7], "d": {}}',
+    ),
+    ("parse_json('null')", "null"),
+    ("parse_json('12345678901234567890.123')", "12345678901234567890.123"),
+    ("cast(timestamp'2024-01-01 00:00:00Z' AS variant)", '"2024-01-01T00:00:00+00:00"'),
+    ("cast(timestamp_ntz'2024-01-01 00:00:00' AS variant)", '"2024-01-01T00:00:00"'),
+    ("cast(date'2024-01-01' AS variant)", '"2024-01-01"'),
+    ("cast(X'00FF' AS variant)", '"AP8="'),
+]
+
+
+def sent_to_tasks(values: DataFrame) -> list[pa.RecordBatch]:
+    """Return the record batches that Spark sends to its Python workers for a frame."""
+
+    def serialized(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, batch.schema) as writer:
+                writer.write_batch(batch)
+            yield pa.record_batch([pa.array([sink.getvalue().to_pybytes()], pa.binary())], names=["ipc"])
+
+    rows = values.mapInArrow(serialized, "ipc binary").collect()
+    return [batch for row in rows for batch in pa.ipc.open_stream(bytes(row.ipc))]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("large", ["false", "true"])
+def test_what_spark_sends_reads_back_as_what_spark_holds(
+    spark: SparkSession, connection: psycopg.Connection, large: str
+) -> None:
+    """The Arrow that this Spark makes of each type, and of its null, encodes to the value that Spark holds."""
+    whole = ", ".join(f"{expression} AS c{i}" for i, (expression, _) in enumerate(HELD))
+    settings_of_this_test = {
+        "spark.sql.execution.arrow.useLargeVarTypes": large,
+        "spark.sql.session.timeZone": "America/New_York",
+        # Spark 4.3 has the type TIME only where this is said.
+        "spark.sql.timeType.enabled": "true",
+    }
+    before = {name: spark.conf.get(name, None) for name in settings_of_this_test}
+    for name, value in settings_of_this_test.items():
+        spark.conf.set(name, value)
+    try:
+        values = spark.sql(f"SELECT {whole}")
+        nulls = spark.range(1).join(values.where("1 = 0"), how="left").drop("id")
+        # Not toArrow for the nulls: it fails on a null struct whose fields cannot be null (PySpark 4.3).
+        batches = [*values.toArrow().to_batches(), *sent_to_tasks(values), *sent_to_tasks(nulls)]
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value) if value is not None else spark.conf.unset(name)
+    encoder = CopyEncoder(values.schema)
+    connection.execute("SET LOCAL timezone = 'UTC'")
+    columns = ", ".join(f"c{i} {column.ddl_type}" for i, column in enumerate(encoder.columns))
+    connection.execute(sql.SQL("CREATE TEMP TABLE t ({})").format(sql.SQL(columns)))
+    with connection.cursor().copy("COPY t FROM STDIN (FORMAT binary)") as copy:
+        copy.write(HEADER + b"".join(encoder.encode(batch) for batch in batches) + TRAILER)
+    texts = sql.SQL(", ".join(f"c{i}::text" for i in range(len(HELD))))
+    collected, sent, of_nulls = connection.execute(sql.SQL("SELECT {} FROM t").format(texts)).fetchall()
+    expressions = [expression for expression, _ in HELD]
+    assert list(zip(expressions, collected, strict=True)) == HELD
+    assert list(zip(expressions, sent, strict=True)) == HELD
+    assert set(of_nulls) == {None}
+
+
+@pytest.mark.spark
+def test_the_remedies_that_errors_name_work_in_spark(spark: SparkSession, connection: psycopg.Connection) -> None:
+    """What a message tells to write in Spark is valid there, and Postgres takes what comes of it."""
+    remedies = {
+        "translate(concat('a', char(0), 'b'), char(0), '')": ("text", "ab"),
+        "make_valid_utf8(cast(X'61FF' AS string))": ("text", "a\ufffd"),
+        "concat(cast(cast(interval '-3-2' year to month AS INTERVAL MONTH) AS INT), ' months')": (
+            "interval",
+            "-3 years -2 mons",
+        ),
+        "cast(make_interval(1, 2, 3, 4, 5, 6, 7.5) AS string)": (
+            "interval",
+            "1 year 2 mons 25 days 05:06:07.5",
+        ),
+    }
+    for expression, (column_type, text) in remedies.items():
+        table = spark.sql(f"SELECT {expression} AS c").toArrow()
+        fitting = fit(encode_columns(frame(t.StringType()))[0], column_type, column_type)
+        (array,) = table.column(0).chunks
+        assert into(connection, t.StringType(), array, column_type, fitting.sql("c")) == [text]

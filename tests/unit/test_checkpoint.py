@@ -1,0 +1,409 @@
+"""Reading a checkpoint from disk and from an S3 server: the I/O and its failures, without Spark."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import traceback
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from offsets_store.checkpoint import Checkpoint
+from offsets_store.checkpoint_files import without_credentials
+from offsets_store.errors import CheckpointError
+
+QUERY_ID = "f4f7c933-216b-4214-a5db-99a58d39e9f0"
+FILES = {
+    "metadata": f'{{"id":"{QUERY_ID}"}}'.encode(),
+    "offsets/0": b'v1\n{"batchTimestampMs":1}\n{"t":{"0":5,"1":0}}\n-',
+    "offsets/9": b'v1\n{"batchTimestampMs":2}\n{"t":{"1":1,"0":6}}\n{"logOffset":0}',
+    "offsets/10": b'v1\n{"batchTimestampMs":3}\n{"t":{"0":7,"1":2}}\n{"logOffset":1}',
+    "offsets/.10.crc": b"crc",
+    "offsets/.11.6e0ff0c5.tmp": b"v1",
+    "offsets/9.compact": b"v1",
+    "offsets/٢٠": b"v1",
+    "commits/0": b'v1\n{"nextBatchWatermarkMs":0}',
+    "commits/9": b'v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}',
+    "sources/0/0": b'\x00v1\n{"t":{"0":3,"1":0}}',
+    "sources/1/0": b'v1\n{"path":"file:///in/a.json","timestamp":1,"batchId":0}',
+    "state/0/_metadata/metadata": b"v1\n{}",
+}
+
+
+def write(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files under a folder, by name."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A checkpoint of two sources (Kafka and files) whose batch 10 is planned and not done."""
+    write(tmp_path / "ckpt", FILES)
+    return tmp_path / "ckpt"
+
+
+def assert_reads_all(checkpoint: Checkpoint) -> None:
+    """Ask a checkpoint made of FILES everything."""
+    assert checkpoint.query_id() == QUERY_ID
+    assert checkpoint.batch_ids() == ([0, 9, 10], [0, 9])
+    assert checkpoint.offset_log(9).text.encode() == FILES["offsets/9"]
+    assert checkpoint.offset_log(9).offsets == {"0": {"t": {"0": 6, "1": 1}}, "1": {"logOffset": 0}}
+    assert checkpoint.find_offset_log(8) is None
+    newest = checkpoint.newest_offset_entry()
+    assert newest == (10, hashlib.sha256(FILES["offsets/10"]).hexdigest())
+    assert checkpoint.offset_log(10).sha256 == newest.sha256
+    assert checkpoint.commit_log(9).version == 2
+    assert checkpoint.commit_log(10) is None
+    assert checkpoint.is_committed(9)
+    assert not checkpoint.is_committed(10)
+    assert checkpoint.initial_offsets() == {"0": {"t": {"0": 3, "1": 0}}}
+    assert checkpoint.is_stateful()
+
+
+class TestLocal:
+    def test_reads_all(self, folder):
+        """Entries are found by number, not by name, and what else lies in the folders is passed over."""
+        assert_reads_all(Checkpoint(str(folder)))
+
+    def test_ways_to_write_one_place(self, folder, monkeypatch):
+        """Path, relative path and both kinds of file URI are one place, and are shown as one."""
+        monkeypatch.chdir(folder.parent)
+        ways = [
+            f"{folder}",
+            f"{folder}/",
+            "ckpt",
+            "./ckpt",
+            f"file:{folder}",
+            f"file://{folder}",
+            f"FILE:{folder}",
+        ]
+        assert {Checkpoint(way).location for way in ways} == {str(folder)}
+        assert {Checkpoint(way).query_id() for way in ways} == {QUERY_ID}
+
+    def test_relative_path_is_bound_when_made(self, folder, monkeypatch):
+        """A later change of directory does not move the checkpoint."""
+        monkeypatch.chdir(folder.parent)
+        checkpoint = Checkpoint("ckpt")
+        monkeypatch.chdir("/")
+        assert checkpoint.query_id() == QUERY_ID
+
+    def test_characters_count_as_they_are(self, tmp_path):
+        """Hadoop decodes nothing in a path, so a percent sign, a space, ? and # are themselves."""
+        write(tmp_path / "a%20b c?x=1#é", FILES)
+        assert Checkpoint(f"{tmp_path}/a%20b c?x=1#é").query_id() == QUERY_ID
+        assert Checkpoint(f"file://{tmp_path}/a%20b c?x=1#é").query_id() == QUERY_ID
+
+    def test_survives_the_trip_to_a_worker(self, folder):
+        """A checkpoint pickles, used or not."""
+        checkpoint = Checkpoint(str(folder))
+        checkpoint.query_id()
+        assert pickle.loads(pickle.dumps(checkpoint)).query_id() == QUERY_ID
+
+    def test_does_not_load_pyarrow(self, folder):
+        """A local checkpoint is read without importing pyarrow, which costs more than the reading."""
+        code = (
+            "import sys; from offsets_store.checkpoint import Checkpoint;"
+            f"Checkpoint({str(folder)!r}).newest_offset_entry(); sys.exit('pyarrow' in sys.modules)"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+    def test_new_query(self, tmp_path):
+        """Before the first batch there is no entry, no start and no state."""
+        write(tmp_path, {"metadata": FILES["metadata"]})
+        checkpoint = Checkpoint(str(tmp_path))
+        assert checkpoint.newest_offset_entry() is None
+        assert checkpoint.batch_ids() == ([], [])
+        assert checkpoint.initial_offsets() == {}
+        assert not checkpoint.is_stateful()
+
+    def test_named_source(self, tmp_path):
+        """A named source keeps its start under its name."""
+        write(tmp_path, {"sources/orders/0": FILES["sources/0/0"]})
+        assert Checkpoint(str(tmp_path)).initial_offsets() == {"orders": {"t": {"0": 3, "1": 0}}}
+
+
+class TestWaiting:
+    def test_late_file_is_waited_for(self, folder):
+        """Asynchronous progress tracking may write the entry after the rows came."""
+        late = threading.Timer(0.2, write, [folder, {"offsets/11": FILES["offsets/10"]}])
+        late.start()
+        assert Checkpoint(str(folder)).offset_log(11, wait_seconds=20).text.encode() == FILES["offsets/10"]
+        late.join()
+
+    def test_half_written_file_is_waited_for(self, folder):
+        """A file seen half written (a rename that copies) is read again until it is whole."""
+        write(folder, {"offsets/11": FILES["offsets/10"][:20]})
+        late = threading.Timer(0.2, write, [folder, {"offsets/11": FILES["offsets/10"]}])
+        late.start()
+        assert Checkpoint(str(folder)).offset_log(11, wait_seconds=20).text.encode() == FILES["offsets/10"]
+        late.join()
+
+    def test_wait_is_bounded(self, folder):
+        """A file that never comes is an error after the time given, which names what there is instead."""
+        start = time.monotonic()
+        with pytest.raises(CheckpointError, match=r"no offsets of batch 11 after 0.3 seconds: .* 0 to 10") as caught:
+            Checkpoint(str(folder)).offset_log(11, wait_seconds=0.3)
+        assert 0.3 <= time.monotonic() - start < 5
+        assert caught.value.code == "OFFSETS_NOT_FOUND"
+
+    def test_without_a_wait_it_fails_at_once(self, tmp_path):
+        """No time given means one look."""
+        with pytest.raises(CheckpointError, match="it holds no batch at all"):
+            Checkpoint(str(tmp_path)).offset_log(0)
+
+
+def code_of(location: str) -> str:
+    """Return the code of the error that opening and reading a location ends in."""
+    with pytest.raises(CheckpointError) as caught:
+        Checkpoint(location).query_id()
+    assert caught.value.data == "Nothing was written."
+    assert caught.value.remedy
+    return caught.value.code
+
+
+class TestTrouble:
+    @pytest.mark.parametrize(
+        "location",
+        [
+            "",
+            "file:ckpt",
+            "file:",
+            "file://host/ckpt",
+            "dbfs:/ckpt",
+            "a:b/c",
+            "s3a:/b/c",
+            "s3a:///c",
+            "s3a:c",
+        ],
+    )
+    def test_bad_location(self, location):
+        """A location that Spark itself refuses, or that Python cannot reach, is named as such at once."""
+        assert code_of(location) == "CHECKPOINT_LOCATION"
+
+    def test_no_checkpoint(self, tmp_path):
+        """A folder that is missing, or empty, or a file, is no checkpoint."""
+        (tmp_path / "file").touch()
+        assert code_of(f"{tmp_path}/missing") == "CHECKPOINT_NOT_FOUND"
+        assert code_of(str(tmp_path)) == "CHECKPOINT_NOT_FOUND"
+        assert code_of(f"{tmp_path}/file") == "CHECKPOINT_NOT_FOUND"
+
+    def test_not_readable(self, tmp_path):
+        """What the disk refuses to give is an error, never an absent file."""
+        (tmp_path / "metadata").mkdir()
+        (tmp_path / "offsets").symlink_to("offsets")
+        assert code_of(str(tmp_path)) == "CHECKPOINT_UNREADABLE"
+        for ask in ("batch_ids", "newest_offset_entry"):
+            with pytest.raises(CheckpointError, match=r"CHECKPOINT_UNREADABLE.*symbolic links"):
+                getattr(Checkpoint(str(tmp_path)), ask)()
+        with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
+            Checkpoint(str(tmp_path)).find_offset_log(0)
+
+    def test_no_permission(self, folder):
+        """A folder that this user may not enter is an error, never an absent file."""
+        folder.chmod(0)
+        try:
+            with as_nobody():
+                assert code_of(str(folder)) == "CHECKPOINT_UNREADABLE"
+                with pytest.raises(CheckpointError, match=r"CHECKPOINT_UNREADABLE.*Permission denied"):
+                    Checkpoint(str(folder)).is_stateful()
+        finally:
+            folder.chmod(0o700)
+
+    @pytest.mark.parametrize(
+        ("data", "code"),
+        [
+            (b"", "CHECKPOINT_MALFORMED"),
+            (b"v1\n{}\n\xff", "CHECKPOINT_MALFORMED"),
+            (b'v1\n{"batch', "CHECKPOINT_MALFORMED"),
+            (b"v7\n{}\n1", "CHECKPOINT_VERSION"),
+        ],
+    )
+    def test_damaged_entry_names_the_file(self, folder, data, code):
+        """Empty, cut, unknown or not UTF-8: the error says which file it is, wherever it is read."""
+        write(folder, {"offsets/10": data, "commits/10": data})
+        checkpoint = Checkpoint(str(folder))
+        for name, ask in (("offsets", checkpoint.offset_log), ("commits", checkpoint.commit_log)):
+            with pytest.raises(CheckpointError, match=f"{folder}/{name}/10") as caught:
+                ask(10)
+            assert caught.value.code == code
+
+
+@contextmanager
+def as_nobody() -> Iterator[None]:
+    """Give up root's right to read everything, where the tests run as root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+class Bucket(BaseHTTPRequestHandler):
+    """As much of S3 as a reader asks for: HEAD and GET of an object, and the listing of a prefix."""
+
+    protocol_version = "HTTP/1.1"
+    endpoint: str
+    objects: dict[str, bytes]
+    logins: set[str]
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        self.logins.add(self.headers["Authorization"].partition("Credential=")[2].partition("/")[0])
+        url = urllib.parse.urlsplit(self.path)
+        _, bucket, *key = urllib.parse.unquote(url.path).split("/", 2)
+        query = {name: values[0] for name, values in urllib.parse.parse_qs(url.query).items()}
+        if bucket == "forbidden":
+            self.answer(403, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
+        elif not key or not key[0]:
+            self.answer(200, self.listing(query.get("prefix", ""), query.get("delimiter", "")))
+        elif key[0] in self.objects:
+            data = self.objects[key[0]]
+            if "Range" in self.headers:
+                first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+                self.answer(206, data[int(first) : int(last) + 1])
+            else:
+                self.answer(200, data)
+        else:
+            self.answer(404, b"<Error><Code>NoSuchKey</Code><Message>No such key</Message></Error>")
+
+    def listing(self, prefix: str, delimiter: str) -> bytes:
+        keys, folders = [], set()
+        for key in sorted(self.objects):
+            if key.startswith(prefix):
+                first, separator, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
+                if separator:
+                    folders.add(prefix + first + separator)
+                else:
+                    keys.append(key)
+        found = "".join(f"<Contents><Key>{key}</Key><Size>{len(self.objects[key])}</Size></Contents>" for key in keys)
+        found += "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in sorted(folders))
+        count = len(keys) + len(folders)
+        return (
+            f"<ListBucketResult><KeyCount>{count}</KeyCount><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
+        ).encode()
+
+    def answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *_args: object) -> None:
+        """Keep the test's output to itself."""
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
+    """An S3 server whose buckets hold FILES under `a%20b/ckpt` and nothing else."""
+    objects = {f"a%20b/ckpt/{name}": data for name, data in FILES.items()}
+    handler = type("Handler", (Bucket,), {"objects": objects, "logins": set()})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    handler.endpoint = f"127.0.0.1:{server.server_port}"
+    for name, value in {
+        "AWS_ENDPOINT_URL": f"http://{handler.endpoint}",
+        "AWS_DEFAULT_REGION": "eu-central-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "AWS_ACCESS_KEY_ID": "AKIDTEST",
+        "AWS_SECRET_ACCESS_KEY": "sekret",
+    }.items():
+        monkeypatch.setenv(name, value)
+    yield handler
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+class TestObjectStore:
+    @pytest.mark.parametrize("scheme", ["s3a", "s3", "S3A"])
+    def test_reads_all(self, s3, scheme):
+        """Spark's s3a URI is read through pyarrow with the environment's keys; a % in a key is itself."""
+        assert_reads_all(Checkpoint(f"{scheme}://bucket/a%20b/ckpt/"))
+
+    def test_pickles_when_open(self, s3):
+        """An open checkpoint goes to another process and reads on."""
+        checkpoint = Checkpoint("s3a://bucket/a%20b/ckpt")
+        checkpoint.query_id()
+        assert pickle.loads(pickle.dumps(checkpoint)).query_id() == QUERY_ID
+
+    def test_absent_is_absent(self, s3):
+        """What is not there is None, empty, or the error that says so, as on a disk."""
+        checkpoint = Checkpoint("s3a://bucket/other")
+        assert checkpoint.batch_ids() == ([], [])
+        assert checkpoint.newest_offset_entry() is None
+        assert checkpoint.initial_offsets() == {}
+        assert not checkpoint.is_stateful()
+        with pytest.raises(CheckpointError, match="s3a://bucket/other"):
+            checkpoint.offset_log(0)
+        assert code_of("s3a://bucket/other") == "CHECKPOINT_NOT_FOUND"
+
+    def test_forbidden_is_an_error(self, s3):
+        """Access denied is not an absent file, for a file as for a listing."""
+        assert code_of("s3a://forbidden/ckpt") == "CHECKPOINT_UNREADABLE"
+        with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
+            Checkpoint("s3a://forbidden/ckpt").newest_offset_entry()
+
+    def test_login_in_the_uri_is_used_and_never_shown(self, s3):
+        """Keys in the URI reach the store, while location, error text and traceback are without them."""
+        assert_reads_all(Checkpoint("s3a://AKIDUSER:t0p%2Fsekret@bucket/a%20b/ckpt"))
+        assert s3.logins == {"AKIDUSER"}
+        for location in (
+            "s3a://AKIDUSER:t0p%2Fsekret@forbidden/ckpt",
+            "s3a://forbidden/ckpt?access_key=AKIDUSER&secret_key=t0p",
+            "s3a://AKIDUSER:t0p/sekret@forbidden/ckpt",
+        ):
+            checkpoint = Checkpoint(location)
+            with pytest.raises(CheckpointError) as caught:
+                checkpoint.query_id()
+            shown = f"{checkpoint.location} {''.join(traceback.format_exception(caught.value))}"
+            assert caught.value.code == "CHECKPOINT_UNREADABLE"
+            assert "AKIDUSER" not in shown
+            assert "t0p" not in shown
+
+    def test_query_of_the_uri_is_pyarrows(self, s3, monkeypatch):
+        """Options behind a question mark reach pyarrow, so that another endpoint can be named."""
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+        location = f"s3a://bucket/a%20b/ckpt?scheme=http&endpoint_override={s3.endpoint}"
+        assert_reads_all(Checkpoint(location))
+        assert Checkpoint(location).location == "s3a://bucket/a%20b/ckpt"
+
+    @pytest.mark.parametrize(
+        ("location", "shown"),
+        [
+            ("s3a://K:S@b/p", "s3a://b/p"),
+            ("s3a://K:S/S/S@b/p", "s3a://b/p"),
+            ("s3a://K@b/p?secret=S", "s3a://b/p"),
+            ("s3a://b/p@q", "s3a://b/p@q"),
+            ("hdfs://nn:8020/user@home/x", "hdfs://nn:8020/user@home/x"),
+            ("hdfs://user:S@nn:8020/x", "hdfs://nn:8020/x"),
+            ("abfss://c@a.dfs.core.windows.net/p", "abfss://c@a.dfs.core.windows.net/p"),
+            ("abfss://c:S@a.dfs.core.windows.net/p?sig=S", "abfss://c@a.dfs.core.windows.net/p"),
+            ("/p@q?r", "/p@q?r"),
+            ("file:/p@q?r", "file:/p@q?r"),
+            ("weird://K:S@b/p", "weird://b/p"),
+        ],
+    )
+    def test_what_is_shown(self, location, shown):
+        """Logins and queries go; addresses, ports and plain paths stay."""
+        assert without_credentials(location) == shown

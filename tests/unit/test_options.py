@@ -1,0 +1,117 @@
+"""What users may ask for, and what is refused before a row moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from offsets_store.errors import ConfigurationError
+from offsets_store.verdict import Remedies
+from sink.options import OPTIONS, parse_options
+
+LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
+
+
+def parse(overwrite=False, **options):
+    """The options, with the least that every writer needs."""
+    return parse_options(LEAST | options, overwrite=overwrite)
+
+
+def test_the_least_that_a_user_must_say():
+    """A table and a checkpoint location are enough; the url may be libpq's environment."""
+    options = parse_options({"table": "events", "checkpointlocation": "/ckpt"}, overwrite=False)
+    assert (options.destination.table, options.destination.mode, options.commit.url) == ("events", "append", "")
+    assert options.commit.retain_batches == 1000
+
+
+def test_every_option_is_understood():
+    """Each documented option reaches the settings that it names."""
+    options = parse(
+        mode="upsert",
+        keys="id, day",
+        orderBy="at",
+        sinkName="orders",
+        inlineBytes="0",
+        createTable="true",
+        retainBatches="100",
+        offsetsFrom="listener",
+        adoptCheckpoint="7",
+        replaces="q0",
+        independent="true",
+        lockTimeout="5",
+        retryTimeout="0",
+    )
+    assert options.destination.keys == ("id", "day")
+    assert options.destination.order_by == "at"
+    assert options.destination.create_table
+    assert options.commit.remedies == Remedies(7, "q0", independent=True)
+    assert (options.inline_bytes, options.offsets_from, options.sink_name) == (0, "listener", "orders")
+    assert (options.commit.lock_timeout, options.commit.retry_timeout) == (5, 0)
+
+
+def test_option_names_are_case_insensitive_as_spark_hands_them_over():
+    """Spark lower-cases keys, so keys of any case mean the same."""
+    assert parse(inlinebytes="5").inline_bytes == parse(INLINEBYTES="5").inline_bytes == 5
+
+
+@pytest.mark.parametrize("key", ["path", "queryName", "outputMode", "asyncProgressTrackingEnabled", "spark.x"])
+def test_sparks_own_option_keys_pass(key):
+    """What Spark itself reads from a writer's options is no error."""
+    parse(**{key: "false"})
+
+
+@pytest.mark.parametrize(("typo", "right"), [("tabel", "table"), ("inlineByte", "inlineBytes"), ("key", "keys")])
+def test_an_unknown_option_is_refused_with_the_nearest_right_name(typo, right):
+    """A misspelt option never works by accident."""
+    with pytest.raises(ConfigurationError, match=f"UNKNOWN_OPTION.*Did you mean {right}\\?"):
+        parse(**{typo: "x"})
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"table": " "}, "NO_TABLE"),
+        ({"mode": "apend"}, "BAD_OPTION"),
+        ({"mode": "upsert"}, "NO_KEYS"),
+        ({"keys": "id"}, "CLASHING_OPTIONS"),
+        ({"orderBy": "at"}, "CLASHING_OPTIONS"),
+        ({"mode": "upsert", "keys": "id,id"}, "BAD_OPTION"),
+        ({"mode": "complete"}, "CLASHING_OPTIONS"),
+        ({"inlineBytes": "-1"}, "BAD_OPTION"),
+        ({"inlineBytes": "8MB"}, "BAD_OPTION"),
+        ({"createTable": "yes"}, "BAD_OPTION"),
+        ({"retainBatches": "99"}, "BAD_OPTION"),
+        ({"offsetsFrom": "kafka"}, "BAD_OPTION"),
+        ({"adoptCheckpoint": "last"}, "BAD_OPTION"),
+        ({"checkpointLocation": ""}, "NO_CHECKPOINT_LOCATION"),
+        ({"asyncProgressTrackingEnabled": "true"}, "ASYNC_PROGRESS"),
+    ],
+)
+def test_bad_options_are_refused(options, code):
+    """Each bad value or pair of options has its code, and the text says that nothing was written."""
+    with pytest.raises(ConfigurationError, match=f"\\[{code}\\].*Nothing was written"):
+        parse(**options)
+
+
+def test_complete_output_mode_is_complete_and_goes_with_no_other_mode():
+    """Spark says complete; a mode that says otherwise clashes."""
+    assert parse(overwrite=True).destination.mode == "complete"
+    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
+        parse(overwrite=True, mode="upsert", keys="id")
+
+
+def test_keys_go_with_append_where_the_table_is_created():
+    """With createTable the keys become the primary key."""
+    assert parse(keys="id", createTable="true").destination.keys == ("id",)
+
+
+def test_settings_never_show_the_url():
+    """A connection string may hold a password, and settings end up in logs."""
+    assert "s3cret" not in repr(parse(url="postgresql://u:s3cret@db/x"))
+
+
+def test_every_option_is_documented():
+    """docs/options.md has an entry for each option."""
+    from pathlib import Path
+
+    text = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    assert [name for name in OPTIONS if f"`{name}`" not in text] == []

@@ -1,0 +1,308 @@
+"""Which Postgres type holds a Spark type, and which target columns take it: no Spark session, no Postgres."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pyspark.sql import types as t
+
+from sink.errors import TypeMappingError
+from sink.type_mapping import EncodedColumn, Fit, encode_columns, fit
+
+
+def encoded(data_type: t.DataType) -> EncodedColumn:
+    """Return how a column ``c`` of this type is encoded."""
+    (column,) = encode_columns(t.StructType([t.StructField("c", data_type)]))
+    return column
+
+
+@pytest.mark.parametrize(
+    ("data_type", "postgres_type", "ddl_type"),
+    [
+        (t.BooleanType(), "bool", "boolean"),
+        (t.ByteType(), "int2", "smallint"),
+        (t.ShortType(), "int2", "smallint"),
+        (t.IntegerType(), "int4", "integer"),
+        (t.LongType(), "int8", "bigint"),
+        (t.FloatType(), "float4", "real"),
+        (t.DoubleType(), "float8", "double precision"),
+        (t.DecimalType(10, 2), "numeric", "numeric(10,2)"),
+        (t.DecimalType(38, 38), "numeric", "numeric(38,38)"),
+        (t.DecimalType(5, -2), "numeric", "numeric(7,0)"),
+        (t.StringType(), "text", "text"),
+        (t.StringType("UTF8_LCASE"), "text", "text"),
+        (t.CharType(3), "text", "char(3)"),
+        (t.VarcharType(3), "text", "varchar(3)"),
+        (t.VarcharType(20_000_000), "text", "text"),
+        (t.BinaryType(), "bytea", "bytea"),
+        (t.DateType(), "date", "date"),
+        (t.TimestampType(), "timestamptz", "timestamptz"),
+        (t.TimestampNTZType(), "timestamp", "timestamp"),
+        (t.TimeType(6), "time", "time(6)"),
+        (t.TimeType(0), "time", "time(0)"),
+        (t.DayTimeIntervalType(), "interval", "interval"),
+        (t.DayTimeIntervalType(0, 0), "interval", "interval"),
+        (t.ArrayType(t.LongType()), "int8[]", "bigint[]"),
+        (t.ArrayType(t.DecimalType(10, 2)), "numeric[]", "numeric(10,2)[]"),
+        (t.ArrayType(t.VarcharType(3)), "text[]", "text[]"),
+        (t.ArrayType(t.TimestampType()), "timestamptz[]", "timestamptz[]"),
+        (t.ArrayType(t.ArrayType(t.LongType())), "jsonb", "jsonb"),
+        (t.ArrayType(t.StructType([t.StructField("a", t.LongType())])), "jsonb", "jsonb"),
+        (t.ArrayType(t.VariantType()), "jsonb", "jsonb"),
+        (t.MapType(t.StringType(), t.NullType()), "jsonb", "jsonb"),
+        (t.StructType([]), "jsonb", "jsonb"),
+        (t.VariantType(), "jsonb", "jsonb"),
+    ],
+    ids=lambda value: value.simpleString() if isinstance(value, t.DataType) else "",
+)
+def test_every_type_that_can_be_held_has_one_postgres_type(
+    data_type: t.DataType, postgres_type: str, ddl_type: str
+) -> None:
+    """A Spark type is encoded as one Postgres type, and createTable writes a column that holds it."""
+    assert encoded(data_type) == EncodedColumn("c", data_type.simpleString(), postgres_type, ddl_type)
+
+
+class Point(t.UserDefinedType):
+    """A user's type, which Spark sends as the array below it."""
+
+    @classmethod
+    def sqlType(cls) -> t.DataType:
+        """Say what the type is made of."""
+        return t.ArrayType(t.DoubleType())
+
+
+def nested(data_type: t.DataType) -> list[tuple[str, t.DataType]]:
+    """Return the ways to hide a type in another, with the path that a message should name."""
+    return [
+        ("c", data_type),
+        ("c.element", t.ArrayType(data_type)),
+        ("c.element.element", t.ArrayType(t.ArrayType(data_type))),
+        ("c.key", t.MapType(data_type, t.LongType())),
+        ("c.value", t.MapType(t.LongType(), data_type)),
+        ("c.f.element", t.StructType([t.StructField("f", t.ArrayType(data_type))])),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "remedy"),
+    [
+        (t.CalendarIntervalType(), "cast it to string"),
+        (t.YearMonthIntervalType(), "INTERVAL MONTH"),
+        (t.TimeType(9), "time(6)"),
+        (Point(), "docs/types.md"),
+        (t.GeometryType(4326), "docs/types.md"),
+        (t.GeographyType(4326), "docs/types.md"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_a_type_that_cannot_be_held_is_refused_by_the_name_of_its_column(data_type: t.DataType, remedy: str) -> None:
+    """However deep it lies, the error names the path and the type, and says what to do."""
+    for path, whole in nested(data_type):
+        with pytest.raises(TypeMappingError) as caught:
+            encoded(whole)
+        assert caught.value.code == "TYPE_UNSUPPORTED"
+        assert f"{path!r} has Spark's type {data_type.simpleString()}," in caught.value.what
+        assert remedy in caught.value.remedy
+
+
+def test_a_column_or_array_of_nulls_alone_is_refused() -> None:
+    """A void column has no type that Postgres could give it; inside a struct it reads null."""
+    for data_type in (t.NullType(), t.ArrayType(t.NullType())):
+        with pytest.raises(TypeMappingError, match="cast"):
+            encoded(data_type)
+    assert encoded(t.StructType([t.StructField("n", t.NullType())])).postgres_type == "jsonb"
+
+
+def test_names_that_come_twice_are_refused() -> None:
+    """A table has no two columns of one name, and in jsonb the later field would replace the earlier one."""
+    twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
+    with pytest.raises(TypeMappingError, match="The frame has more than one field called 'a'"):
+        encode_columns(twice)
+    with pytest.raises(TypeMappingError, match=r"Column 'c\.element' has more than one field called 'a'"):
+        encoded(t.ArrayType(twice))
+
+
+def test_a_frame_without_columns_is_refused() -> None:
+    """There is nothing to copy."""
+    with pytest.raises(TypeMappingError, match="no columns"):
+        encode_columns(t.StructType([]))
+
+
+def test_the_error_unpickles_as_it_was() -> None:
+    """Spark's workers pickle what they raise."""
+    with pytest.raises(TypeMappingError) as caught:
+        encoded(t.CalendarIntervalType())
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+SHORT, INT, LONG, FLOAT, DOUBLE = (
+    t.ShortType(),
+    t.IntegerType(),
+    t.LongType(),
+    t.FloatType(),
+    t.DoubleType(),
+)
+TEXT, INSTANT, CLOCK, DATE = t.StringType(), t.TimestampType(), t.TimestampNTZType(), t.DateType()
+INTERVAL, TIME3, TIME6, BINARY = t.DayTimeIntervalType(), t.TimeType(3), t.TimeType(6), t.BinaryType()
+MONEY, WHOLE = t.DecimalType(10, 2), t.DecimalType(20, 0)
+JSON = t.MapType(TEXT, LONG)
+
+
+def array(data_type: t.DataType) -> t.ArrayType:
+    """Return the type of arrays of it."""
+    return t.ArrayType(data_type)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "type_name", "typmod_type"),
+    [
+        (t.BooleanType(), "boolean", "boolean"),
+        (t.ByteType(), "smallint", "smallint"),
+        (INT, "integer", "integer"),
+        (LONG, "bigint", "bigint"),
+        (LONG, "int8", "int8"),
+        (FLOAT, "real", "real"),
+        (DOUBLE, "double precision", "double precision"),
+        (MONEY, "numeric", "numeric"),
+        (MONEY, "numeric", "numeric(10,2)"),
+        # The precision is Postgres's to check: it raises 22003.
+        (MONEY, "numeric", "numeric(5,2)"),
+        (MONEY, "numeric", "numeric(38,10)"),
+        (TEXT, "text", "text"),
+        (TEXT, "character varying", "character varying"),
+        (TEXT, "character varying", "character varying(3)"),
+        (TEXT, "character", "character(3)"),
+        (TEXT, "bpchar", "bpchar"),
+        (BINARY, "bytea", "bytea"),
+        (DATE, "date", "date"),
+        (INSTANT, "timestamp with time zone", "timestamp with time zone"),
+        (INSTANT, "timestamp with time zone", "timestamp(6) with time zone"),
+        (CLOCK, "timestamp without time zone", "timestamp without time zone"),
+        (TIME6, "time without time zone", "time without time zone"),
+        (TIME3, "time without time zone", "time(3) without time zone"),
+        (INTERVAL, "interval", "interval"),
+        (INTERVAL, "interval", "interval(6)"),
+        (JSON, "jsonb", "jsonb"),
+        (array(LONG), "bigint[]", "bigint[]"),
+        (array(MONEY), "numeric[]", "numeric(10,2)[]"),
+        (array(INSTANT), "timestamp with time zone[]", "timestamp with time zone[]"),
+        (array(TEXT), "text[]", "text[]"),
+        (array(array(LONG)), "jsonb", "jsonb"),
+    ],
+)
+def test_the_same_type_is_copied_as_it_is(data_type: t.DataType, type_name: str, typmod_type: str) -> None:
+    """Where the binary form is that of the column, nothing stands between COPY and the table."""
+    assert fit(encoded(data_type), type_name, typmod_type).fit is Fit.EXACT
+
+
+@pytest.mark.parametrize(
+    ("data_type", "type_name", "typmod_type", "expression"),
+    [
+        (LONG, "integer", "integer", '"c"'),
+        (LONG, "smallint", "smallint", '"c"'),
+        (SHORT, "bigint", "bigint", '"c"'),
+        (INT, "numeric", "numeric(12,2)", '"c"'),
+        (LONG, "numeric", "numeric", '"c"'),
+        (SHORT, "real", "real", '"c"'),
+        (INT, "double precision", "double precision", '"c"'),
+        (FLOAT, "double precision", "double precision", '"c"'),
+        (WHOLE, "bigint", "bigint", '"c"'),
+        (DATE, "timestamp without time zone", "timestamp(0) without time zone", '"c"'),
+        (JSON, "json", "json", '"c"::json'),
+        (JSON, "text", "text", '"c"::text'),
+        (JSON, "character varying", "character varying(9)", '"c"::text'),
+        (TEXT, "uuid", "uuid", '"c"::uuid'),
+        (TEXT, "jsonb", "jsonb", '"c"::jsonb'),
+        (TEXT, "inet", "inet", '"c"::inet'),
+        (TEXT, "interval", "interval", '"c"::interval'),
+        (TEXT, "bit", "bit(3)", '"c"::varbit'),
+        (TEXT, "bit varying", "bit varying(3)", '"c"::varbit'),
+        (TEXT, "xml", "xml", '"c"::xml'),
+        (TEXT, "public.hstore", "public.hstore", '"c"::public.hstore'),
+        (TEXT, '"My Mood"', '"My Mood"', '"c"::"My Mood"'),
+        (TEXT, "geometry", "geometry(Point,4326)", '"c"::geometry'),
+        (array(LONG), "integer[]", "integer[]", '"c"'),
+        (array(TEXT), "character varying[]", "character varying(3)[]", '"c"::varchar[]'),
+        (array(TEXT), "uuid[]", "uuid[]", '"c"::uuid[]'),
+    ],
+)
+def test_a_lossless_conversion_is_cast_without_a_modifier(
+    data_type: t.DataType, type_name: str, typmod_type: str, expression: str
+) -> None:
+    """The cast names no length or precision: assignment to the column then raises where a cast would cut."""
+    fitting = fit(encoded(data_type), type_name, typmod_type)
+    assert (fitting.fit, fitting.sql('"c"')) == (Fit.CAST, expression)
+
+
+@pytest.mark.parametrize(
+    ("data_type", "type_name", "typmod_type", "why"),
+    [
+        (MONEY, "numeric", "numeric(10,1)", "would round"),
+        (MONEY, "numeric", "numeric(10,0)", "would round"),
+        (MONEY, "bigint", "bigint", "would round"),
+        (array(MONEY), "numeric[]", "numeric(10,1)[]", "would round"),
+        (LONG, "numeric", "numeric(10,-2)", "would round"),
+        (MONEY, "double precision", "double precision", "does not hold every decimal"),
+        (LONG, "double precision", "double precision", "53 bits"),
+        (INT, "real", "real", "24 bits"),
+        (DOUBLE, "real", "real", "24 bits"),
+        (DOUBLE, "numeric", "numeric", "cast to decimal"),
+        (INSTANT, "timestamp without time zone", "timestamp without time zone", "timestamp_ntz"),
+        (CLOCK, "timestamp with time zone", "timestamp with time zone", "without a zone"),
+        (INSTANT, "timestamp with time zone", "timestamp(3) with time zone", "would round"),
+        (CLOCK, "timestamp without time zone", "timestamp(0) without time zone", "would round"),
+        (INTERVAL, "interval", "interval(0)", "would round"),
+        (INTERVAL, "interval", "interval day to second", "would round"),
+        (INTERVAL, "interval", "interval day to second(3)", "would round"),
+        (TEXT, "interval", "interval(0)", "would round"),
+        (TIME6, "time without time zone", "time(3) without time zone", "would round"),
+        (DATE, "timestamp with time zone", "timestamp with time zone", "by zone"),
+        (INSTANT, "date", "date", "time of day"),
+        (TEXT, "integer", "integer", "cast in Spark"),
+        (TEXT, "date", "date", "cast in Spark"),
+        (TEXT, "bytea", "bytea", "cast in Spark"),
+        (TEXT, "name", "name", "cast in Spark"),
+        (TEXT, '"char"', '"char"', "cast in Spark"),
+        (INT, "text", "text", "cast in Spark"),
+        (INT, "public.positive", "public.positive", "cast in Spark"),
+        (BINARY, "uuid", "uuid", "cast in Spark"),
+        (JSON, "character", "character(9)", "cast in Spark"),
+        (TEXT, "text[]", "text[]", "array"),
+        (array(TEXT), "text", "text", "array"),
+        (array(TEXT), "public.short_text[]", "public.short_text[]", "cast in Spark"),
+        (array(LONG), "jsonb", "jsonb", "array"),
+    ],
+)
+def test_what_postgres_would_change_in_silence_is_refused(
+    data_type: t.DataType, type_name: str, typmod_type: str, why: str
+) -> None:
+    """Rounding, cutting and shifting by a zone are refused in a sentence that names column and types."""
+    fitting = fit(encoded(data_type), type_name, typmod_type)
+    assert fitting.fit is Fit.REFUSED
+    assert fitting.reason.startswith(
+        f"Column 'c' is {data_type.simpleString()} in Spark and {typmod_type} in Postgres: "
+    )
+    assert why in fitting.reason
+
+
+def test_the_table_that_is_created_takes_what_is_encoded() -> None:
+    """What createTable writes is copied into as it is, apart from names that format_type spells otherwise."""
+    spelled = {"timestamptz": "timestamp with time zone", "timestamp": "timestamp without time zone"}
+    for data_type in (
+        t.BooleanType(),
+        SHORT,
+        INT,
+        LONG,
+        FLOAT,
+        DOUBLE,
+        MONEY,
+        TEXT,
+        BINARY,
+        DATE,
+        INSTANT,
+        CLOCK,
+    ):
+        column = encoded(data_type)
+        ddl_type = spelled.get(column.ddl_type, column.ddl_type)
+        assert fit(column, ddl_type.partition("(")[0], ddl_type).fit is Fit.EXACT

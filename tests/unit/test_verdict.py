@@ -1,0 +1,344 @@
+"""The decision, as a table: every row of the design has a case here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from offsets_store.refusals import RefusedBatch, refusal
+from offsets_store.verdict import PUBLISH, SKIP, Batch, Ledger, Recorded, Remedies, Rival, Verdict, Writer, decide
+
+OURS, THEIRS = UUID(int=1), UUID(int=2)
+NO_REMEDY = Remedies()
+
+
+def kafka(offset):
+    """Offsets of one Kafka source with one partition."""
+    return {"0": {"orders": {"0": offset}}}
+
+
+def text(batch_id):
+    """The text of ``offsets/N`` as the first planning wrote it."""
+    return f"v1\nplanned once\n{batch_id}"
+
+
+def batch(batch_id, **changes):
+    """Batch N of run r1, which reads offsets 10N to 10N+10."""
+    planned = Batch(
+        query_id="q1",
+        sink_name="public.orders",
+        run_id="r1",
+        batch_id=batch_id,
+        attempt=OURS,
+        offset_log=text(batch_id),
+        previous_offset_log=text(batch_id - 1) if batch_id else None,
+        start=kafka(batch_id * 10),
+        end=kafka(batch_id * 10 + 10),
+        stateful=False,
+    )
+    return replace(planned, **changes)
+
+
+def recorded(batch_id, **changes):
+    """The record of batch N, published by an earlier run."""
+    published = batch(batch_id)
+    record = Recorded(batch_id, "r0", THEIRS, published.start, published.end, published.offset_log)
+    return replace(record, **changes)
+
+
+def ledger(last_batch_id, same_id=None, **changes):
+    """A writer that has published up to batch ``last_batch_id``."""
+    known = Ledger(
+        writer=Writer(0, last_batch_id, kafka(last_batch_id * 10 + 10), "r0", "offsets"),
+        same_id=same_id,
+        last=recorded(last_batch_id),
+    )
+    return replace(known, **changes)
+
+
+UNKNOWN_TO_LEDGER = Ledger()
+RIVAL = Rival("q0", "the same query name 'orders'", kafka(70))
+
+CASES = {
+    "the first batch of a query that nobody knows": (UNKNOWN_TO_LEDGER, batch(0), NO_REMEDY, Verdict.NEW),
+    "the next batch": (ledger(6), batch(7), NO_REMEDY, Verdict.NEW),
+    "the next batch of another run, which becomes the owner": (
+        ledger(6),
+        batch(7, run_id="r9"),
+        NO_REMEDY,
+        Verdict.NEW,
+    ),
+    "our own attempt, whose answer was lost": (
+        ledger(7, recorded(7, attempt=OURS, run_id="r1")),
+        batch(7),
+        NO_REMEDY,
+        Verdict.LANDED,
+    ),
+    "the last batch again, after a restart": (ledger(7, recorded(7)), batch(7), NO_REMEDY, Verdict.REPLAY),
+    "an older batch again": (ledger(7, recorded(5)), batch(5), NO_REMEDY, Verdict.REPLAY),
+    "a skip whose answer was lost": (
+        ledger(7, recorded(7), skipped_by=OURS),
+        batch(7),
+        NO_REMEDY,
+        Verdict.REPLAY,
+    ),
+    "a batch that this run skipped, handed in again": (
+        ledger(7, recorded(7), skipped_by=THEIRS),
+        batch(7),
+        NO_REMEDY,
+        Verdict.DUPLICATE,
+    ),
+    "a batch that this run published, handed in again": (
+        ledger(7, recorded(7, run_id="r1"), was_owner=True, writer=Writer(0, 7, kafka(80), "r1", "offsets")),
+        batch(7),
+        NO_REMEDY,
+        Verdict.DUPLICATE,
+    ),
+    "the last batch planned anew, with the same offsets": (
+        ledger(7, recorded(7)),
+        batch(7, offset_log="v1\nplanned anew\n7"),
+        NO_REMEDY,
+        Verdict.CHANGED,
+    ),
+    "a batch whose record was pruned": (ledger(700), batch(7), NO_REMEDY, Verdict.CHANGED),
+    "a batch after one that never came": (ledger(6), batch(8), NO_REMEDY, Verdict.GAP),
+    "a batch after another planning of the last one": (
+        ledger(6),
+        batch(7, previous_offset_log="v1\nplanned anew\n6"),
+        NO_REMEDY,
+        Verdict.DISJOINT,
+    ),
+    "without texts, a start that is not the stored end": (
+        ledger(6),
+        batch(7, previous_offset_log=None, start=kafka(71)),
+        NO_REMEDY,
+        Verdict.DISJOINT,
+    ),
+    "without texts, a start that is the stored end": (
+        ledger(6),
+        batch(7, previous_offset_log=None),
+        NO_REMEDY,
+        Verdict.NEW,
+    ),
+    "without texts, an unknown start": (
+        ledger(6),
+        batch(7, previous_offset_log=None, start=None),
+        NO_REMEDY,
+        Verdict.DISJOINT,
+    ),
+    "a range that goes back": (ledger(6), batch(7, end=kafka(5)), NO_REMEDY, Verdict.BACKWARD),
+    "a range whose partition vanished": (ledger(6), batch(7, end={"0": {"orders": {}}}), NO_REMEDY, Verdict.BACKWARD),
+    "a run that was the owner, after another run published": (
+        ledger(7, was_owner=True),
+        batch(8),
+        NO_REMEDY,
+        Verdict.FENCED,
+    ),
+    "a query whose place another took": (
+        ledger(7, writer=Writer(0, 7, kafka(80), "r1", "offsets", replaced_by="q2")),
+        batch(8),
+        NO_REMEDY,
+        Verdict.FENCED,
+    ),
+    "a past that the ledger did not see": (UNKNOWN_TO_LEDGER, batch(7), NO_REMEDY, Verdict.UNKNOWN),
+    "such a past, adopted at this batch": (UNKNOWN_TO_LEDGER, batch(7), Remedies(adopt_checkpoint=7), Verdict.NEW),
+    "such a past, adopted after this batch": (
+        UNKNOWN_TO_LEDGER,
+        batch(7),
+        Remedies(adopt_checkpoint=8),
+        Verdict.ADOPTED,
+    ),
+    "such a past, adopted at another batch": (
+        UNKNOWN_TO_LEDGER,
+        batch(7),
+        Remedies(adopt_checkpoint=5),
+        Verdict.UNKNOWN,
+    ),
+    "batch 0 of a new query beside a rival": (Ledger(rivals=(RIVAL,)), batch(0), NO_REMEDY, Verdict.FOREIGN),
+    "such a batch, said to be independent": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0),
+        Remedies(independent=True),
+        Verdict.NEW,
+    ),
+    "such a batch, which starts at the rival's end": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0, start=kafka(70)),
+        Remedies(replaces="q0"),
+        Verdict.NEW,
+    ),
+    "such a batch, which starts at the rival's end and has a new partition": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0, start={"0": {"orders": {"0": 70, "1": 0}}}),
+        Remedies(replaces="q0"),
+        Verdict.NEW,
+    ),
+    "such a batch, which starts elsewhere": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0, start=kafka(0)),
+        Remedies(replaces="q0"),
+        Verdict.FOREIGN,
+    ),
+    "such a batch, whose start is unknown": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0, start=None),
+        Remedies(replaces="q0"),
+        Verdict.FOREIGN,
+    ),
+    "a replacement of a query that never fed this sink": (
+        UNKNOWN_TO_LEDGER,
+        batch(0),
+        Remedies(replaces="q0"),
+        Verdict.FOREIGN,
+    ),
+    "by ids alone, the last batch again": (
+        ledger(7, recorded(7, offset_log=None)),
+        batch(7, offset_log=None, start=None, end=None, guarantee="ids"),
+        NO_REMEDY,
+        Verdict.REPLAY,
+    ),
+    "by ids alone, the next batch": (
+        ledger(6, last=recorded(6, offset_log=None)),
+        batch(7, offset_log=None, previous_offset_log=None, start=None, end=None, guarantee="ids"),
+        NO_REMEDY,
+        Verdict.NEW,
+    ),
+    "by ids alone, a gap": (
+        ledger(5, last=recorded(5, offset_log=None)),
+        batch(7, offset_log=None, previous_offset_log=None, start=None, end=None, guarantee="ids"),
+        NO_REMEDY,
+        Verdict.GAP,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_verdict(name):
+    """Each situation of the design has its verdict."""
+    known, this, remedies, expected = CASES[name]
+    assert decide(known, this, remedies) is expected
+
+
+@pytest.mark.parametrize(
+    ("planned_anew", "proven"),
+    [
+        ({}, True),
+        ({"stateful": True}, False),
+        ({"start": kafka(69)}, False),
+        ({"end": kafka(81)}, False),
+        ({"end": None}, False),
+        ({"start": None}, False),
+    ],
+)
+def test_without_texts_only_a_stateless_kafka_range_proves_a_replay(planned_anew, proven):
+    """Where the offset log's text is missing, equal offsets are proof only if they say which rows, and all of them."""
+    this = batch(7, offset_log=None, **planned_anew)
+    verdict = decide(ledger(7, recorded(7, offset_log=None)), this, NO_REMEDY)
+    assert verdict is (Verdict.REPLAY if proven else Verdict.CHANGED)
+
+
+def test_without_texts_an_empty_range_proves_no_replay():
+    """A no-data batch that is planned anew may emit other rows: a window that closed."""
+    this = batch(7, offset_log=None, start=kafka(80), end=kafka(80))
+    same_id = recorded(7, offset_log=None, start=kafka(80), end=kafka(80))
+    assert decide(ledger(7, same_id), this, NO_REMEDY) is Verdict.CHANGED
+
+
+def test_file_offsets_prove_no_replay_without_texts():
+    """A file source's equal offsets may stand for other files."""
+    opaque_start, opaque_end = {"0": {"logOffset": 6}}, {"0": {"logOffset": 7}}
+    same_id = recorded(7, offset_log=None, start=opaque_start, end=opaque_end)
+    this = batch(7, offset_log=None, start=opaque_start, end=opaque_end)
+    assert decide(ledger(7, same_id), this, NO_REMEDY) is Verdict.CHANGED
+
+
+REFUSED = [name for name, case in CASES.items() if case[3] not in PUBLISH | SKIP]
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_says_what_happened_what_it_means_and_what_to_do(name):
+    """Every refusal names its verdict, the query and a way out."""
+    known, this, remedies, verdict = CASES[name]
+    error = refusal(verdict, known, this, remedies)
+    assert isinstance(error, RefusedBatch)
+    assert error.code == verdict.name
+    assert this.query_id in str(error) or this.run_id in str(error)
+    assert "Nothing of this batch was written" in str(error)
+    assert "Help: " in str(error)
+    assert len(error.remedy) > 20
+
+
+offsets = st.one_of(st.none(), st.integers(0, 3).map(kafka), st.integers(0, 3).map(lambda n: {"0": {"logOffset": n}}))
+texts = st.one_of(st.none(), st.sampled_from(["a", "b", "c"]))
+records = st.builds(
+    Recorded, st.integers(0, 3), st.sampled_from(["r0", "r1"]), st.sampled_from([OURS, THEIRS]), offsets, offsets, texts
+)
+writers = st.builds(
+    Writer,
+    st.just(0),
+    st.integers(0, 3),
+    offsets,
+    st.sampled_from(["r0", "r1"]),
+    st.sampled_from(["offsets", "ids"]),
+    st.sampled_from([None, "q2"]),
+)
+batches = st.builds(
+    Batch,
+    query_id=st.just("q1"),
+    sink_name=st.just("s"),
+    run_id=st.sampled_from(["r0", "r1"]),
+    batch_id=st.integers(0, 5),
+    attempt=st.sampled_from([OURS, THEIRS]),
+    offset_log=texts,
+    previous_offset_log=texts,
+    start=offsets,
+    end=offsets,
+    stateful=st.booleans(),
+)
+
+
+@st.composite
+def worlds(draw):
+    """A ledger and a batch that might meet; the record of the batch's id belongs to that id."""
+    this = draw(batches)
+    writer = draw(st.one_of(st.none(), writers))
+    if writer is None:
+        return Ledger(), this
+    has_record = this.batch_id <= writer.last_batch_id and draw(st.booleans())
+    same_id = replace(draw(records), batch_id=this.batch_id) if has_record else None
+    last = replace(draw(records), batch_id=writer.last_batch_id)
+    return Ledger(writer, same_id, last, draw(st.booleans()), draw(st.sampled_from([None, OURS, THEIRS]))), this
+
+
+@given(worlds())
+def test_a_batch_is_published_only_as_the_very_next_one(world):
+    """Whatever the ledger holds, NEW is the successor of the last batch, or the first batch of all."""
+    known, this = world
+    if decide(known, this, NO_REMEDY) is Verdict.NEW:
+        assert this.batch_id == (known.writer.last_batch_id + 1 if known.writer else 0)
+
+
+@given(worlds())
+def test_a_batch_is_skipped_only_with_a_record_of_the_same_text_or_range(world):
+    """Whatever the ledger holds, a skip has a record; where both texts are known they are equal."""
+    known, this = world
+    if decide(known, this, NO_REMEDY) is Verdict.REPLAY:
+        assert known.same_id is not None
+        if known.same_id.offset_log is not None and this.offset_log is not None:
+            assert known.same_id.offset_log == this.offset_log
+        else:
+            assert (this.start, this.end) == (known.same_id.start, known.same_id.end)
+            assert not this.stateful
+
+
+@given(worlds())
+def test_every_refusal_can_be_said(world):
+    """No situation is without words."""
+    known, this = world
+    verdict = decide(known, this, NO_REMEDY)
+    if verdict not in PUBLISH | SKIP:
+        assert str(refusal(verdict, known, this, NO_REMEDY)).startswith(f"[{verdict.name}]")

@@ -1,0 +1,106 @@
+"""
+What is the client telling Postgres? Enough of the wire protocol (version 3) to see COMMIT and COPY go by.
+
+Runs in: the proxy's threads; no I/O but `receive`. Invariant: a COMMIT is seen however it is sent: as a
+simple query, or parsed once and executed later through a named statement. One hidden at the end of a longer
+query string is not.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from contextlib import suppress
+
+SSL_REQUEST, GSS_REQUEST = 80877103, 80877104
+SYNC = b"S" + struct.pack("!i", 4)
+
+_COMMIT = re.compile(rb"\s*(COMMIT|END)\b(?!\s+PREPARED)", re.IGNORECASE)
+_BEGIN = re.compile(rb"\s*(BEGIN|START\s+TRANSACTION)\b", re.IGNORECASE)
+_COPY = re.compile(rb"\s*COPY\b", re.IGNORECASE)
+
+
+class Transcript:
+    """
+    What one client said: `said` since its last BEGIN, `copied` bytes of data in its last COPY.
+
+    Messages: https://www.postgresql.org/docs/current/protocol-message-formats.html
+    """
+
+    def __init__(self) -> None:
+        self.said = b""
+        self.copied = 0
+        self._commit_statements: set[bytes] = set()
+        self._commit_portals: set[bytes] = set()
+
+    def hear(self, kind: bytes, body: bytes) -> bool:
+        """Take in one message; tell whether it makes the server commit."""
+        match kind:
+            case b"Q":
+                return self._query(body)
+            case b"P":
+                name, query, _ = body.split(b"\0", 2)
+                _put(self._commit_statements, name, self._query(query))
+            case b"B":
+                portal, statement, _ = body.split(b"\0", 2)
+                _put(self._commit_portals, portal, statement in self._commit_statements)
+            case b"E":
+                return body.split(b"\0", 1)[0] in self._commit_portals
+            case b"d":
+                self.copied += len(body)
+        return False
+
+    def _query(self, query: bytes) -> bool:
+        if _BEGIN.match(query):
+            self.said = b""
+        if _COPY.match(query):
+            self.copied = 0
+        self.said += query
+        return _COMMIT.match(query) is not None
+
+
+def _put(names: set[bytes], name: bytes, belongs: bool) -> None:
+    # A name may be used again for something else.
+    if belongs:
+        names.add(name)
+    else:
+        names.discard(name)
+
+
+def receive_startup(source: socket.socket) -> tuple[int, bytes]:
+    """One message of the start of a connection, which has no kind: its code and its bytes; none when gone."""
+    head = receive(source, 4)
+    body = receive(source, struct.unpack("!i", head)[0] - 4) if head else b""
+    return (struct.unpack("!i", body[:4])[0], head + body) if body else (0, b"")
+
+
+def receive_message(source: socket.socket) -> tuple[bytes, bytes, bytes]:
+    """One message: its kind, its body, and its bytes as they came; all empty when the other side has gone."""
+    head = receive(source, 5)
+    if not head:
+        return b"", b"", b""
+    body = receive(source, struct.unpack("!i", head[1:])[0] - 4)
+    return head[:1], body, head + body
+
+
+def receive(source: socket.socket, length: int) -> bytes:
+    """Exactly so many bytes, or none when the other side has gone."""
+    data = bytearray()
+    while len(data) < length:
+        try:
+            piece = source.recv(min(length - len(data), 1 << 20))
+        except OSError:
+            return b""
+        if not piece:
+            return b""
+        data += piece
+    return bytes(data)
+
+
+def close(*sockets: socket.socket) -> None:
+    """Close, and wake the threads that read from it."""
+    for one in sockets:
+        with suppress(OSError):
+            one.shutdown(socket.SHUT_RDWR)
+        one.close()
