@@ -102,4 +102,5 @@ def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> Offset
 
 
 def _described(writer: StoredWriter) -> str:
-    return f"{writer.query_id} (sink {writer.sink_name}, last batch {writer.batch_id} at {writer.updated_at:%Y-%m-%d %H:%M})"
+    when = f"{writer.updated_at:%Y-%m-%d %H:%M}"
+    return f"{writer.query_id} (sink {writer.sink_name}, last batch {writer.batch_id} at {when})"

@@ -60,9 +60,7 @@ def lag_of(writer: StoredWriter, newest: Newest | None) -> list[PartitionLag]:
             lag = _distance(end, latest)
         rows.append(_row(writer, source_id, topic, partition, end, latest, lag, measured_at))
     for (topic, partition), (earliest, latest) in sorted(kafka.items()):
-        rows.append(
-            _row(writer, None, topic, partition, None, latest, _distance(earliest, latest), measured_at)
-        )
+        rows.append(_row(writer, None, topic, partition, None, latest, _distance(earliest, latest), measured_at))
     return rows
 
 

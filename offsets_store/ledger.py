@@ -77,6 +77,11 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
     return TransactionState(*connection.execute(select(*_STATE, *settings)).one()[:2])
 
 
+def transaction_state_in_tx(connection: Connection) -> TransactionState:
+    """Which transaction this is by now, after SQL of the user's has run in it."""
+    return TransactionState(*connection.execute(select(*_STATE)).one())
+
+
 def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> LockedWriter:
     """
     Lock the writer's row, creating it where it is new, and read what the verdict needs.
@@ -222,11 +227,10 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
 
 def record_batch_in_tx(
     connection: Connection, locked: LockedWriter, batch: Batch, *, rows: int, transport: str, retain_batches: int
-) -> TransactionState:
+) -> None:
     """Record the batch, move the writer's row to it, and make this run the owner."""
-    state = connection.execute(
-        insert(batches)
-        .values(
+    connection.execute(
+        insert(batches).values(
             writer_id=locked.writer_id,
             generation=locked.generation,
             batch_id=batch.batch_id,
@@ -238,8 +242,7 @@ def record_batch_in_tx(
             rows=rows,
             transport=transport,
         )
-        .returning(*_STATE)
-    ).one()
+    )
     connection.execute(
         update(writers)
         .where(writers.c.writer_id == locked.writer_id)
@@ -258,7 +261,6 @@ def record_batch_in_tx(
         _own_in_tx(connection, locked.writer_id, batch)
     if batch.batch_id % _PRUNE_EVERY == 0:
         _prune_in_tx(connection, locked, batch.batch_id - retain_batches)
-    return TransactionState(*state)
 
 
 def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:

@@ -56,9 +56,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
 
 
-def starting_offsets_json(
-    end: dict[TopicPartition, int], at_the_broker: Iterable[TopicPartition] | None = None
-) -> str:
+def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterable[TopicPartition] | None = None) -> str:
     """
     The text for Kafka's ``startingOffsets``; partitions that only the broker knows start at their earliest offset.
 
@@ -69,15 +67,16 @@ def starting_offsets_json(
     if at_the_broker is not None:
         there = set(at_the_broker)
         if gone := sorted(end.keys() - there):
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in gone)
             raise OffsetsError(
                 "PARTITIONS_GONE",
-                f"The broker has no {', '.join(f'{topic}-{partition}' for topic, partition in gone)}, which the query has "
-                "read: the topic was deleted, or made anew with fewer partitions.",
+                f"The broker has no {names}, which the query has read: the topic was deleted, or made anew with fewer "
+                "partitions.",
                 NOTHING,
                 "Check that these are the right brokers. The stored offsets say nothing about a new topic: start the "
                 "query on a new checkpoint with independent=true.",
             )
-        start = {partition: EARLIEST for partition in there} | start
+        start = dict.fromkeys(there, EARLIEST) | start
     topics: dict[str, dict[str, int]] = {}
     for topic, partition in sorted(start):
         topics.setdefault(topic, {})[str(partition)] = start[topic, partition]

@@ -26,6 +26,8 @@ from offsets_store.starting_offsets import kafka_end, starting_offsets_json
 from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
 from offsets_store.tables import batches, progress, replays, writers
 
+Status = tuple[StoredWriter, list[PartitionLag]]
+
 
 class OffsetsStore:
     """
@@ -61,9 +63,7 @@ class OffsetsStore:
             newest = _BATCHES.where(wanted).order_by(desc(batches.c.committed_at), desc(batches.c.batch_id))
             return [StoredBatch(**row._mapping) for row in connection.execute(newest.limit(limit))]
 
-    def starting_offsets(
-        self, query: str, sink: str | None = None, bootstrap_servers: str | None = None
-    ) -> str:
+    def starting_offsets(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> str:
         """
         The JSON text that Spark's Kafka source takes as ``startingOffsets``, for a new checkpoint.
 
@@ -78,9 +78,7 @@ class OffsetsStore:
             return starting_offsets_json(end)
         return starting_offsets_json(end, partitions_of({topic for topic, _ in end}, bootstrap_servers))
 
-    def lag(
-        self, query: str, sink: str | None = None, bootstrap_servers: str | None = None
-    ) -> list[PartitionLag]:
+    def lag(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> list[PartitionLag]:
         """
         How far a query is behind: one row a sink, topic and partition (Kafka), or a source otherwise.
 
@@ -89,6 +87,10 @@ class OffsetsStore:
 
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
+        return [row for _, rows in self.status_of(query, sink, bootstrap_servers) for row in rows]
+
+    def status_of(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> list[Status]:
+        """The writers of a query, each with its lag as :meth:`lag` gives it, in one snapshot of the ledger."""
         with self._reading() as connection:
             chosen = find_writers(_writers(connection), query, sink)
             newest = _newest_progress(connection, [chosen[0].query_id]).get(chosen[0].query_id)
@@ -96,9 +98,9 @@ class OffsetsStore:
             topics = {topic for writer in chosen for topic, _ in kafka_partitions(writer.end_offsets or {})}
             kafka = ends_of(topics, bootstrap_servers)
             newest = Newest(kafka, newest.other if newest else {}, datetime.now(UTC))
-        return [row for writer in chosen for row in lag_of(writer, newest)]
+        return [(writer, lag_of(writer, newest)) for writer in chosen]
 
-    def status(self) -> list[tuple[StoredWriter, list[PartitionLag]]]:
+    def status(self) -> list[Status]:
         """Every writer with its lag as far as progress events tell, in one snapshot."""
         with self._reading() as connection:
             known = _writers(connection)
@@ -109,9 +111,7 @@ class OffsetsStore:
     def _reading(self) -> Iterator[Connection]:
         try:
             with self._engine.connect() as pooled:
-                connection = pooled.execution_options(
-                    isolation_level="REPEATABLE READ", postgresql_readonly=True
-                )
+                connection = pooled.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with connection.begin():
                     raw = connection.connection.driver_connection
                     assert isinstance(raw, psycopg.Connection)  # noqa: S101 (narrows the type)
@@ -137,10 +137,7 @@ _WRITERS = (
         # The listener fills the batch's record even where the next commit keeps it from the writer's row.
         func.coalesce(writers.c.end_offsets, _last.c.end_offsets).label("end_offsets"),
         writers.c.guarantee,
-        select(func.count())
-        .where(replays.c.writer_id == writers.c.writer_id)
-        .scalar_subquery()
-        .label("replays"),
+        select(func.count()).where(replays.c.writer_id == writers.c.writer_id).scalar_subquery().label("replays"),
         select(func.count())
         .where(progress.c.query_id == writers.c.query_id, progress.c.disagreement.is_not(None))
         .scalar_subquery()
@@ -190,12 +187,15 @@ def _writers(connection: Connection) -> list[StoredWriter]:
 
 
 def _newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
-    newest = (
-        select(progress.c.query_id, progress.c.latest_offsets, progress.c.progress_at)
+    # Not DISTINCT ON: SQLAlchemy 2.0 and 2.1 have no spelling of it in common.
+    order = (desc(progress.c.progress_at), desc(progress.c.batch_id))
+    place = func.row_number().over(partition_by=progress.c.query_id, order_by=order).label("place")
+    heard = (
+        select(progress.c.query_id, progress.c.latest_offsets, progress.c.progress_at, place)
         .where(progress.c.query_id.in_(query_ids))
-        .distinct(progress.c.query_id)
-        .order_by(progress.c.query_id, desc(progress.c.progress_at), desc(progress.c.batch_id))
+        .subquery()
     )
+    newest = select(heard).where(heard.c.place == 1)
     return {
         row.query_id: newest_of_progress(row.latest_offsets, row.progress_at)
         for row in connection.execute(newest)

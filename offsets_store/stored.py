@@ -50,7 +50,7 @@ class StoredWriter:
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """One published batch; ``start_offsets`` are inclusive, Kafka's ``end_offsets`` exclusive, both None where unknown."""
+    """One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None where unknown."""
 
     query_id: str
     sink_name: str

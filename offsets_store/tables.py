@@ -23,6 +23,7 @@ from sqlalchemy import (
     UniqueConstraint,
     Uuid,
     func,
+    text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
@@ -57,7 +58,7 @@ writers = Table(
     Column("query_name", Text),
     Column("checkpoint_location", Text),
     Column("run_id", Text),
-    Column("generation", Integer, nullable=False, server_default="0"),
+    Column("generation", Integer, nullable=False, server_default=text("0")),
     Column("last_batch_id", BigInteger),
     Column("end_offsets", JSONB(none_as_null=True)),
     Column("guarantee", Text, nullable=False, server_default="offsets"),

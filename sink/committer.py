@@ -105,7 +105,7 @@ def _translated(error: BaseException, cause: psycopg.Error | None) -> BaseExcept
 
 
 def _try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatch) -> Verdict:
-    with engine_for(settings.url).connect() as connection, _discarded_when_broken(connection):
+    with engine_for(settings.url).connect() as connection, _discarded_on_error(connection):
         began = ledger.begin_in_tx(connection, application_name(batch.run_id), settings.lock_timeout)
         _refuse_lost_on_crash(began)
         batch = replace(batch, sink_name=work.name_sink(connection))
@@ -114,8 +114,7 @@ def _try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWat
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in PUBLISH:
             with watch.looking(connection, may_end=False):
-                ended = _publish_in_tx(connection, settings, batch, work, locked)
-            _refuse_broken_transaction(began, ended)
+                _publish_in_tx(connection, settings, batch, work, locked, began)
         elif verdict in SKIP:
             _skip_in_tx(connection, settings, batch, verdict, locked)
         else:
@@ -126,13 +125,13 @@ def _try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWat
 
 
 @contextmanager
-def _discarded_when_broken(connection: Connection) -> Iterator[None]:
-    # SQLAlchemy does not see errors of psycopg's own COPY, and would return a dead connection to its pool.
+def _discarded_on_error(connection: Connection) -> Iterator[None]:
+    # A new session for the next try: this one may be dead (SQLAlchemy does not see errors of psycopg's own COPY), or
+    # live with settings that an administrator has mended since.
     try:
         yield
-    except psycopg.Error:
-        if driver_connection(connection).broken:
-            connection.invalidate()
+    except BaseException:
+        connection.invalidate()
         raise
 
 
@@ -147,11 +146,14 @@ def _publish_in_tx(
     batch: Batch,
     work: Work,
     locked: LockedWriter,
-) -> TransactionState:
+    began: TransactionState,
+) -> None:
     if work.sealed:
         ledger.seal_in_tx(connection, locked, batch)
     published = work.publish(connection, batch)
-    ended = ledger.record_batch_in_tx(
+    if work.sealed:
+        _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
+    ledger.record_batch_in_tx(
         connection,
         locked,
         batch,
@@ -161,7 +163,6 @@ def _publish_in_tx(
     )
     if locked.ledger.writer is None and settings.remedies.replaces:
         ledger.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
-    return ended
 
 
 def _skip_in_tx(

@@ -87,7 +87,7 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
     """
     try:
         found = connection.execute(_RESOLVE, {"table": table}).fetchone()
-    except (psycopg.errors.InvalidName, psycopg.errors.InvalidParameterValue, psycopg.errors.FeatureNotSupported):
+    except (psycopg.errors.InvalidName, psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
         found = None
     if found is None or found[0] is None or found[1] is None:
         raise TargetError(
@@ -121,7 +121,8 @@ WITH RECURSIVE resolved AS (
     FROM resolved AS r JOIN pg_catalog.pg_type AS d ON d.oid = r.type_oid AND d.typtype = 'd'
 )
 SELECT n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c.relpersistence::text AS persistence,
-       c.relhasrules AS rules,
+       -- relhasrules stays true for a while after the last rule was dropped.
+       EXISTS (SELECT FROM pg_catalog.pg_rewrite AS w WHERE w.ev_class = c.oid AND w.rulename <> '_RETURN') AS rules,
        pg_catalog.row_security_active(c.oid) AS row_security,
        (SELECT t.relid::pg_catalog.regclass::text
         FROM pg_catalog.pg_partition_tree(c.oid) AS t JOIN pg_catalog.pg_class AS p ON p.oid = t.relid

@@ -1,0 +1,108 @@
+"""
+Where do the orders come from?
+
+Runs in the demo's own process. Invariant: what is counted as sent is in the source, once: a file appears whole, and a
+message is counted when the broker has acknowledged it.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from outcome import Sent, sent
+
+_EVERY_SECONDS = 0.4
+_AT_ONCE = (50, 250)
+_TOPIC = "orders"
+_PARTITIONS = 4
+
+
+class Source(Protocol):
+    """A place that takes orders, and that the job reads."""
+
+    name: str
+    job_arguments: Sequence[str]
+
+    def send(self, orders: Sequence[tuple[str, str]]) -> None:
+        """Put orders (customer and JSON) into the source; they are there when this returns."""
+
+
+class Files:
+    """JSON files in a directory."""
+
+    name = "JSON files"
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._files = 0
+        directory.mkdir()
+        self.job_arguments = ("--files", str(directory))
+
+    def send(self, orders: Sequence[tuple[str, str]]) -> None:
+        """Write one file, under a name that Spark passes over until the file is whole."""
+        self._files += 1
+        path = self._directory / f"orders-{self._files:05d}.json"
+        hidden = path.with_name(f".{path.name}")
+        hidden.write_text("".join(f"{order}\n" for _, order in orders))
+        hidden.rename(path)
+
+
+class Topic:
+    """A Kafka topic of four partitions; a customer's orders stay in order in one of them."""
+
+    name = f"Kafka messages in {_PARTITIONS} partitions"
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        from confluent_kafka import Producer
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        admin.create_topics([NewTopic(_TOPIC, _PARTITIONS, 1)])[_TOPIC].result(timeout=30)
+        # Idempotent, so that the producer's own retries double nothing.
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 2})
+        self.job_arguments = ("--kafka", bootstrap_servers, _TOPIC)
+
+    def send(self, orders: Sequence[tuple[str, str]]) -> None:
+        """Produce, and wait for the acknowledgements."""
+        for customer, order in orders:
+            self._producer.produce(_TOPIC, order, key=customer, on_delivery=_raise_error)
+        if left := self._producer.flush(30):
+            raise RuntimeError(f"Kafka did not acknowledge {left} orders within 30 s.")
+
+
+def _raise_error(error: object, _: object) -> None:
+    if error is not None:
+        raise RuntimeError(f"Kafka refused an order: {error}")
+
+
+class Customers:
+    """They keep ordering: :meth:`order_when_due` is called over and over, and sends some orders every so often."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._due = 0.0
+        self.sent = Sent()
+
+    def order_when_due(self) -> None:
+        """Send a few hundred orders, unless the last ones were sent just now."""
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + _EVERY_SECONDS
+        first = self.sent.orders + 1
+        orders = [(number, random.randint(1, 999_999)) for number in range(first, first + random.randint(*_AT_ONCE))]
+        self._source.send(list(_as_json(orders)))
+        self.sent = sent(orders, self.sent)
+
+
+def _as_json(orders: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
+    placed_at = datetime.now(UTC).isoformat()
+    for order_id, cents in orders:
+        customer = f"customer-{random.randint(1, 500)}"
+        order = {"order_id": order_id, "customer": customer, "amount": cents / 100, "placed_at": placed_at}
+        yield customer, json.dumps(order)

@@ -1,0 +1,77 @@
+"""
+What has reached Postgres?
+
+Runs in the demo's own process, over one connection that only looks. Invariant: it reads the ledger and the table as
+anybody could in psql; the job and the demo share nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psycopg
+from outcome import FINGERPRINT, Found
+from psycopg.rows import class_row
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The newest published batch, the run that published it, and how many rows there are."""
+
+    run_id: str
+    last_batch_id: int
+    rows: int
+
+
+class Watch:
+    """A look at the ledger, and at the end at every row."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=on")
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._connection.close()
+
+    def standing(self) -> Standing | None:
+        """Where the writer stands; None before its first batch."""
+        cursor = self._connection.cursor(row_factory=class_row(Standing))
+        try:
+            return cursor.execute(
+                "SELECT run_id, last_batch_id, (SELECT sum(rows)::bigint FROM pgonce.batches) AS rows "
+                "FROM pgonce.writers"
+            ).fetchone()
+        except psycopg.errors.UndefinedTable:
+            # The ledger is made by the first batch.
+            return None
+
+    def batches(self) -> int:
+        """How many batches are recorded."""
+        return self._number("SELECT count(*) FROM pgonce.batches")
+
+    def replays(self) -> int:
+        """How many batches were handed over again, and skipped."""
+        return self._number("SELECT count(*) FROM pgonce.replays")
+
+    def end_offsets(self) -> list[str]:
+        """Where the writer stands in its source, a line for each topic partition or source."""
+        found = self._connection.execute(
+            "SELECT coalesce(topic || '/' || partition || ': ', '') || end_offset FROM pgonce.current_offsets "
+            "ORDER BY topic, partition"
+        )
+        return [line for (line,) in found]
+
+    def found(self, orders: int) -> Found:
+        """Read the whole table; ids from 1 to ``orders`` were sent."""
+        row = self._connection.execute(
+            "SELECT count(*), count(DISTINCT order_id) FILTER (WHERE order_id BETWEEN 1 AND %s), "
+            f"coalesce(sum({FINGERPRINT}), 0)::bigint FROM orders",
+            [orders],
+        ).fetchone()
+        assert row
+        return Found(*row)
+
+    def _number(self, query: str) -> int:
+        row = self._connection.execute(query).fetchone()  # type: ignore[arg-type]
+        assert row
+        return int(row[0])

@@ -1,0 +1,194 @@
+"""
+``pgonce``: what the ledger knows, on the command line.
+
+Runs in a shell, without Spark. Invariant: an answer goes to stdout and an error to stderr, as text; the exit code says
+which kind of error it was, and no password is ever shown.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from importlib.metadata import version
+from typing import Annotated, NoReturn
+
+import psycopg
+import typer
+
+from offsets_store import cli_tables as show
+from offsets_store.connect import connect
+from offsets_store.errors import ConfigurationError, OffsetsError, PgonceError
+from offsets_store.migrations import grants, init_sql, migrate
+from offsets_store.postgres_errors import ledger_error, scrub
+from offsets_store.store import OffsetsStore
+
+
+class ExitCode(IntEnum):
+    """What the exit code of ``pgonce`` means."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    NO_ANSWER = 4
+
+
+_EXIT_CODES = {
+    ExitCode.OK: "the answer is on stdout",
+    ExitCode.FAILED: "Postgres, Kafka or the ledger (missing, too new, not permitted) is in the way",
+    ExitCode.USAGE: "the command line or the connection string cannot be read",
+    ExitCode.NOT_FOUND: "no query or sink has that name, or several have",
+    ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
+}
+_NOT_FOUND = {"QUERY_NOT_FOUND", "QUERY_AMBIGUOUS", "SINK_NOT_FOUND", "SINK_NEEDED"}
+
+app = typer.Typer(
+    help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
+    epilog="Exit codes: " + "; ".join(f"{int(code)}: {meaning}" for code, meaning in _EXIT_CODES.items()) + ".",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables would show connection strings.
+    pretty_exceptions_enable=False,
+)
+
+Url = Annotated[
+    str,
+    typer.Option(
+        envvar="PGONCE_URL",
+        help="libpq URI or key=value string. Without it: libpq's environment (PGHOST, PGSERVICE, ...).",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON with stable keys, for programs.")]
+Query = Annotated[str, typer.Argument(help="Name or id of the query, as `pgonce status` shows it.")]
+Sink = Annotated[str | None, typer.Option(help="Name of the sink, where the query has several.")]
+Brokers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", help="Kafka brokers (host:port,...) to ask for partitions and ends."),
+]
+
+
+def main() -> None:
+    """Run the command line; the entry point of the distribution."""
+    app()
+
+
+@app.command()
+def status(url: Url = "", as_json: Json = False) -> None:
+    """Where every query stands: last batch, end offsets, lag, replays skipped."""
+    with _errors_as_text():
+        known = OffsetsStore(url).status()
+        if as_json:
+            show.print_json(show.status_records(known))
+        elif known:
+            show.print_table(show.status_table(known))
+        else:
+            typer.echo("The ledger is empty: no batch has been published yet.")
+
+
+@app.command()
+def offsets(
+    query: Query,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    starting_offsets: Annotated[
+        bool, typer.Option("--starting-offsets", help="Only the JSON for Kafka's startingOffsets.")
+    ] = False,
+    bootstrap_servers: Brokers = None,
+    as_json: Json = False,
+) -> None:
+    """Where a query stands, by topic and partition; or what a new checkpoint of it must start at."""
+    with _errors_as_text():
+        store = OffsetsStore(url)
+        if starting_offsets:
+            # JSON for a program already, so that --json changes nothing.
+            typer.echo(store.starting_offsets(query, sink, bootstrap_servers))
+            return
+        found = store.status_of(query, sink, bootstrap_servers)
+        if as_json:
+            show.print_json(show.offsets_records(found))
+            return
+        for writer, lag in found:
+            show.print_table(show.offsets_table(writer, lag))
+
+
+@app.command()
+def history(
+    query: Query,
+    url: Url = "",
+    sink: Sink = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many batches.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """The newest published batches of a query: rows, offsets, run, time."""
+    with _errors_as_text():
+        batches = OffsetsStore(url).history(query, sink, limit)
+        if as_json:
+            show.print_json(show.history_records(batches))
+        else:
+            show.print_table(show.history_table(batches))
+
+
+@app.command()
+def init(
+    url: Url = "",
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for an administrator, and run nothing.")] = False,
+    role: Annotated[str | None, typer.Option(help="Also grant this role what a streaming query needs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Create the ledger, or bring it up to date. Run it again after an upgrade; it changes nothing twice."""
+    with _errors_as_text():
+        if sql:
+            typer.echo(init_sql(role), nl=False)
+            return
+        applied = _init(url, role)
+        if as_json:
+            show.print_json({"applied": applied, "role": role})
+            return
+        done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
+        typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
+
+
+def _init(url: str, role: str | None) -> list[int]:
+    with connect(url, autocommit=True) as connection:
+        try:
+            with connection.transaction():
+                applied = migrate(connection)
+                for grant in grants(role) if role is not None else ():
+                    connection.execute(grant.encode())
+        except psycopg.Error as error:
+            raise ledger_error(error, "preparing the ledger") from error
+    return applied
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(version("pgonce"))
+        raise typer.Exit(ExitCode.OK)
+
+
+@contextmanager
+def _errors_as_text() -> Iterator[None]:
+    try:
+        yield
+    except PgonceError as error:
+        _fail(error)
+
+
+def _fail(error: PgonceError) -> NoReturn:
+    print(scrub(f"Error: {error}"), file=sys.stderr)  # noqa: T201 (this is the output)
+    raise typer.Exit(exit_code(error)) from None
+
+
+def exit_code(error: PgonceError) -> ExitCode:
+    """The exit code that says which kind of error it was."""
+    if isinstance(error, ConfigurationError):
+        return ExitCode.FAILED if error.code == "NO_KAFKA_CLIENT" else ExitCode.USAGE
+    if not isinstance(error, OffsetsError) or error.code == "KAFKA_UNREACHABLE":
+        return ExitCode.FAILED
+    return ExitCode.NOT_FOUND if error.code in _NOT_FOUND else ExitCode.NO_ANSWER

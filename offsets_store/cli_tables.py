@@ -1,0 +1,174 @@
+"""
+How do the command line's answers look, to people and to programs?
+
+Runs in the command ``pgonce``. Invariant: the keys of the JSON are stable; both forms show the same facts, and what
+is unknown reads ``?`` in one and null in the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from rich.console import Console
+from rich.table import Table
+
+from offsets_store.lag import total_lag
+from offsets_store.offsets import Offsets
+from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
+
+Status = tuple[StoredWriter, list[PartitionLag]]
+
+_IDS = "ids (weaker)"
+
+
+def print_json(answer: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(answer, indent=2, default=_encode))  # noqa: T201 (this is the output)
+
+
+def status_records(status: Iterable[Status]) -> list[dict[str, Any]]:
+    """One object a writer."""
+    return [
+        {
+            **dataclasses.asdict(writer),
+            "lag": total_lag(lag),
+            "lag_measured_at": lag[0].measured_at if lag else None,
+        }
+        for writer, lag in status
+    ]
+
+
+def status_table(status: Sequence[Status]) -> Table:
+    """One row a writer."""
+    table = _table(
+        "Query", "Sink", "Batch", "End offsets", "Lag", "Replays", "Judged by", "Last batch at", "Owner (run)"
+    )
+    for writer, lag in status:
+        old = writer.replaced_by is not None
+        table.add_row(
+            f"{writer.query_name or '-'}\n{writer.query_id}" + (f"\nreplaced by {writer.replaced_by}" if old else ""),
+            writer.sink_name,
+            _text(writer.batch_id),
+            _offsets(writer.end_offsets),
+            _text(total_lag(lag)),
+            str(writer.replays),
+            (writer.guarantee if writer.guarantee == "offsets" else _IDS)
+            + (f"\n{writer.disagreements} disagreements" if writer.disagreements else ""),
+            _time(writer.updated_at),
+            _text(writer.run_id),
+            style="dim" if old else None,
+        )
+    return table
+
+
+def offsets_records(status: Iterable[Status]) -> list[dict[str, Any]]:
+    """One object a writer; ``positions`` has one a topic and partition, or a source, with its lag."""
+    return [
+        {
+            **{name: getattr(writer, name) for name in _OFFSETS_KEYS},
+            "positions": [{key: getattr(row, key) for key in _POSITION_KEYS} for row in lag],
+        }
+        for writer, lag in status
+    ]
+
+
+_OFFSETS_KEYS = (
+    "query_id",
+    "query_name",
+    "sink_name",
+    "batch_id",
+    "end_offsets",
+    "guarantee",
+    "replaced_by",
+    "updated_at",
+)
+_POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offset", "lag", "measured_at")
+
+
+def offsets_table(writer: StoredWriter, lag: Iterable[PartitionLag]) -> Table:
+    """One row a topic and partition, or a source."""
+    table = _table("Source", "Topic", "Partition", "End offset", "Newest", "Lag")
+    table.title = f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {_text(writer.batch_id)}"
+    for row in lag:
+        table.add_row(
+            _text(row.source_id),
+            row.topic or "-",
+            "-" if row.partition is None else str(row.partition),
+            _json(row.end_offset),
+            _json(row.latest_offset),
+            _text(row.lag),
+        )
+    return table
+
+
+def history_records(batches: Iterable[StoredBatch]) -> list[dict[str, Any]]:
+    """One object a batch."""
+    return [dataclasses.asdict(batch) for batch in batches]
+
+
+def history_table(batches: Iterable[StoredBatch]) -> Table:
+    """One row a batch."""
+    table = _table("Sink", "Batch", "Rows", "From", "To", "Transport", "Replays", "Committed at", "Run")
+    for batch in batches:
+        table.add_row(
+            batch.sink_name,
+            str(batch.batch_id) + (f" (generation {batch.generation})" if batch.generation else ""),
+            str(batch.rows),
+            _offsets(batch.start_offsets),
+            _offsets(batch.end_offsets),
+            batch.transport,
+            str(batch.replays),
+            _time(batch.committed_at),
+            batch.run_id,
+        )
+    return table
+
+
+def print_table(table: Table) -> None:
+    """A table on stdout; where that is no terminal, as wide as it needs to be."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = max(
+            console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum
+        )
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table()
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _offsets(offsets: Offsets | None) -> str:
+    if offsets is None:
+        return "?"
+    if len(offsets) == 1:
+        return _json(next(iter(offsets.values())))
+    return "\n".join(f"{source}: {_json(offset)}" for source, offset in offsets.items())
+
+
+def _json(value: Any) -> str:
+    return "?" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+def _text(value: Any) -> str:
+    return "?" if value is None else str(value)
+
+
+def _time(when: datetime) -> str:
+    return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
+
+
+def _encode(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(type(value).__name__)

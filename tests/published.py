@@ -1,0 +1,50 @@
+"""Batches in the ledger without Spark: the very functions that the commit uses, and no rows."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+from offsets_store import ledger
+from offsets_store.connect import engine_for
+from offsets_store.migrations import ensure_ledger
+from offsets_store.verdict import Batch
+
+QUERY = "11111111-1111-4111-8111-111111111111"
+OTHER = "22222222-2222-4222-8222-222222222222"
+RUN = "aaaaaaaa-1111-4111-8111-111111111111"
+
+
+def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: Any) -> Batch:
+    """Record one batch as a commit does; `identity` overrides the batch's fields."""
+    ensure_ledger(url)
+    fields = {
+        "query_id": QUERY,
+        "sink_name": "public.orders",
+        "run_id": RUN,
+        "query_name": "orders",
+        "checkpoint_location": "/checkpoints/orders",
+        "start": None,
+        "stateful": False,
+        "offset_log": None,
+        "previous_offset_log": None,
+        **identity,
+    }
+    batch = Batch(batch_id=batch_id, attempt=uuid4(), end=end, **fields)
+    with engine_for(url).begin() as connection:
+        locked = ledger.lock_writer_in_tx(connection, batch, None)
+        ledger.record_batch_in_tx(connection, locked, batch, rows=rows, transport="inline", retain_batches=100)
+    return batch
+
+
+def replay(url: str, batch: Batch) -> None:
+    """Record that a batch was skipped."""
+    with engine_for(url).begin() as connection:
+        ledger.record_replay_in_tx(connection, ledger.lock_writer_in_tx(connection, batch, None), batch)
+
+
+def take_over(url: str, batch: Batch, replaces: str) -> None:
+    """Record that the batch's query took the place of another."""
+    with engine_for(url).begin() as connection:
+        locked = ledger.lock_writer_in_tx(connection, batch, replaces)
+        ledger.replace_writer_in_tx(connection, locked, batch, replaces)

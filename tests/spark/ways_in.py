@@ -1,0 +1,117 @@
+"""
+By which ways can rows come in? One description each, so that one suite runs over all of them.
+
+Runs in: pytest's own driver, and in the drivers that the chaos tests kill. Invariant: a way in knows how a query is
+written and nothing of what is tested; every setting has the one name that `PostgresBatchWriter` gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming import DataStreamWriter
+
+from sink.foreach_batch import PostgresBatchWriter, transactional_batch
+
+BatchFunction = Callable[[DataFrame, int], None]
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a query writes; ``settings`` are named as arguments of `PostgresBatchWriter`."""
+
+    url: str
+    table: str
+    checkpoint: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """``format("pgonce")``; with ``inline_bytes`` 0 every row is staged."""
+
+    name: str
+    inline_bytes: int | None = None
+    upserts = False
+    in_foreach_batch = False
+
+    def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
+        """Add the frame's rows to the table."""
+        return self._write(frame, sink)
+
+    def totals(self, frame: DataFrame, sink: Sink, key: str) -> DataStreamWriter:
+        """Keep the table equal to an aggregate."""
+        return self._write(frame, sink).outputMode("complete")
+
+    def _write(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
+        options = {"url": sink.url, "table": sink.table, "checkpointLocation": sink.checkpoint}
+        if self.inline_bytes is not None:
+            options["inlineBytes"] = str(self.inline_bytes)
+        for name, value in sink.settings.items():
+            options[_camel_case(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+        return frame.writeStream.format("pgonce").options(**options)
+
+
+@dataclass(frozen=True)
+class InForeachBatch:
+    """What is passed to ``foreachBatch``: ``appending`` and ``keeping`` make the functions of the two kinds of query."""
+
+    name: str
+    appending: Callable[[Sink], BatchFunction]
+    keeping: Callable[[Sink, str], BatchFunction]
+    upserts: bool = False
+    in_foreach_batch = True
+
+    def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
+        """Add the frame's rows to the table."""
+        return _foreach_batch(frame, sink, self.appending(sink))
+
+    def totals(self, frame: DataFrame, sink: Sink, key: str) -> DataStreamWriter:
+        """Keep the table equal to an aggregate, whose rows ``key`` tells apart."""
+        output_mode = "update" if self.upserts else "complete"
+        return _foreach_batch(frame, sink, self.keeping(sink, key)).outputMode(output_mode)
+
+
+WayIn = DataSource | InForeachBatch
+
+
+def _camel_case(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
+def _foreach_batch(frame: DataFrame, sink: Sink, function: BatchFunction) -> DataStreamWriter:
+    return frame.writeStream.foreachBatch(function).option("checkpointLocation", sink.checkpoint)
+
+
+def _writer(mode: Literal["append", "complete"]) -> Callable[..., BatchFunction]:
+    return lambda sink, *_: PostgresBatchWriter(sink.url, table=sink.table, mode=mode, **sink.settings)
+
+
+def _upserting_writer(sink: Sink, key: str = "id") -> BatchFunction:
+    return PostgresBatchWriter(sink.url, table=sink.table, mode="upsert", keys=[key], **sink.settings)
+
+
+def _appending_function(sink: Sink) -> BatchFunction:
+    return _transactional(sink, lambda batch, tx: tx.append(batch, sink.table))
+
+
+def _replacing_function(sink: Sink, _: str) -> BatchFunction:
+    return _transactional(sink, lambda batch, tx: tx.replace(batch, sink.table))
+
+
+def _transactional(sink: Sink, work: Callable[..., Any]) -> BatchFunction:
+    settings = {name: value for name, value in sink.settings.items() if name != "sink_name"}
+    return transactional_batch(sink.url, name=sink.settings.get("sink_name", sink.table), **settings)(work)
+
+
+WAYS: tuple[WayIn, ...] = (
+    DataSource("inline"),
+    DataSource("staged", inline_bytes=0),
+    InForeachBatch("writer_append", _writer("append"), _writer("complete")),
+    InForeachBatch("writer_upsert", _upserting_writer, _upserting_writer, upserts=True),
+    InForeachBatch("function", _appending_function, _replacing_function),
+)
