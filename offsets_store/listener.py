@@ -40,8 +40,8 @@ class OffsetsListener(StreamingQueryListener):
     Stores every progress event of every query: ``spark.streams.addListener(OffsetsListener(url))``.
 
     Compares the offsets with those that the ledger has recorded (a disagreement is a warning in the log and a text in
-    ``pgonce.progress``), and fills them in where ``offsetsFrom=listener`` left them open. ``dropped`` counts the
-    events that could not be stored.
+    ``pgonce.progress``), and fills them in where ``offsetsFrom=listener`` left them open. ``stored`` and ``dropped``
+    count the events that were stored and those that could not be.
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :raises ConfigurationError: BAD_URL. Nothing else is ever raised: a server that is away is a warning a minute.
@@ -53,6 +53,7 @@ class OffsetsListener(StreamingQueryListener):
         self._events: queue.Queue[Any] = queue.Queue(_QUEUED_EVENTS)
         self._lock = threading.Lock()
         self._dropped = 0
+        self._stored = 0
         self._warned_at: float | None = None
         self._closing = threading.Event()
         self._abandoned = threading.Event()
@@ -63,6 +64,11 @@ class OffsetsListener(StreamingQueryListener):
     def dropped(self) -> int:
         """How many events could not be stored."""
         return self._dropped
+
+    @property
+    def stored(self) -> int:
+        """How many events are in the ledger."""
+        return self._stored
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing: Spark waits for this one."""
@@ -121,6 +127,7 @@ class OffsetsListener(StreamingQueryListener):
             self._drop(_reason(error))
             self._closing.wait(_PAUSE_AFTER_FAILURE_SECONDS)
             return
+        self._stored += 1
         if found:
             _log.warning("query %s (%s) and the ledger disagree: %s", heard.query_id, heard.query_name, found)
 

@@ -72,7 +72,7 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work) -> Verdict:
     ensure_ledger(settings.url)
     deadline = time.monotonic() + settings.retry_timeout
     pause = _FIRST_PAUSE_SECONDS
-    watch = LockWatch(settings.url)
+    watch = LockWatch(settings.url, settings.lock_timeout)
     while True:
         try:
             return _try_once(settings, batch, work, watch)

@@ -21,14 +21,15 @@ from offsets_store.errors import PgonceError
 
 _log = logging.getLogger("pgonce")
 
-_LOOK_AFTER_SECONDS = 0.5
+_LONGEST_BEFORE_LOOKING_SECONDS = 0.5
 
 
 @dataclass
 class LockWatch:
-    """``armed`` after the first lock timeout; ``holders`` names who was seen, for people."""
+    """``armed`` after the first lock timeout (in seconds); ``holders`` names who was seen, for people."""
 
     url: str = field(repr=False)
+    lock_timeout: float
     armed: bool = False
     holders: str = "its holder was not seen"
 
@@ -44,7 +45,7 @@ class LockWatch:
             return
         raw = connection.connection.driver_connection
         pid = raw.info.backend_pid if isinstance(raw, psycopg.Connection) else 0
-        timer = threading.Timer(_LOOK_AFTER_SECONDS, self._look, [pid, may_end])
+        timer = threading.Timer(min(_LONGEST_BEFORE_LOOKING_SECONDS, self.lock_timeout / 2), self._look, [pid, may_end])
         timer.daemon = True
         timer.start()
         try:

@@ -92,7 +92,7 @@ def _by_key(upsert: Upsert, plan: Sequence[ColumnPlan]) -> tuple[sql.Composable,
         order = sql.SQL(" ORDER BY {}").format(keys)
     else:
         distinct = sql.SQL("DISTINCT ON ({}) ").format(keys)
-        # Rows that tie: the one that came last wins.
+        # Rows that tie: of those of one task the one that came last, where rows travel inline; tasks have no order.
         order = sql.SQL(" ORDER BY {}, {} DESC NULLS LAST, ctid DESC").format(
             keys, sql.Identifier(upsert.order_by.source)
         )

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
+import psutil  # type: ignore[import-untyped]
 
 _JOB = Path(__file__).with_name("job.py")
 

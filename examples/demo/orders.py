@@ -26,8 +26,13 @@ _PARTITIONS = 4
 class Source(Protocol):
     """A place that takes orders, and that the job reads."""
 
-    name: str
-    job_arguments: Sequence[str]
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+
+    @property
+    def job_arguments(self) -> Sequence[str]:
+        """How the job is told to read it."""
 
     def send(self, orders: Sequence[tuple[str, str]]) -> None:
         """Put orders (customer and JSON) into the source; they are there when this returns."""
@@ -60,7 +65,7 @@ class Topic:
 
     def __init__(self, bootstrap_servers: str) -> None:
         from confluent_kafka import Producer
-        from confluent_kafka.admin import AdminClient, NewTopic
+        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})
         admin.create_topics([NewTopic(_TOPIC, _PARTITIONS, 1)])[_TOPIC].result(timeout=30)

@@ -72,6 +72,6 @@ class Watch:
         return Found(*row)
 
     def _number(self, query: str) -> int:
-        row = self._connection.execute(query).fetchone()  # type: ignore[arg-type]
+        row = self._connection.execute(query).fetchone()
         assert row
         return int(row[0])

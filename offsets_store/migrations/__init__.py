@@ -78,8 +78,18 @@ def migrate(connection: psycopg.Connection) -> list[int]:
 _RECORD = "INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (%s, %s)"
 
 
+# A query, not to_regclass: that may answer from this session's cache, which does not know yet what another driver
+# created while this one waited for the lock (seen: "relation schema_version already exists").
+_HAS_LEDGER = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'pgonce' AND c.relname = 'schema_version'
+)
+"""
+
+
 def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
-    row = connection.execute("SELECT to_regclass('pgonce.schema_version') IS NOT NULL").fetchone()
+    row = connection.execute(_HAS_LEDGER).fetchone()
     if not (row and row[0]):
         return MIGRATIONS
     newest = connection.execute(

@@ -1,0 +1,203 @@
+"""
+A driver is shot at each moment of a batch, and another takes over: no row is lost or doubled.
+
+Every moment is held open until the shot: by a file that tasks wait for, by a lock in Postgres, or by the proxy at
+COMMIT. One driver runs a query for each way in, and all of them are at the moment when it is killed; the tests'
+own driver takes over.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+import pytest
+from fix_driver import Driver
+from fix_proxy import Proxy
+from fix_spark import spark_settings
+
+from chaos import driver_job
+from chaos.driver_job import Job, signs, sink_of
+from spark.exactly_once import recorded, replays, what_is_wrong, wrong_rows
+from spark.inbox import Inbox, create_events, events
+from spark.ways_in import WAYS, Sink, WayIn
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_GATE = 4711
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a test of this module works with; the driver reaches Postgres through the proxy."""
+
+    directory: Path
+    inbox: Inbox
+    url: str
+    proxy: Proxy
+    observer: psycopg.Connection
+    start_driver: Callable[..., Driver]
+
+    def start(self, tasks: str) -> Driver:
+        """Start the driver with a query for each way in, on as many slots, with three retries for a task."""
+        settings = spark_settings(self.directory, kafka=False) | {"spark.master": f"local[{len(WAYS)},4]"}
+        job = Job(self.proxy.url, str(self.inbox.folder), str(self.directory), settings, tasks)
+        here = Path(driver_job.__file__)
+        return self.start_driver(here, job.to_json(), env={"PYTHONPATH": os.pathsep.join([str(here.parents[1]), os.environ.get("PYTHONPATH", "")])})
+
+    def sink(self, way: WayIn) -> Sink:
+        """The way's table and checkpoint, without the proxy."""
+        return sink_of(way, self.url, self.directory)
+
+    def checkpoint(self, way: WayIn) -> Path:
+        """The way's checkpoint."""
+        return Path(self.sink(way).checkpoint)
+
+    def count(self, query: str) -> int:
+        """What a query that counts answers."""
+        found = self.observer.execute(query).fetchone()
+        assert found
+        return int(found[0])
+
+
+@pytest.fixture
+def bench(tmp_path, url, proxy, observer, start_driver):
+    """A table for each way in, and an inbox with one batch of ten rows."""
+    inbox = Inbox(tmp_path / "inbox")
+    inbox.add(10)
+    for way in WAYS:
+        create_events(url, sink_of(way, url, tmp_path).table, keyed=way.upserts)
+        signs(way, tmp_path).mkdir(parents=True)
+    return Bench(tmp_path, inbox, url, proxy, observer, start_driver)
+
+
+@contextmanager
+def before_the_tasks(bench: Bench) -> Iterator[Callable[[], bool]]:
+    """The batch is planned, and no task has given a row away."""
+    for way in WAYS:
+        (signs(way, bench.directory) / "wait").touch()
+    yield lambda: all((signs(way, bench.directory) / "waiting").exists() for way in WAYS)
+
+
+@contextmanager
+def between_tasks_and_commit(bench: Bench) -> Iterator[Callable[[], bool]]:
+    """The commit asks for its writer's row, which the test keeps locked."""
+    asking = (
+        "SELECT count(DISTINCT a.application_name) FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid) "
+        "WHERE l.relation = 'pgonce.writers'::regclass AND NOT l.granted AND a.application_name LIKE 'pgonce %'"
+    )
+    with psycopg.connect(bench.url) as holder:
+        holder.execute("LOCK TABLE pgonce.writers IN EXCLUSIVE MODE")
+        yield lambda: bench.count(asking) == len(WAYS)
+
+
+@contextmanager
+def inside_the_transaction(bench: Bench) -> Iterator[Callable[[], bool]]:
+    """The rows are written and the batch is not yet recorded: a trigger on the ledger waits for the test."""
+    tables = ", ".join(f"'{bench.sink(way).table}'::regclass" for way in WAYS)
+    written = (
+        "SELECT count(DISTINCT rows.relation) FROM pg_locks AS gate JOIN pg_locks AS rows USING (pid) "
+        f"WHERE gate.locktype = 'advisory' AND gate.objid = {_GATE} AND NOT gate.granted "
+        f"AND rows.mode = 'RowExclusiveLock' AND rows.relation IN ({tables})"
+    )
+    with psycopg.connect(bench.url, autocommit=True) as holder:
+        holder.execute(f"SELECT pg_advisory_lock({_GATE})")
+        holder.execute(
+            "CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS "
+            f"'BEGIN PERFORM pg_advisory_xact_lock_shared({_GATE}); RETURN NULL; END'"
+        )
+        holder.execute(
+            "CREATE TRIGGER gate BEFORE INSERT ON pgonce.batches FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
+        )
+        yield lambda: bench.count(written) == len(WAYS)
+
+
+@contextmanager
+def before_commit(bench: Bench) -> Iterator[Callable[[], bool]]:
+    """All is written and recorded, and COMMIT never reaches the server."""
+    # As the statement that writes the rows names the table; a task that stages does not name it so.
+    holds = [bench.proxy.hold_before_commit(touching=f'"{bench.sink(way).table}"') for way in WAYS]
+    yield lambda: all(hold.reached.is_set() for hold in holds)
+    for hold in holds:
+        hold.cut()
+
+
+@contextmanager
+def after_commit(bench: Bench) -> Iterator[Callable[[], bool]]:
+    """The server has committed, and its answer never reaches the driver, let alone ``commits/1``."""
+    holds = [bench.proxy.hold_after_commit(touching=f'"{bench.sink(way).table}"') for way in WAYS]
+    yield lambda: all(hold.reached.is_set() for hold in holds)
+    for hold in holds:
+        hold.cut()
+
+
+@contextmanager
+def after_the_batch(bench: Bench) -> Iterator[Callable[[], bool]]:
+    """Spark has noted the batch as done."""
+    yield lambda: all((bench.checkpoint(way) / "commits/1").exists() for way in WAYS)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When to shoot: ``hold`` brings every query there; the rest is what proves that it was there."""
+
+    hold: Callable[[Bench], AbstractContextManager[Callable[[], bool]]]
+    in_ledger: bool = False
+    in_checkpoint: bool = False
+
+
+MOMENTS = (
+    Moment(before_the_tasks),
+    Moment(between_tasks_and_commit),
+    Moment(inside_the_transaction),
+    Moment(before_commit),
+    Moment(after_commit, in_ledger=True),
+    Moment(after_the_batch, in_ledger=True, in_checkpoint=True),
+)
+
+
+@pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.hold.__name__)
+def test_killed_driver_is_succeeded(moment, bench, spark, observer):
+    """Whenever a driver is killed, its successor goes on so that every row is there once, over every way in."""
+    driver = bench.start("wait_when_told")
+    driver.wait_for(lambda: all((bench.checkpoint(way) / "commits/0").exists() for way in WAYS), "the first batch", 120)
+    first = list(bench.inbox.rows)
+    with moment.hold(bench) as is_reached:
+        bench.inbox.add(20)
+        driver.wait_for(is_reached, moment.hold.__name__)
+        driver.sigkill()
+        for way in WAYS:
+            assert_was_at(moment, bench, way, before=first)
+    bench.inbox.add(30)
+    streams = [way.append(events(spark, bench.inbox.folder), bench.sink(way)) for way in WAYS]
+    for query in [stream.trigger(availableNow=True).start() for stream in streams]:
+        assert query.awaitTermination(120)
+    for way in WAYS:
+        sink = bench.sink(way)
+        assert what_is_wrong(observer, sink.table, sink.checkpoint, bench.inbox.rows) == [], way.name
+        assert replays(observer, sink.checkpoint) == ([1] if moment.in_ledger and not moment.in_checkpoint else [])
+
+
+def assert_was_at(moment: Moment, bench: Bench, way: WayIn, before: list[tuple]) -> None:
+    """Prove that the shot hit: what the checkpoint and the ledger know of batch 1, and what readers see of it."""
+    sink = bench.sink(way)
+    assert (bench.checkpoint(way) / "offsets/1").exists()
+    assert (bench.checkpoint(way) / "commits/1").exists() == moment.in_checkpoint, way.name
+    assert [batch.batch_id for batch in recorded(bench.observer, sink.checkpoint)] == [0, 1][: 1 + moment.in_ledger]
+    visible = bench.inbox.rows if moment.in_ledger else before
+    assert wrong_rows(bench.observer, sink.table, visible) == [], way.name
+
+
+def test_task_that_fails_twice(bench, observer):
+    """A task whose first two attempts fail after they gave their rows away adds each row once, over every way in."""
+    bench.inbox.add(20)
+    assert bench.start("fail_twice").wait(180) == 0
+    for way in WAYS:
+        sink = bench.sink(way)
+        attempts = sorted(file.name for file in signs(way, bench.directory).iterdir())
+        assert attempts == ["attempt-0", "attempt-1", "attempt-2"]
+        assert what_is_wrong(observer, sink.table, sink.checkpoint, bench.inbox.rows) == [], way.name

@@ -1,0 +1,71 @@
+"""Commit messages: how much may travel in them, and what is refused of them."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from offsets_store.errors import PgonceError
+from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap, open_parcels
+from sink.parcel_commit import transport
+
+ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
+
+
+def parcel(**changes):
+    """A parcel of one row."""
+    return Parcel(**{"origin": ORIGIN, "partition_id": 0, "task_attempt_id": 1, "rows": 1, **changes})
+
+
+@pytest.mark.parametrize("partitions", [1, 8, 200, 100_000])
+def test_all_inline_rows_together_are_bounded(partitions):
+    """However many partitions there are, their messages stay below 13.2 times inlineBytes."""
+    assert sum(inline_cap(1_000_000, n) for n in range(partitions)) <= 13_200_000
+
+
+def test_the_first_partitions_may_send_all_of_inline_bytes():
+    """Few partitions need no thought: each may fill what the option says."""
+    assert {inline_cap(1000, n) for n in range(8)} == {1000}
+    assert inline_cap(1000, 8) == 250
+
+
+def test_parcels_survive_the_trip_and_hide_their_rows():
+    """A parcel is pickled on its way; its text in a log shows no row."""
+    sent = parcel(bodies=(b"secret row",))
+    assert pickle.loads(pickle.dumps(sent)) == sent
+    assert "secret" not in repr(sent)
+
+
+@pytest.mark.parametrize("messages", [[], [None], [parcel(), None]])
+def test_a_missing_message_means_that_rows_were_not_delivered(messages):
+    """Spark drops the rows of a continuous query and commits all the same: refused."""
+    with pytest.raises(PgonceError, match="NO_ROWS_DELIVERED"):
+        open_parcels(messages, 7)
+
+
+@pytest.mark.parametrize("other", [Origin("q2", "r1", 7, None), Origin("q1", "r1", 8, OffsetLogEntry(8, "abc"))])
+def test_parcels_of_different_batches_are_refused(other):
+    """Messages that do not agree on what they belong to are not committed."""
+    with pytest.raises(PgonceError, match="MIXED_BATCHES"):
+        open_parcels([parcel(), parcel(origin=other)], 7)
+
+
+def test_parcels_of_another_batch_than_spark_commits_are_refused():
+    """The batch id that Spark commits is the one that the rows belong to."""
+    with pytest.raises(PgonceError, match="MIXED_BATCHES"):
+        open_parcels([parcel()], 8)
+
+
+@pytest.mark.parametrize(
+    ("parcels", "way"),
+    [
+        ([parcel()], "inline"),
+        ([parcel(staged=True)], "staged"),
+        ([parcel(), parcel(staged=True)], "inline+staged"),
+        ([parcel(rows=0)], "inline"),
+    ],
+)
+def test_the_ledger_says_how_the_rows_came(parcels, way):
+    """A batch is inline, staged, or both."""
+    assert transport(parcels) == way
