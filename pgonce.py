@@ -4,10 +4,9 @@ pgonce: exactly-once PostgreSQL for Spark Structured Streaming.
 The public names, in one place. ``format("pgonce")`` needs no import at all.
 """
 
+from offsets_store.errors import PgonceError
 from offsets_store.listener import OffsetsListener
 from offsets_store.store import OffsetsStore
-
-from offsets_store.errors import PgonceError
 from sink.foreach_batch import PostgresBatchWriter, transactional_batch
 from sink.transaction import BatchTransaction
 

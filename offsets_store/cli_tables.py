@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.table import Table
 
 from offsets_store.lag import total_lag
-from offsets_store.offsets import Offsets
+from offsets_store.offsets import Offsets, is_kafka
 from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
 
 Status = tuple[StoredWriter, list[PartitionLag]]
 
-_IDS = "ids (weaker)"
+_WIDTH_FOR_WHOLE_IDS = 100
 
 
 def print_json(answer: Any) -> None:
@@ -45,22 +45,26 @@ def status_records(status: Iterable[Status]) -> list[dict[str, Any]]:
 
 def status_table(status: Sequence[Status]) -> Table:
     """One row a writer."""
-    table = _table(
-        "Query", "Sink", "Batch", "End offsets", "Lag", "Replays", "Judged by", "Last batch at", "Owner (run)"
-    )
+    table = _table("Query, id, owner", "Sink", "Last batch", "End offsets", "Lag", "Replays")
     for writer, lag in status:
         old = writer.replaced_by is not None
         table.add_row(
-            f"{writer.query_name or '-'}\n{writer.query_id}" + (f"\nreplaced by {writer.replaced_by}" if old else ""),
+            _lines(
+                writer.query_name or "-",
+                writer.query_id,
+                f"run {_text(writer.run_id)}",
+                f"replaced by\n{writer.replaced_by}" if old else "",
+            ),
             writer.sink_name,
-            _text(writer.batch_id),
+            _lines(
+                _text(writer.batch_id),
+                _time(writer.updated_at),
+                "judged by ids (weaker)" if writer.guarantee == "ids" else "",
+                f"{writer.disagreements} disagree" if writer.disagreements else "",
+            ),
             _offsets(writer.end_offsets),
             _text(total_lag(lag)),
             str(writer.replays),
-            (writer.guarantee if writer.guarantee == "offsets" else _IDS)
-            + (f"\n{writer.disagreements} disagreements" if writer.disagreements else ""),
-            _time(writer.updated_at),
-            _text(writer.run_id),
             style="dim" if old else None,
         )
     return table
@@ -113,18 +117,19 @@ def history_records(batches: Iterable[StoredBatch]) -> list[dict[str, Any]]:
 
 def history_table(batches: Iterable[StoredBatch]) -> Table:
     """One row a batch."""
-    table = _table("Sink", "Batch", "Rows", "From", "To", "Transport", "Replays", "Committed at", "Run")
+    table = _table("Batch, run", "Sink", "Rows", "From", "To", "Replays")
     for batch in batches:
         table.add_row(
+            _lines(
+                f"{batch.batch_id}" + (f" (generation {batch.generation})" if batch.generation else ""),
+                f"{_time(batch.committed_at)}, {batch.transport}",
+                f"run {batch.run_id}",
+            ),
             batch.sink_name,
-            str(batch.batch_id) + (f" (generation {batch.generation})" if batch.generation else ""),
             str(batch.rows),
             _offsets(batch.start_offsets),
             _offsets(batch.end_offsets),
-            batch.transport,
             str(batch.replays),
-            _time(batch.committed_at),
-            batch.run_id,
         )
     return table
 
@@ -133,25 +138,37 @@ def print_table(table: Table) -> None:
     """A table on stdout; where that is no terminal, as wide as it needs to be."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = max(
-            console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum
-        )
+        unbounded = console.options.update(width=10_000)
+        console.width = max(console.width, table.__rich_measure__(console, unbounded).maximum)
+    # Ids are copied from the first column: it is folded only where it would crop the others.
+    table.columns[0].no_wrap = console.width >= _WIDTH_FOR_WHOLE_IDS
     console.print(table)
 
 
 def _table(*columns: str) -> Table:
-    table = Table()
+    table = Table(show_lines=True)
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
 
 
+def _lines(*parts: str) -> str:
+    return "\n".join(part for part in parts if part)
+
+
 def _offsets(offsets: Offsets | None) -> str:
     if offsets is None:
         return "?"
-    if len(offsets) == 1:
-        return _json(next(iter(offsets.values())))
-    return "\n".join(f"{source}: {_json(offset)}" for source, offset in offsets.items())
+    return "\n".join((f"{source}: " if len(offsets) > 1 else "") + _offset(at) for source, at in offsets.items())
+
+
+def _offset(offset: Any) -> str:
+    if not is_kafka(offset):
+        return _json(offset)
+    return "\n".join(
+        f"{topic} " + " ".join(f"{partition}:{parts[partition]}" for partition in sorted(parts, key=int))
+        for topic, parts in sorted(offset.items())
+    )
 
 
 def _json(value: Any) -> str:

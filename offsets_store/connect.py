@@ -75,7 +75,7 @@ def engine_for(url: str) -> Engine:
 def _engine(url: str, _pid: int) -> Engine:
     # The process id is part of the key because a connection must not be shared with a forked worker.
     parse_url(url)
-    # Python's own json, both ways: all that exact_json admits comes back from jsonb the same (tests/integration/test_store.py).
+    # Python's own json, both ways: all that exact_json admits comes back from jsonb the same; a test shows it.
     return create_engine(
         "postgresql+psycopg://",
         creator=lambda: connect(url),

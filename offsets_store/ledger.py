@@ -94,6 +94,8 @@ def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None
         connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
         row = connection.execute(_LOCK, _identity(batch)).one()
     if row.last_batch_id is None:
+        # Two new queries of one sink that start together would not see each other as rivals.
+        connection.execute(_ONE_FIRST_CONTACT, {"sink": batch.sink_name})
         return LockedWriter(row.writer_id, row.generation, Ledger(rivals=_rivals_in_tx(connection, batch, replaces)))
     return LockedWriter(row.writer_id, row.generation, _ledger_in_tx(connection, row, batch))
 
@@ -107,6 +109,7 @@ _LOCK = (
     .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
     .with_for_update()
 )
+_ONE_FIRST_CONTACT = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("sink"), 0)))
 _CREATE = (
     insert_or_ignore(writers)
     .values(query_id=bindparam("query"), sink_name=bindparam("sink"), guarantee=bindparam("guarantee"))
@@ -200,6 +203,9 @@ def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
 
 def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Rival, ...]:
     """The other queries of this sink that share a checkpoint location, a query name or Kafka partitions with ours."""
+    if replaces is not None:
+        # The old query may still run: it must not publish between this look at its end and the taking of its place.
+        connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
     others = connection.execute(
         select(writers).where(
             writers.c.sink_name == batch.sink_name,

@@ -28,7 +28,8 @@ TRANSIENT_CLASSES = ("08",)  # connection exceptions
 
 _REFUSED_AT_THE_DOOR = re.compile(
     r"password authentication failed|no password supplied|no pg_hba\.conf entry|does not exist|"
-    r"authentication method|SSL|certificate|not permitted to log in|could not translate host name|"
+    r"authentication method|SSL error|does not support SSL|certificate|not permitted to log in|"
+    r"could not translate host name|"
     r"invalid (port|integer|sslmode|connection option)|permission denied",
     re.IGNORECASE,
 )
@@ -55,13 +56,12 @@ def driver_error(error: BaseException) -> psycopg.Error | None:
 def is_transient(error: psycopg.Error) -> bool:
     """Whether doing the same again may succeed."""
     if error.sqlstate is None:
-        # libpq gives no SQLSTATE for a lost connection, nor for one that was never made.
-        return isinstance(error, psycopg.OperationalError) and not _REFUSED_AT_THE_DOOR.search(str(error))
+        return is_lost_connection(error)
     return error.sqlstate in TRANSIENT_SQLSTATES or error.sqlstate.startswith(TRANSIENT_CLASSES)
 
 
 def is_lost_connection(error: psycopg.Error) -> bool:
-    """Whether the server's answer, if there was one, never arrived."""
+    """Whether the server's answer, if there was one, never arrived: libpq gives no SQLSTATE for that."""
     return error.sqlstate is None and isinstance(error, psycopg.OperationalError)
 
 

@@ -64,7 +64,7 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     writer = ledger.writer
     if writer and writer.replaced_by:
         return (
-            f"{_writer(batch).capitalize()} was replaced by query {writer.replaced_by}, which publishes now.",
+            f"The {_writer(batch)} was replaced by query {writer.replaced_by}, which publishes now.",
             "Leave this query stopped. To bring it back under its own name, give it another sinkName and table.",
         )
     owner = writer.run_id if writer else "?"

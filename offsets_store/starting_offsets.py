@@ -27,13 +27,13 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
 
     :raises OffsetsError: OFFSETS_UNKNOWN, NOT_KAFKA, SEVERAL_SOURCES.
     """
-    called = f"query {writer.query_id} into sink {writer.sink_name!r}"
+    called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
     end: Offsets | None = writer.end_offsets
     if end is None:
         raise OffsetsError(
             "OFFSETS_UNKNOWN",
-            f"The ledger does not know where batch {writer.batch_id} of {called} ended: with offsetsFrom=listener only "
-            "an OffsetsListener tells, and it has not.",
+            f"{called} has no known end of batch {writer.batch_id}: with offsetsFrom=listener only an OffsetsListener "
+            "tells, and it has not.",
             NOTHING,
             "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
             "checkpoint's offsets folder.",
@@ -41,7 +41,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     if len(end) > 1:
         raise OffsetsError(
             "SEVERAL_SOURCES",
-            f"{called.capitalize()} reads {len(end)} sources, and startingOffsets belongs to one.",
+            f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
             NOTHING,
             f"`pgonce offsets {writer.query_id}` shows the end of each.",
         )
@@ -49,7 +49,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
     if not is_kafka(offset):
         raise OffsetsError(
             "NOT_KAFKA",
-            f"{called.capitalize()} does not read Kafka: its source stands at {json.dumps(offset)}.",
+            f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
             NOTHING,
             "Only Kafka's offsets say which rows come next. For another source, keep the checkpoint.",
         )

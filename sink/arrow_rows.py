@@ -7,6 +7,7 @@ Runs on the driver. Invariant: rows are never turned into Python objects or pand
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 from pyspark.sql import DataFrame
 
@@ -23,10 +24,11 @@ def collected_rows(frame: DataFrame) -> BatchRows:
     """
     struct_type = frame.schema
     columns = encode_columns(struct_type)
-    table = frame.toArrow()
+    # Not toArrow(): its cast to a schema of its own fails on a null struct with fields that are not nullable.
+    batches = cast("Any", frame)._collect_as_arrow()
 
     def bodies() -> Iterator[bytes]:
         encoder = CopyEncoder(struct_type)
-        return (encoder.encode(batch) for batch in table.to_batches())
+        return (encoder.encode(batch) for batch in batches)
 
-    return BatchRows(columns=columns, count=table.num_rows, bodies=bodies)
+    return BatchRows(columns=columns, count=sum(batch.num_rows for batch in batches), bodies=bodies)

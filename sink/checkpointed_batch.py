@@ -8,11 +8,14 @@ before its tasks ran, read anew for every batch.
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 
 from offsets_store.checkpoint import Checkpoint
+from offsets_store.checkpoint_files import without_credentials
 from offsets_store.errors import CheckpointError
 from offsets_store.verdict import Batch
 from sink.errors import SparkError
+from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin
 from sink.target import NOTHING
 
@@ -34,7 +37,7 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
     if newest is None or checkpoint.is_committed(newest[0]):
         raise SparkError(
             "NOT_MICRO_BATCH",
-            f"Spark plans a batch without having written its offsets to {checkpoint_location}/offsets: the query "
+            f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query "
             "runs with "
             "the continuous trigger (which drops every row of a Python sink), or with asynchronous progress "
             "tracking; or "
@@ -44,6 +47,19 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
             "checkpointLocation.",
         )
     return OffsetLogEntry(*newest)
+
+
+def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
+    """
+    The entry of the batch being planned; None with offsetsFrom=listener, where the checkpoint need not be readable.
+
+    :raises SparkError: as :func:`newest_uncommitted_entry`; with the listener too, where the checkpoint can be read.
+    """
+    if options.offsets_from == "checkpoint":
+        return newest_uncommitted_entry(options.checkpoint_location)
+    with suppress(CheckpointError):
+        newest_uncommitted_entry(options.checkpoint_location)
+    return None
 
 
 def batch_from_checkpoint(checkpoint_location: str, origin: Origin, query_name: str | None) -> Batch:
@@ -110,6 +126,6 @@ def batch_by_id(origin: Origin, query_name: str | None, checkpoint_location: str
         end=None,
         stateful=True,
         query_name=query_name,
-        checkpoint_location=checkpoint_location,
+        checkpoint_location=without_credentials(checkpoint_location) if checkpoint_location else None,
         guarantee="ids",
     )

@@ -17,14 +17,15 @@ from dataclasses import dataclass, replace
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, event
 
 from offsets_store import ledger
 from offsets_store.connect import engine_for
 from offsets_store.errors import ConnectError, PgonceError
 from offsets_store.ledger import LockedWriter, TransactionState
 from offsets_store.migrations import ensure_ledger
-from offsets_store.postgres_errors import driver_error, is_transient, ledger_error
+from offsets_store.postgres_errors import driver_error, is_lost_connection, is_transient, ledger_error
 from offsets_store.refusals import refusal
 from offsets_store.verdict import PUBLISH, SKIP, Batch, Verdict, decide
 from sink.errors import CommitError
@@ -69,28 +70,27 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work) -> Verdict:
     :raises TargetError: where the table or the rows are the reason.
     :raises CommitError: where Postgres stayed away or locked past the bounds in ``settings``.
     """
-    ensure_ledger(settings.url)
-    deadline = time.monotonic() + settings.retry_timeout
+    deadline: float | None = None
     pause = _FIRST_PAUSE_SECONDS
     watch = LockWatch(settings.url, settings.lock_timeout)
+    outcome_unknown = False
     while True:
         try:
             return _try_once(settings, batch, work, watch)
         except (ConnectError, psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
             cause = driver_error(error)
+            reason = " ".join(str(cause or error).split())
+            outcome_unknown |= cause is not None and is_lost_connection(cause)
+            # From the first error on, not from the start: publishing itself may take as long as it needs.
+            deadline = deadline or time.monotonic() + settings.retry_timeout
             if not _may_try_again(error, cause):
-                raise _translated(error, cause) from cause
+                raise (
+                    _unknown(batch, reason) if outcome_unknown and cause is None else _translated(error, cause)
+                ) from cause
             if time.monotonic() + pause > deadline:
-                raise _given_up(settings, batch, error, watch) from None
-            if cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE:
-                watch.armed = True
-            _log.warning(
-                "batch %s of query %s: trying again in %.1f s, because: %s",
-                batch.batch_id,
-                batch.query_id,
-                pause,
-                " ".join(str(cause or error).split()),
-            )
+                raise _unknown(batch, reason) if outcome_unknown else _given_up(settings, batch, error, watch) from None
+            watch.armed |= cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
+        _log.warning("batch %s of query %s: trying again in %.1f s: %s", batch.batch_id, batch.query_id, pause, reason)
         # Jitter, so that drivers that failed together do not return together.
         time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (no secret hangs on it)
         pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
@@ -105,6 +105,7 @@ def _translated(error: BaseException, cause: psycopg.Error | None) -> BaseExcept
 
 
 def _try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatch) -> Verdict:
+    ensure_ledger(settings.url)
     with engine_for(settings.url).connect() as connection, _discarded_on_error(connection):
         began = ledger.begin_in_tx(connection, application_name(batch.run_id), settings.lock_timeout)
         _refuse_lost_on_crash(began)
@@ -149,6 +150,7 @@ def _publish_in_tx(
     began: TransactionState,
 ) -> None:
     if work.sealed:
+        event.listen(connection, "after_cursor_execute", _refuse_ended_transaction)
         ledger.seal_in_tx(connection, locked, batch)
     published = work.publish(connection, batch)
     if work.sealed:
@@ -213,16 +215,26 @@ def _refuse_lost_on_crash(state: TransactionState) -> None:
 def _refuse_broken_transaction(began: TransactionState, ended: TransactionState) -> None:
     _refuse_lost_on_crash(ended)
     if began.xid != ended.xid:
-        raise CommitError(
-            "TRANSACTION_ENDED",
-            "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and "
-            "offsets "
-            "would no longer be one.",
-            NOTHING,
-            "Remove transaction control from your SQL and from procedures it calls; use "
-            "tx.connection.begin_nested() for "
-            "what may fail.",
-        )
+        raise _transaction_ended()
+
+
+def _transaction_ended() -> CommitError:
+    return CommitError(
+        "TRANSACTION_ENDED",
+        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and "
+        "offsets "
+        "would no longer be one.",
+        NOTHING,
+        "Remove transaction control from your SQL and from procedures it calls; use "
+        "tx.connection.begin_nested() for "
+        "what may fail.",
+    )
+
+
+def _refuse_ended_transaction(connection: Connection, *_: object) -> None:
+    # At once, before the next statement runs, and perhaps is committed, in a transaction of its own.
+    if driver_connection(connection).info.transaction_status is TransactionStatus.IDLE:
+        raise _transaction_ended()
 
 
 def _may_try_again(error: BaseException, cause: psycopg.Error | None) -> bool:
@@ -248,8 +260,16 @@ def _given_up(settings: CommitSettings, batch: Batch, error: BaseException, watc
         "RETRIES_EXHAUSTED",
         f"Batch {batch.batch_id} could not be committed within {settings.retry_timeout:g} s; the last reason: "
         f"{' '.join(str(cause or error).split())}.",
-        "Whether the last try was committed may be unknown; the next start finds out from the ledger, and no row "
-        "is lost "
-        "or doubled.",
-        "Mend the cause and start the query again.",
+        NOTHING,
+        "Mend the cause and start the query again; retryTimeout sets how long is tried.",
+    )
+
+
+def _unknown(batch: Batch, reason: str) -> CommitError:
+    return CommitError(
+        "COMMIT_UNKNOWN",
+        f"The connection was lost while batch {batch.batch_id} was committed, and Postgres could not be asked since: "
+        f"{reason}.",
+        "Whether the batch was committed is unknown; its rows and its offsets were, together, or neither.",
+        "Start the query again once Postgres can be reached: the ledger tells, and no row is lost or doubled.",
     )

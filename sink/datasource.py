@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
-from sink.checkpointed_batch import newest_uncommitted_entry
+from sink.checkpointed_batch import planned_entry
 from sink.errors import SparkError
 from sink.options import SinkOptions, parse_options
 from sink.parcel import Parcel
@@ -73,10 +73,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, struct_type: StructType) -> None:
         self.options = options
-        planned = None
-        if options.offsets_from == "checkpoint":
-            planned = newest_uncommitted_entry(options.checkpoint_location)
-        self.task_writer = TaskWriter(options, struct_type, planned)
+        self.task_writer = TaskWriter(options, struct_type, planned_entry(options))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
         """In a task: encode the partition."""

@@ -2,7 +2,7 @@
 What can go wrong on the way of a batch's rows into Postgres, in words.
 
 Runs anywhere. Invariant: as in `offsets_store.errors`, the text alone says what happened, what it means for
-the data and what to do next; it names columns and types, and never shows a value or a password.
+the data and what to do next; it names columns, types and at most a key, and never shows a row or a password.
 """
 
 from __future__ import annotations

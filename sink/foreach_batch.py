@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from offsets_store.verdict import SKIP, Batch, Remedies
 from sink.arrow_rows import collected_rows
 from sink.committer import Published, Work, commit_batch, driver_connection
-from sink.options import CommitSettings, Mode, bad_option, destination, retained
+from sink.options import Mode, bad_option, commit_settings, destination
 from sink.parcel_commit import sink_namer
 from sink.publish import publish_rows_in_tx
 from sink.running_query import batch_of
@@ -62,10 +62,10 @@ class PostgresBatchWriter:
         lock_timeout: float = 30.0,
         retry_timeout: float = 60.0,
     ) -> None:
-        self._settings = CommitSettings(
-            url=url,
-            remedies=Remedies(adopt_checkpoint, replaces, independent),
-            retain_batches=retained(retain_batches),
+        self._settings = commit_settings(
+            url,
+            Remedies(adopt_checkpoint, replaces, independent),
+            retain_batches=retain_batches,
             lock_timeout=lock_timeout,
             retry_timeout=retry_timeout,
         )
@@ -106,10 +106,10 @@ def transactional_batch(
     """
     if not name:
         raise bad_option("NO_SINK_NAME", "transactional_batch needs a name.", 'Give it one: name="orders".')
-    settings = CommitSettings(
-        url=url,
-        remedies=Remedies(adopt_checkpoint, replaces, independent),
-        retain_batches=retained(retain_batches),
+    settings = commit_settings(
+        url,
+        Remedies(adopt_checkpoint, replaces, independent),
+        retain_batches=retain_batches,
         lock_timeout=lock_timeout,
         retry_timeout=retry_timeout,
     )

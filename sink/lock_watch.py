@@ -1,8 +1,9 @@
 """
 Who keeps this commit waiting?
 
-Runs beside a commit that has already waited once in vain. Invariant: it ends only sessions of pgonce's own that wait
-for their client while they hold a writer: aborting an uncommitted transaction is always safe.
+Runs beside a commit that has already waited once in vain. Invariant: it ends only sessions of pgonce's own that hold
+this very writer and wait for their client (frozen, dead, or another driver of the same query that is slow): aborting an
+uncommitted transaction is always safe.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ class LockWatch:
                     _log.warning("waiting for a lock held by: %s", self.holders)
                 for pid, who, is_stuck in found:
                     if may_end and is_stuck:
-                        _log.warning("ending the session of a pgonce run that waits for its client: %s", who)
+                        _log.warning(
+                            "ending the session of another run of this query, which waits for its client: %s", who
+                        )
                         observer.execute("SELECT pg_terminate_backend(%s)", [pid])
         except (psycopg.Error, PgonceError) as error:
             # Looking is a courtesy: the commit's own bound decides.

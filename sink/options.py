@@ -102,14 +102,14 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
     return SinkOptions(
-        commit=CommitSettings(
+        commit=commit_settings(
             url=given.get("url", ""),
             remedies=Remedies(
                 adopt_checkpoint=_number(given, "adoptCheckpoint", None, least=0),
                 replaces=given.get("replaces") or None,
                 independent=_flag(given, "independent"),
             ),
-            retain_batches=retained(_number(given, "retainBatches", 1000, least=1)),
+            retain_batches=_number(given, "retainBatches", 1000, least=1),
             lock_timeout=_number(given, "lockTimeout", 30, least=1),
             retry_timeout=_number(given, "retryTimeout", 60, least=0),
         ),
@@ -155,15 +155,35 @@ def destination(
     return Destination(table.strip(), cast("Mode", mode), keys, order_by, create_table)
 
 
-def retained(batches: int) -> int:
-    """The number of batches whose records are kept; Spark itself can go back a hundred."""
-    if batches < LEAST_RETAINED_BATCHES:
+def commit_settings(
+    url: str, remedies: Remedies, *, retain_batches: int, lock_timeout: float, retry_timeout: float
+) -> CommitSettings:
+    """
+    Checked :class:`CommitSettings`, for every way in.
+
+    :raises ConfigurationError: for too few records kept, times that mean nothing, or remedies that exclude each other.
+    """
+    if retain_batches < LEAST_RETAINED_BATCHES:
         raise bad_option(
             "BAD_OPTION",
-            f"retainBatches={batches} is too small: Spark keeps 100 batches in a checkpoint and may run them again.",
+            f"retainBatches={retain_batches} is too small: Spark keeps 100 batches in a checkpoint and may run "
+            "them again.",
             f"Use at least {LEAST_RETAINED_BATCHES}.",
         )
-    return batches
+    if lock_timeout <= 0 or retry_timeout < 0:
+        raise bad_option(
+            "BAD_OPTION",
+            f"lockTimeout={lock_timeout:g} and retryTimeout={retry_timeout:g} are not times to wait, in seconds.",
+            "Give lockTimeout more than 0, and retryTimeout 0 or more.",
+        )
+    if sum((remedies.adopt_checkpoint is not None, remedies.replaces is not None, remedies.independent)) > 1:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "adoptCheckpoint, replaces and independent exclude each other: each says another thing of the "
+            "query's past.",
+            "Keep the one that is true.",
+        )
+    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout)
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:

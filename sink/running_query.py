@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import CheckpointFiles, open_location, without_credentials
+from offsets_store.errors import CheckpointError
 from offsets_store.verdict import Batch
 from sink.checkpointed_batch import describe_batch
 from sink.errors import SparkError
@@ -32,24 +34,26 @@ def batch_of(frame: DataFrame, batch_id: int) -> Batch:
 
     :raises SparkError: where this is no foreachBatch call of a running query, or its checkpoint is a temporary one.
     """
-    identity = _identity(frame)
-    if identity.batch_id != batch_id:
+    query_id, running_batch_id = _identity(frame)
+    if running_batch_id != batch_id:
         raise SparkError(
             "MIXED_BATCHES",
-            f"The function was handed batch {batch_id}, but Spark is running batch {identity.batch_id}.",
+            f"The function was handed batch {batch_id}, but Spark is running batch {running_batch_id}.",
             NOTHING,
             "Pass the batch id on as foreachBatch gives it, in the thread that foreachBatch calls.",
         )
-    query = _running_query(frame, identity.query_id)
+    query = _running_query(frame, query_id)
     _refuse_temporary_checkpoint(query)
     _refuse_asynchronous(query)
     root = query.resolvedCheckpointRoot()
     # Plain files cost a fraction of a millisecond, the same through the JVM four.
     files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
-    return describe_batch(Checkpoint(files), identity, query.name())
+    # The run id is asked of the query: the job group, where Spark keeps it too, is the user's to change.
+    origin = Origin(query_id, query.runId().toString(), batch_id, planned=None)
+    return describe_batch(Checkpoint(files), origin, query.name())
 
 
-def _identity(frame: DataFrame) -> Origin:
+def _identity(frame: DataFrame) -> tuple[str, int]:
     context = getattr(frame.sparkSession, "_sc", None)
     if context is None:
         raise SparkError(
@@ -59,9 +63,8 @@ def _identity(frame: DataFrame) -> Origin:
             'Use format("pgonce"), which works over Spark Connect, or run the query on a classic session.',
         )
     query_id = context.getLocalProperty("sql.streaming.queryId")
-    run_id = context.getLocalProperty("spark.jobGroup.id")
     batch_id = context.getLocalProperty("streaming.sql.batchId")
-    if not (query_id and run_id and batch_id):
+    if not (query_id and batch_id):
         raise SparkError(
             "NOT_IN_FOREACH_BATCH",
             "Spark does not say which query and batch this is: the function was called outside foreachBatch, or from a "
@@ -69,7 +72,7 @@ def _identity(frame: DataFrame) -> Origin:
             NOTHING,
             "Pass the writer to df.writeStream.foreachBatch(...), and call it in the thread that foreachBatch calls.",
         )
-    return Origin(query_id, run_id, int(batch_id), planned=None)
+    return query_id, int(batch_id)
 
 
 def _running_query(frame: DataFrame, query_id: str) -> Any:
@@ -143,7 +146,15 @@ class SparkFiles(CheckpointFiles):
 
     def _ask(self, question: Callable[[str], T], name: str) -> T | None:
         path = f"{self._root}/{name}"
-        return question(path) if self._exists(path) else None
+        try:
+            return question(path) if self._exists(path) else None
+        except Py4JJavaError as error:
+            raise CheckpointError(
+                "CHECKPOINT_UNREADABLE",
+                f"Spark could not read {self.shown}/{name}: {error.java_exception.getClass().getName()}.",
+                NOTHING,
+                "Mend what keeps the driver from its own checkpoint, and start the query again.",
+            ) from error
 
     def _read(self, path: str) -> bytes:
         stream = self._files.open(self._path(path))

@@ -18,7 +18,7 @@ _AFTERWARDS = "The query may be started again as it is: the batch is run again f
 
 # SQLSTATE (or its class): code, and what to do.
 _REMEDIES = {
-    "42501": ("TARGET_NOT_PERMITTED", "Grant the role INSERT (upsert: also SELECT and UPDATE; complete: DELETE)."),
+    "42501": ("TARGET_NOT_PERMITTED", "Grant USAGE on the schema and INSERT (upsert: SELECT, UPDATE; complete: DELETE)."),
     "23502": ("NOT_NULL_VIOLATION", "Fill the column in Spark, or drop the constraint."),
     "23505": ("UNIQUE_VIOLATION", "Remove doubled rows in Spark, or use mode=upsert with keys."),
     "23514": ("CHECK_VIOLATION", "Filter or mend the rows in Spark, or drop the constraint."),
@@ -53,7 +53,8 @@ def target_error(error: psycopg.Error) -> PgonceError:
 def _sentence(error: psycopg.Error) -> str:
     diag = error.diag
     parts = [f"Postgres refused the batch (SQLSTATE {error.sqlstate}): {diag.message_primary}"]
-    if diag.message_detail:
+    # "Failing row contains ..." would put a whole row into logs; a key tells enough.
+    if diag.message_detail and diag.message_detail.startswith("Key "):
         parts.append(f"Detail: {diag.message_detail}")
     if diag.context:
         # COPY's context names table, row and column: "COPY events, line 3, column name".

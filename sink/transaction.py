@@ -68,9 +68,13 @@ class BatchTransaction:
         return self._write(frame, destination(table, "complete", (), None))
 
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> CursorResult[Any]:
-        """Run SQL with psycopg's placeholders (``%s`` or ``%(name)s``); the result is SQLAlchemy's."""
+        """
+        Run SQL with psycopg's placeholders (``%s`` or ``%(name)s``); the result is SQLAlchemy's.
+
+        Without ``params`` a percent sign is only a percent sign.
+        """
         parameters = tuple(params) if params is not None and not isinstance(params, Mapping) else params
-        return self._connection.exec_driver_sql(sql, parameters)
+        return self._connection.exec_driver_sql(sql, parameters, execution_options={"no_parameters": params is None})
 
     def _write(self, frame: DataFrame, where: Destination) -> int:
         rows = collected_rows(frame)

@@ -22,7 +22,7 @@ BUILD = ROOT / ".build"
 _MINIMUM_JAVA = 17
 
 
-class MissingTool(Exception):  # noqa: N818 - what is missing is a fact of the machine, not a fault of the code
+class MissingTool(Exception):
     """A program that this machine lacks; the text is one sentence that says what to install."""
 
 

@@ -67,10 +67,12 @@ class Topic:
         from confluent_kafka import Producer
         from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
         admin.create_topics([NewTopic(_TOPIC, _PARTITIONS, 1)])[_TOPIC].result(timeout=30)
         # Idempotent, so that the producer's own retries double nothing.
-        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 2})
+        # Silent, because what it would log is passed on by the callback or is the broker's end.
+        quiet = {"bootstrap.servers": bootstrap_servers, "log_level": 0}
+        self._producer = Producer({**quiet, "enable.idempotence": True, "linger.ms": 2})
         self.job_arguments = ("--kafka", bootstrap_servers, _TOPIC)
 
     def send(self, orders: Sequence[tuple[str, str]]) -> None:
@@ -87,7 +89,7 @@ def _raise_error(error: object, _: object) -> None:
 
 
 class Customers:
-    """They keep ordering: :meth:`order_when_due` is called over and over, and sends some orders every so often."""
+    """They keep ordering, with ids from 1 on: :meth:`order_when_due` is called over and over."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -96,9 +98,12 @@ class Customers:
 
     def order_when_due(self) -> None:
         """Send a few hundred orders, unless the last ones were sent just now."""
-        if time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + _EVERY_SECONDS
+        if time.monotonic() >= self._due:
+            self._due = time.monotonic() + _EVERY_SECONDS
+            self.order()
+
+    def order(self) -> None:
+        """Send a few hundred orders."""
         first = self.sent.orders + 1
         orders = [(number, random.randint(1, 999_999)) for number in range(first, first + random.randint(*_AT_ONCE))]
         self._source.send(list(_as_json(orders)))

@@ -17,8 +17,7 @@ from typing import Literal
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
-
+from pyspark.sql import DataFrame, SparkSession
 from spark.inbox import events
 from spark.ways_in import WAYS, Sink, WayIn
 
@@ -76,6 +75,13 @@ def failing_twice(folder: str) -> Callable[[Batches], Batches]:
     return fail
 
 
+def passed_through(tasks: Callable[[Batches], Batches], rows: DataFrame) -> DataFrame:
+    """The same rows, by way of ``tasks``."""
+    # mapInArrow cannot take a column whose name has a dot.
+    plain = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
+    return plain.mapInArrow(tasks, plain.schema).toDF(*rows.columns)
+
+
 def main(job: Job) -> None:
     """Start all queries; one that may fail tasks ends when all rows are through, the other never does."""
     builder = SparkSession.builder.appName("pgonce-chaos")
@@ -87,8 +93,9 @@ def main(job: Job) -> None:
     for way in WAYS:
         folder = str(signs(way, job.directory))
         tasks = waiting_when_told(folder) if job.tasks == "wait_when_told" else failing_twice(folder)
-        rows = events(session, Path(job.inbox))
-        stream = way.append(rows.mapInArrow(tasks, rows.schema), sink_of(way, job.url, job.directory))
+        stream = way.append(
+            passed_through(tasks, events(session, Path(job.inbox))), sink_of(way, job.url, job.directory)
+        )
         trigger = {"processingTime": "100 milliseconds"} if job.tasks == "wait_when_told" else {"availableNow": True}
         queries.append(stream.trigger(**trigger).start())
     for query in queries:

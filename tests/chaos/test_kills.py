@@ -16,12 +16,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from chaos import driver_job
+from chaos.driver_job import Job, signs, sink_of
 from fix_driver import Driver
 from fix_proxy import Proxy
 from fix_spark import spark_settings
-
-from chaos import driver_job
-from chaos.driver_job import Job, signs, sink_of
 from spark.exactly_once import recorded, replays, what_is_wrong, wrong_rows
 from spark.inbox import Inbox, create_events, events
 from spark.ways_in import WAYS, Sink, WayIn
@@ -47,7 +46,8 @@ class Bench:
         settings = spark_settings(self.directory, kafka=False) | {"spark.master": f"local[{len(WAYS)},4]"}
         job = Job(self.proxy.url, str(self.inbox.folder), str(self.directory), settings, tasks)
         here = Path(driver_job.__file__)
-        return self.start_driver(here, job.to_json(), env={"PYTHONPATH": os.pathsep.join([str(here.parents[1]), os.environ.get("PYTHONPATH", "")])})
+        path = [str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return self.start_driver(here, job.to_json(), env={"PYTHONPATH": os.pathsep.join(path)})
 
     def sink(self, way: WayIn) -> Sink:
         """The way's table and checkpoint, without the proxy."""

@@ -140,6 +140,23 @@ def test_a_cut_line_leaves_the_batch_written_once(fault, admin, url, proxy):
     assert admin.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (0,)
 
 
+def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy):
+    """Where the answer to COMMIT is lost and Postgres stays away, the error claims neither failure nor success."""
+    commit_batch(settings(url), batch(0), append(1))
+    hold = proxy.hold_after_commit(touching="events")
+    lost = threading.Timer(0, lambda: (hold.wait(), proxy.stop()))
+    lost.start()
+    again = batch(1)
+    with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*unknown.*Help: "):
+        commit_batch(settings(proxy.url, retry_timeout=2), again, append(2))
+    lost.join()
+    assert commit_batch(settings(url), replace(again, attempt=uuid.uuid4(), run_id="run 2"), append(2)) in (
+        Verdict.REPLAY,
+        Verdict.NEW,
+    )
+    assert ids(admin) == [1, 2]
+
+
 def test_a_server_that_comes_back_in_time_is_no_failure(admin, url, proxy):
     """While Postgres is away the commit tries again, up to its bound."""
     ensure_ledger(proxy.url)

@@ -122,7 +122,7 @@ def test_upsert_replaces_by_key(transport, admin, url):
     assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == [*ROWS, (9, "other", 0)]
 
 
-@pytest.mark.parametrize("transport", ("inline", "staged"))
+@pytest.mark.parametrize("transport", ["inline", "staged"])
 def test_of_doubled_keys_the_greatest_order_wins_and_of_ties_the_last(transport, admin, url):
     """The column in orderBy decides; rows that tie are taken in the order in which they came."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, at int)")

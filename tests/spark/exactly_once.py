@@ -17,7 +17,6 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-
 from spark.inbox import Row
 
 
@@ -64,9 +63,7 @@ def wrong_rows(observer: psycopg.Connection, table: str, expected: Sequence[Row]
     return wrong
 
 
-def wrong_ledger(
-    observer: psycopg.Connection, checkpoint: str, *, sink_name: str = "%", adopted: int = 0
-) -> list[str]:
+def wrong_ledger(observer: psycopg.Connection, checkpoint: str, *, sink_name: str = "%", adopted: int = 0) -> list[str]:
     """Look for holes and overlaps in a writer's batches, for disagreement with the checkpoint, for staged tables."""
     batches = recorded(observer, checkpoint, sink_name)
     ids = [batch.batch_id for batch in batches]
@@ -119,6 +116,6 @@ def replays(observer: psycopg.Connection, checkpoint: str) -> list[int]:
     return [batch_id for (batch_id,) in found]
 
 
-def query_id(checkpoint: str) -> str:
+def query_id(checkpoint: str | Path) -> str:
     """The id that Spark keeps in the checkpoint."""
     return str(json.loads((Path(checkpoint) / "metadata").read_text())["id"])

@@ -41,7 +41,7 @@ class Inbox:
         """Add one file of so many rows, which one batch will carry."""
         new = [_row(self._first_id + len(self.rows) + offset) for offset in range(count)]
         self.rows += new
-        names = ('id', 'a.b "c"', "Größe", "tags", "detail")
+        names = ("id", 'a.b "c"', "Größe", "tags", "detail")
         # A file that begins with a dot is not read: it appears when it is renamed.
         unseen = self.folder / ".unfinished"
         unseen.write_text("".join(json.dumps(dict(zip(names, row, strict=True)), default=float) + "\n" for row in new))

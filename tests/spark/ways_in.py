@@ -57,7 +57,7 @@ class DataSource:
 
 @dataclass(frozen=True)
 class InForeachBatch:
-    """What is passed to ``foreachBatch``: ``appending`` and ``keeping`` make the functions of the two kinds of query."""
+    """What is passed to ``foreachBatch``: ``appending`` and ``keeping`` make the function of either kind of query."""
 
     name: str
     appending: Callable[[Sink], BatchFunction]

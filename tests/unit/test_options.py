@@ -35,17 +35,21 @@ def test_every_option_is_understood():
         retainBatches="100",
         offsetsFrom="listener",
         adoptCheckpoint="7",
-        replaces="q0",
-        independent="true",
         lockTimeout="5",
         retryTimeout="0",
     )
     assert options.destination.keys == ("id", "day")
     assert options.destination.order_by == "at"
     assert options.destination.create_table
-    assert options.commit.remedies == Remedies(7, "q0", independent=True)
+    assert options.commit.remedies == Remedies(adopt_checkpoint=7)
     assert (options.inline_bytes, options.offsets_from, options.sink_name) == (0, "listener", "orders")
     assert (options.commit.lock_timeout, options.commit.retry_timeout) == (5, 0)
+
+
+def test_the_words_about_a_querys_past_are_understood():
+    """What the user affirms of a query that the ledger does not know reaches the verdict."""
+    assert parse(replaces="q0").commit.remedies == Remedies(replaces="q0")
+    assert parse(independent="true").commit.remedies == Remedies(independent=True)
 
 
 def test_option_names_are_case_insensitive_as_spark_hands_them_over():
@@ -82,6 +86,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_right_name(typo, right):
         ({"retainBatches": "99"}, "BAD_OPTION"),
         ({"offsetsFrom": "kafka"}, "BAD_OPTION"),
         ({"adoptCheckpoint": "last"}, "BAD_OPTION"),
+        ({"adoptCheckpoint": "1", "replaces": "q0"}, "CLASHING_OPTIONS"),
+        ({"replaces": "q0", "independent": "true"}, "CLASHING_OPTIONS"),
+        ({"lockTimeout": "0"}, "BAD_OPTION"),
         ({"checkpointLocation": ""}, "NO_CHECKPOINT_LOCATION"),
         ({"asyncProgressTrackingEnabled": "true"}, "ASYNC_PROGRESS"),
     ],

@@ -1,0 +1,82 @@
+"""
+Which sinks are compared?
+
+Runs on the driver. Invariant: a contender says how a query writes and nothing of what is measured; each gets the same
+rows, a table of its own with the same columns, and reaches Postgres over the same TCP address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nothing import nothing_for_each_batch
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from pgonce import PostgresBatchWriter
+
+# A partition of 500,000 rows is 45 MB: nothing of any load reaches this.
+_ALL_INLINE = str(512 * 1024 * 1024)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a contender writes: ``url`` is libpq's and ``jdbc_url`` the same server in Java's words."""
+
+    url: str
+    jdbc_url: str
+    table: str
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to write; ``table`` is None where no row reaches Postgres."""
+
+    name: str
+    write: Callable[[DataStreamWriter, Place], DataStreamWriter]
+    table: str | None = None
+
+
+def _nothing(writer: DataStreamWriter, _: Place) -> DataStreamWriter:
+    return writer.format("nothing")
+
+
+def _nothing_for_each_batch(writer: DataStreamWriter, _: Place) -> DataStreamWriter:
+    return writer.foreachBatch(nothing_for_each_batch)
+
+
+def _inline(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return _pgonce(writer, place).option("inlineBytes", _ALL_INLINE)
+
+
+def _staged(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return _pgonce(writer, place).option("inlineBytes", "0")
+
+
+def _pgonce(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.format("pgonce").option("url", place.url).option("table", place.table)
+
+
+def _batch_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table))
+
+
+def _spark_jdbc(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    # Spark's default of 1,000 rows a statement is slower; the rival runs as a user who tuned it would run it.
+    properties = {"driver": "org.postgresql.Driver", "reWriteBatchedInserts": "true", "batchsize": "10000"}
+
+    def append(frame: DataFrame, _: int) -> None:
+        frame.write.jdbc(place.jdbc_url, place.table, mode="append", properties=properties)
+
+    return writer.foreachBatch(append)
+
+
+PYTHON_NOTHING = Contender("Python sink, does nothing", _nothing)
+FOREACH_NOTHING = Contender("foreachBatch, does nothing", _nothing_for_each_batch)
+INLINE = Contender('format("pgonce"), inline', _inline, "rows_inline")
+STAGED = Contender('format("pgonce"), staged', _staged, "rows_staged")
+BATCH_WRITER = Contender("PostgresBatchWriter", _batch_writer, "rows_batch_writer")
+SPARK_JDBC = Contender("foreachBatch with Spark JDBC", _spark_jdbc, "rows_spark_jdbc")
+
+CONTENDERS = (PYTHON_NOTHING, FOREACH_NOTHING, INLINE, STAGED, BATCH_WRITER, SPARK_JDBC)

@@ -1,0 +1,136 @@
+"""
+How long does a trigger take, and how much memory do the driver's Python processes?
+
+Runs on the driver. Invariant: a time is Spark's own (`durationMs.triggerExecution` of the query's progress), and it
+counts only where the rows are there afterwards.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import psutil
+import psycopg
+from contenders import Contender, Place
+from loads import COLUMNS, Load
+from psycopg import sql
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+_LONGEST_SECONDS = 600.0
+# Daemons of Spark's Python workers name their module; that of the tasks is left out: it runs on executors.
+_DRIVER_SIDE = {
+    "pyspark.sql.worker.write_into_data_source": "planner worker",
+    "pyspark.sql.worker.create_data_source": "create_data_source worker",
+    "pyspark.sql.worker.python_streaming_sink_runner": "commit worker",
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """The two servers of a run."""
+
+    spark: SparkSession
+    url: str
+    jdbc_url: str
+
+    def run(self, contender: Contender, load: Load) -> list[int]:
+        """The trigger times (ms) of one contender in one round: a new query, whose table is empty before and after."""
+        place = Place(self.url, self.jdbc_url, contender.table or "")
+        least = load.rows * (load.warm_up + load.measured)
+        with _empty_table(self.url, contender.table) as rows, tempfile.TemporaryDirectory(prefix="bench-") as root:
+            writer = load.frame(self.spark).writeStream.option("checkpointLocation", f"{root}/checkpoint")
+            query = contender.write(writer, place).start()
+            try:
+                times = _trigger_times(query, load)
+            finally:
+                query.stop()
+            if contender.table and (found := rows()) < least:
+                raise RuntimeError(f"{contender.name} was to write {least} rows, and {found} are there.")
+        return times
+
+
+def alternate(contenders: Sequence[Contender], rounds: int, measure: Callable[[Contender, int], None]) -> None:
+    """Each contender once a round; the first to go moves on, so that nobody always runs after the same other."""
+    for number in range(rounds):
+        first = number % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            measure(contender, number)
+
+
+def _trigger_times(query: StreamingQuery, load: Load) -> list[int]:
+    until = time.monotonic() + _LONGEST_SECONDS
+    wanted = range(load.warm_up, load.warm_up + load.measured)
+    while True:
+        last = query.lastProgress
+        if last is not None and last.batchId >= wanted.stop - 1:
+            break
+        if (error := query.exception()) is not None:
+            raise error
+        if time.monotonic() > until:
+            raise TimeoutError(f"{load.name}: batch {wanted.stop - 1} was not done in {_LONGEST_SECONDS:g} s.")
+        time.sleep(0.05)
+    # Waking up without work makes an event of the next batch, too, but one without rows.
+    done = {p.batchId: p for p in query.recentProgress if p.numInputRows >= load.rows}
+    return [int(done[batch_id].durationMs["triggerExecution"]) for batch_id in wanted]
+
+
+@contextmanager
+def _empty_table(url: str, table: str | None) -> Iterator[Callable[[], int]]:
+    """Yields a count of the table's rows."""
+    if table is None:
+        yield lambda: 0
+        return
+    name = sql.Identifier(table)
+    with psycopg.connect(url, autocommit=True) as connection:
+
+        def count() -> int:
+            row = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
+            return row[0] if row else 0
+
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS})")
+        connection.execute(sql.SQL("TRUNCATE {}").format(name))
+        try:
+            yield count
+        finally:
+            connection.execute(sql.SQL("TRUNCATE {}").format(name))
+
+
+@dataclass
+class MemoryWatch:
+    """Samples the resident memory of the driver-side Python workers, daemon and forks of a kind together."""
+
+    interval_seconds: float = 0.02
+    peaks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    peak_together: int = 0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """While the block runs; ``peaks`` and ``peak_together`` are bytes."""
+        done = threading.Event()
+        thread = threading.Thread(target=self._sample_until, args=[done])
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def _sample_until(self, done: threading.Event) -> None:
+        while not done.wait(self.interval_seconds):
+            sizes: dict[str, int] = defaultdict(int)
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    command = process.cmdline()
+                    kind = next((_DRIVER_SIDE[word] for word in command if word in _DRIVER_SIDE), None)
+                    if kind is not None:
+                        sizes[kind] += process.memory_info().rss
+            for kind, size in sizes.items():
+                self.peaks[kind] = max(self.peaks[kind], size)
+            self.peak_together = max(self.peak_together, sum(sizes.values()))

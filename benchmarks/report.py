@@ -1,0 +1,72 @@
+"""
+What do the times say, and were the goals reached?
+
+Pure. Invariant: contenders are compared within a round, where the machine was the same for both, and only then over
+rounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+Rounds = Sequence[Sequence[float]]
+"""Times in ms of one contender under one load: a sequence a round."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Times in ms over all rounds."""
+
+    median: float
+    p10: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class Goal:
+    """``contender`` takes at most ``at_most`` times as long as ``baseline`` under ``load`` (all by name)."""
+
+    load: str
+    contender: str
+    baseline: str
+    at_most: float
+
+    def __str__(self) -> str:
+        return f"{self.load}: {self.contender} takes at most {self.at_most:g} x {self.baseline}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A goal in words, what was measured against it, and whether it was reached."""
+
+    goal: str
+    measured: str
+    met: bool
+
+
+def figures(rounds: Rounds) -> Figures:
+    """Median and spread of all times; there must be two at least."""
+    times = [time for of_round in rounds for time in of_round]
+    tenths = quantiles(times, n=10, method="inclusive")
+    return Figures(median(times), tenths[0], tenths[-1])
+
+
+def ratios(contender: Rounds, baseline: Rounds) -> list[float]:
+    """The contender's median to the baseline's, round by round."""
+    return [median(own) / median(theirs) for own, theirs in zip(contender, baseline, strict=True)]
+
+
+def judge(goal: Goal, times: Mapping[str, Rounds]) -> Outcome:
+    """Compare the median of the rounds' ratios with the goal; ``times`` are those of its load, by contender."""
+    found = ratios(times[goal.contender], times[goal.baseline])
+    middle = median(found)
+    measured = f"{middle:.2f} x (rounds {min(found):.2f} to {max(found):.2f})"
+    return Outcome(str(goal), measured, middle <= goal.at_most)
+
+
+def judge_memory(load: str, peak_bytes: int, limit_bytes: int) -> Outcome:
+    """Compare the peak of the driver-side Python processes, all together, with the limit."""
+    goal = f"{load} in one batch, staged: driver-side Python processes stay under {limit_bytes / 1e6:,.0f} MB"
+    return Outcome(goal, f"{peak_bytes / 1e6:,.0f} MB", peak_bytes < limit_bytes)

@@ -1,0 +1,158 @@
+"""
+Is pgonce fast enough? Compares it with sinks that do nothing and with Spark's JDBC writer.
+
+Runs on the driver, with Spark and Postgres on this machine: `make bench`. Invariant: all contenders alternate in one
+run on the same servers, and Postgres keeps what it has answered (fsync is on).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from contenders import (
+    BATCH_WRITER,
+    CONTENDERS,
+    FOREACH_NOTHING,
+    INLINE,
+    PYTHON_NOTHING,
+    SPARK_JDBC,
+    STAGED,
+    Contender,
+)
+from embedded_postgres import EmbeddedPostgres
+from kafka_broker import MissingTool, postgres_jdbc_jar
+from loads import FULL, SMALL, Load, Plan
+from measure import Bench, MemoryWatch, alternate
+from nothing import NothingDataSource
+from pyspark.sql import SparkSession
+from report import Goal, Outcome, judge, judge_memory
+from rich.console import Console
+from screen import about_this_run, load_as_json, show_goals, show_load, show_memory, write_results
+
+RESULTS = Path(__file__).parent / "results"
+MEMORY_LIMIT = 400_000_000
+
+POSTGRES = {
+    "fsync": "on",
+    "full_page_writes": "on",
+    "synchronous_commit": "on",
+    "shared_buffers": "1GB",
+    # No checkpoint and no vacuum in the middle of somebody's round.
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "1h",
+    "autovacuum": "off",
+}
+
+
+def goals(plan: Plan) -> tuple[Goal, ...]:
+    """What this product has promised itself; batches of the larger load are staged under the default inlineBytes."""
+    triggers, batches = plan.triggers.name, plan.batches.name
+    return (
+        Goal(triggers, BATCH_WRITER.name, FOREACH_NOTHING.name, 1.25),
+        Goal(triggers, INLINE.name, PYTHON_NOTHING.name, 1.3),
+        Goal(batches, BATCH_WRITER.name, SPARK_JDBC.name, 1.0),
+        Goal(batches, STAGED.name, SPARK_JDBC.name, 1.0),
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 0, or 1 where a full run missed a goal, or 2 where a tool is missing."""
+    parser = argparse.ArgumentParser(prog="make bench", description="Compare pgonce with other sinks.")
+    parser.add_argument("--small", action="store_true", help="a quick look, about two minutes; judges nothing")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory for the file with all times")
+    given = parser.parse_args(arguments)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    plan = SMALL if given.small else FULL
+    try:
+        with _bench() as (bench, server_version):
+            about = about_this_run(POSTGRES, server_version)
+            measured, outcomes = _measure(bench, plan, console)
+    except MissingTool as missing:
+        console.print(str(missing), style="red")
+        return 2
+    path = write_results(given.results, about, {**measured, "small": given.small})
+    show_goals(console, outcomes, judged=not given.small)
+    console.print(f"All times are in {path}.", soft_wrap=True)
+    return 0 if given.small or all(outcome.met for outcome in outcomes) else 1
+
+
+def _measure(bench: Bench, plan: Plan, console: Console) -> tuple[dict[str, Any], list[Outcome]]:
+    loads = {load.name: _alternating(bench, load, console) for load in (plan.triggers, plan.batches)}
+    show_load(console, plan.triggers, loads[plan.triggers.name], [FOREACH_NOTHING.name, PYTHON_NOTHING.name])
+    show_load(console, plan.batches, loads[plan.batches.name], [SPARK_JDBC.name, PYTHON_NOTHING.name])
+    watch = MemoryWatch()
+    with watch.watching():
+        bench.run(STAGED, plan.memory)
+    show_memory(console, plan.memory, watch.peaks)
+    outcomes = [judge(goal, loads[goal.load]) for goal in goals(plan)]
+    outcomes.append(judge_memory(plan.memory.name, watch.peak_together, MEMORY_LIMIT))
+    measured = {
+        "loads": [load_as_json(load, loads[load.name]) for load in (plan.triggers, plan.batches)],
+        "memory": {"rows": plan.memory.rows, "peak_bytes": dict(watch.peaks), "together": watch.peak_together},
+        "goals": [asdict(outcome) for outcome in outcomes],
+    }
+    return measured, outcomes
+
+
+def _alternating(bench: Bench, load: Load, console: Console) -> dict[str, list[list[int]]]:
+    times: dict[str, list[list[int]]] = {contender.name: [] for contender in CONTENDERS}
+
+    def measure(contender: Contender, number: int) -> None:
+        console.print(f"{load.name}, round {number + 1} of {load.rounds}: {contender.name}", style="dim")
+        times[contender.name].append(bench.run(contender, load))
+
+    alternate(CONTENDERS, load.rounds, measure)
+    return times
+
+
+@contextmanager
+def _bench() -> Iterator[tuple[Bench, str]]:
+    """Both servers, and Postgres's version."""
+    jar = postgres_jdbc_jar()
+    with EmbeddedPostgres(settings=POSTGRES) as postgres, _spark(jar) as spark:
+        with psycopg.connect(postgres.uri()) as connection:
+            version = connection.info.parameter_status("server_version") or "unknown"
+        # Java knows no Unix sockets, so all use TCP.
+        jdbc_url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/postgres?user=postgres"
+        yield Bench(spark, postgres.tcp_uri(), jdbc_url), version
+
+
+@contextmanager
+def _spark(jar: Path) -> Iterator[SparkSession]:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    directory = Path(tempfile.mkdtemp(prefix="bench-spark-"))
+    builder = (
+        SparkSession.builder.appName("pgonce-bench")
+        .master(f"local[{os.cpu_count() or 2}]")
+        .config("spark.jars", str(jar))
+        .config("spark.driver.memory", "4g")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.ui.enabled", "false")
+        .config("spark.local.dir", str(directory / "local"))
+        .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
+        .config("spark.sql.session.timeZone", "UTC")
+    )
+    session = builder.getOrCreate()
+    # A query that is stopped within a batch logs errors that are none.
+    session.sparkContext.setLogLevel("OFF")
+    session.dataSource.register(NothingDataSource)
+    try:
+        yield session
+    finally:
+        session.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""
+What does a run print, and what does it leave in a file?
+
+Runs on the driver. Invariant: the file holds every time that was measured; whatever is printed follows from it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from loads import Load
+from report import Outcome, Rounds, figures, ratios
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_PACKAGES = ("pyspark", "pyarrow", "pgpq", "psycopg", "sqlalchemy")
+
+
+def show_load(console: Console, load: Load, times: Mapping[str, Rounds], baselines: Sequence[str]) -> None:
+    """A table of one load: a row a contender, a column for each baseline's ratio."""
+    each = f"{load.rounds} rounds of {load.measured} batches after {load.warm_up} of warm-up"
+    table = Table(box=box.SIMPLE_HEAD, title=f"Batches of {load.name}: {each}", title_justify="left")
+    table.add_column("sink")
+    for name in ("median ms", "p10", "p90", "rows/s", *(f"x {name}" for name in baselines)):
+        table.add_column(name, justify="right")
+    for name, rounds in times.items():
+        f = figures(rounds)
+        against = (f"{median(ratios(rounds, times[baseline])):.2f}" for baseline in baselines)
+        speed = f"{load.rows / f.median * 1000:,.0f}"
+        table.add_row(name, f"{f.median:,.0f}", f"{f.p10:,.0f}", f"{f.p90:,.0f}", speed, *against)
+    console.print(table)
+
+
+def show_memory(console: Console, load: Load, peaks: Mapping[str, int]) -> None:
+    """The peak of each kind of driver-side Python process."""
+    kinds = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in sorted(peaks.items()))
+    console.print(f"Peak memory, a staged batch of {load.name}: {kinds}.", soft_wrap=True)
+
+
+def show_goals(console: Console, outcomes: Sequence[Outcome], *, judged: bool) -> None:
+    """Which goals were reached; a small run is too short to say."""
+    table = Table(box=box.SIMPLE_HEAD, title="Goals", title_justify="left")
+    for name in ("goal", "measured", "reached"):
+        table.add_column(name)
+    for outcome in outcomes:
+        answer = ("[green]yes[/]" if outcome.met else "[red]no[/]") if judged else "too short to say"
+        table.add_row(outcome.goal, outcome.measured, answer)
+    console.print(table)
+
+
+def about_this_run(postgres_settings: Mapping[str, str], server_version: str) -> dict[str, Any]:
+    """Where the figures come from."""
+    return {
+        "commit": _commit(),
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "postgres": server_version,
+        "postgres_settings": dict(postgres_settings),
+        **{package: version(package) for package in _PACKAGES},
+    }
+
+
+def write_results(directory: Path, about: Mapping[str, Any], measured: Mapping[str, Any]) -> Path:
+    """Leave everything as JSON, whole or not at all; the file is named by time and commit."""
+    directory.mkdir(exist_ok=True)
+    stamp = about["at"].replace(":", "").replace("-", "")[:13]
+    path = directory / f"{stamp}-{about['commit'][:12]}.json"
+    beside = path.with_suffix(".tmp")
+    beside.write_text(json.dumps({"about": about, **measured}, indent=1) + "\n")
+    return beside.rename(path)
+
+
+def load_as_json(load: Load, times: Mapping[str, Rounds]) -> dict[str, Any]:
+    """One load's times in ms, by contender and round, beside what the load was."""
+    return {**asdict(load), "trigger_ms": {name: [list(r) for r in rounds] for name, rounds in times.items()}}
+
+
+def _commit() -> str:
+    here = Path(__file__).parent
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=here,
+    )
+    return described.stdout.strip() or "unknown"

@@ -1,0 +1,77 @@
+"""
+Nothing at hand? Run an example beside a Postgres (and with --kafka a broker) of its own.
+
+    .venv/bin/python examples/sandbox.py examples/files_to_postgres.py
+    .venv/bin/python examples/sandbox.py --kafka examples/kafka_orders.py --until-caught-up
+
+Some orders are there to read: in the directory `orders`, or in the topic `orders`. The servers are named by the
+environment (libpq's own variables, KAFKA_SERVERS), so the example needs no arguments. At the end its tables are
+counted, and everything is removed.
+"""
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "demo"), str(HERE.parent / "testbed")]
+
+
+def main() -> int:
+    from driver import Workplace
+    from embedded_postgres import EmbeddedPostgres
+    from kafka_broker import KafkaBroker, spark_connector_jars
+    from orders import Customers, Files, Source, Topic
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kafka", action="store_true", help="start a Kafka broker too (Maven and Java needed)")
+    parser.add_argument("example", type=Path)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pgonce-sandbox-")))
+        postgres = stack.enter_context(EmbeddedPostgres())
+        environment = Workplace(directory, spark_connector_jars() if given.kafka else ()).environment
+        environment |= _libpq(postgres.uri())
+        if given.kafka:
+            servers = environment["KAFKA_SERVERS"] = stack.enter_context(KafkaBroker()).bootstrap_servers
+            source: Source = Topic(servers)
+        else:
+            source = Files(directory / "orders")
+        customers = Customers(source)
+        for _ in range(10):
+            customers.order()
+        print(f"{customers.sent.orders:,} orders are there, as {source.name}.", flush=True)
+        command = [sys.executable, str(given.example.resolve()), *given.arguments]
+        status = subprocess.run(command, cwd=directory, env=environment, check=False).returncode
+        _count_tables(postgres.uri())
+    return status
+
+
+def _libpq(uri: str) -> dict[str, str]:
+    parameters = conninfo_to_dict(uri)
+    names = {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE"}
+    return {variable: str(parameters[name]) for name, variable in names.items()}
+
+
+def _count_tables(uri: str) -> None:
+    with psycopg.connect(uri) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1")
+        for (table,) in tables.fetchall():
+            count = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(sql.Identifier(table))).fetchone()
+            print(f"{table}: {count[0] if count else 0:,} rows")
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

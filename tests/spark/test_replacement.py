@@ -1,0 +1,71 @@
+"""A new checkpoint takes a lost one's place where Kafka's offsets prove that it begins where the other ended."""
+
+from __future__ import annotations
+
+import json
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from spark.exactly_once import query_id, wrong_ledger, wrong_rows
+from spark.running import assert_refused, finish
+from spark.ways_in import WAYS, Sink
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+class Messages:
+    """A topic of two partitions; ``rows`` are what was sent, as the target should have them."""
+
+    def __init__(self, bootstrap_servers, topic):
+        self.topic = topic
+        self.rows = []
+        self._servers = bootstrap_servers
+        self._sent = [0, 0]
+
+    def send(self, count):
+        """Send so many messages, in turn to one partition and the other."""
+        producer = Producer({"bootstrap.servers": self._servers})
+        for number in range(count):
+            partition = number % 2
+            row = (partition * 1000 + self._sent[partition], f"message {len(self.rows)}")
+            producer.produce(self.topic, value=row[1], partition=partition)
+            self._sent[partition] += 1
+            self.rows.append(row)
+        assert producer.flush(30) == 0
+
+    def frame(self, spark, starting_offsets):
+        """All messages from there on."""
+        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", self._servers)
+        source = source.option("subscribe", self.topic).option("startingOffsets", starting_offsets).load()
+        return source.selectExpr("partition * 1000 + offset AS id", "CAST(value AS STRING) AS text")
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
+def test_new_checkpoint_takes_over(spark, kafka, topic, way, url, observer, tmp_path):
+    """From the stored end it goes on, from anywhere else it is refused, and the replaced query may write no more."""
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE TABLE messages (id bigint {'PRIMARY KEY' if way.upserts else ''}, text text)")
+    messages = Messages(kafka.bootstrap_servers, topic(partitions=2))
+    messages.send(11)
+
+    def write(starting_offsets, checkpoint, **settings):
+        return way.append(
+            messages.frame(spark, starting_offsets), Sink(url, "messages", str(tmp_path / checkpoint), settings)
+        )
+
+    finish(write("earliest", "lost"))
+    lost = query_id(tmp_path / "lost")
+    ends = observer.execute("SELECT end_offsets -> '0' FROM pgonce.writers WHERE query_id = %s", [lost]).fetchone()
+    published = list(messages.rows)
+    messages.send(21)
+
+    assert_refused(write("earliest", "no_word"), "FOREIGN")
+    assert_refused(write("earliest", "wrong_start", replaces=lost), "FOREIGN")
+    assert wrong_rows(observer, "messages", published) == []
+    for _ in range(2):
+        finish(write(json.dumps(ends[0]), "new", replaces=lost))
+        assert wrong_rows(observer, "messages", messages.rows) == []
+        assert wrong_ledger(observer, str(tmp_path / "new")) == []
+        messages.send(5)
+    assert_refused(write("earliest", "lost"), "FENCED")
