@@ -18,7 +18,7 @@ _AFTERWARDS = "The query may be started again as it is: the batch is run again f
 
 # SQLSTATE (or its class): code, and what to do.
 _REMEDIES = {
-    "42501": ("TARGET_NOT_PERMITTED", "Grant USAGE on the schema and INSERT (upsert: SELECT, UPDATE; complete: DELETE)."),
+    "42501": ("TARGET_NOT_PERMITTED", "Grant USAGE on the schema, and INSERT (also SELECT and UPDATE, or DELETE)."),
     "23502": ("NOT_NULL_VIOLATION", "Fill the column in Spark, or drop the constraint."),
     "23505": ("UNIQUE_VIOLATION", "Remove doubled rows in Spark, or use mode=upsert with keys."),
     "23514": ("CHECK_VIOLATION", "Filter or mend the rows in Spark, or drop the constraint."),
