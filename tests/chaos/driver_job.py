@@ -96,7 +96,7 @@ def main(job: Job) -> None:
         stream = way.append(
             passed_through(tasks, events(session, Path(job.inbox))), sink_of(way, job.url, job.directory)
         )
-        trigger = {"processingTime": "100 milliseconds"} if job.tasks == "wait_when_told" else {"availableNow": True}
+        trigger = {"processingTime": "500 milliseconds"} if job.tasks == "wait_when_told" else {"availableNow": True}
         queries.append(stream.trigger(**trigger).start())
     for query in queries:
         query.awaitTermination()
