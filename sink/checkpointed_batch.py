@@ -14,10 +14,9 @@ from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import without_credentials
 from offsets_store.errors import CheckpointError
 from offsets_store.verdict import Batch
-from sink.errors import SparkError
+from sink.errors import NOTHING, SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin
-from sink.target import NOTHING
 
 # On an object store a file may be listed before it can be read.
 _WAIT_FOR_OFFSETS_SECONDS = 10.0

@@ -19,12 +19,11 @@ from pyspark.sql.types import StructType
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
 from sink.checkpointed_batch import planned_entry
-from sink.errors import SparkError
+from sink.errors import NOTHING, SparkError
 from sink.options import SinkOptions, parse_options
 from sink.parcel import Parcel
 from sink.parcel_commit import commit_parcels
 from sink.staging import drop_staging_table
-from sink.target import NOTHING
 from sink.task_writer import TaskWriter, staging_table
 from sink.type_mapping import encode_columns
 

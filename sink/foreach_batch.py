@@ -15,11 +15,12 @@ from sqlalchemy import Connection
 
 from offsets_store.verdict import SKIP, Batch, Remedies
 from sink.arrow_rows import collected_rows
-from sink.committer import Published, Work, commit_batch, driver_connection
-from sink.options import Mode, bad_option, commit_settings, destination
+from sink.attempt import Published, Work, driver_connection
+from sink.committer import commit_batch
 from sink.parcel_commit import sink_namer
 from sink.publish import publish_rows_in_tx
 from sink.running_query import batch_of
+from sink.settings import Mode, bad_option, commit_settings, destination
 from sink.transaction import BatchTransaction
 
 BatchFunction = Callable[[DataFrame, int], None]

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sink.errors import SparkError
-from sink.target import NOTHING
+from sink.errors import NOTHING, SparkError
 
 _PARTITIONS_AT_FULL_SIZE = 8
 

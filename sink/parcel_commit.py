@@ -17,13 +17,14 @@ from sqlalchemy import Connection
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
 from offsets_store.verdict import Batch, Verdict
+from sink.attempt import Published, Work, driver_connection
+from sink.catalogue import resolve_table
 from sink.checkpointed_batch import batch_by_id, batch_from_checkpoint
-from sink.committer import Published, Work, commit_batch, driver_connection
+from sink.committer import commit_batch
 from sink.options import SinkOptions
 from sink.parcel import Parcel, open_parcels
 from sink.publish import BatchRows, publish_rows_in_tx
 from sink.staging import StagedRows, sweep
-from sink.target import resolve_table
 from sink.task_writer import staging_table
 from sink.type_mapping import EncodedColumn
 

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from sink.catalogue import TargetTable
 from sink.copy_encoder import HEADER, TRAILER
-from sink.errors import TargetError
-from sink.options import Destination
+from sink.errors import NOTHING, TargetError
+from sink.settings import Destination
 from sink.staging import StagedRows, check_staged_rows, column_definitions
-from sink.target import NOTHING, ColumnPlan, TargetTable, target_for
+from sink.target import ColumnPlan, target_for
 from sink.type_mapping import EncodedColumn, Fit
 from sink.write_modes import Upsert, insert_statement, null_keys_statement, plan_upsert
 

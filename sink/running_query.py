@@ -18,9 +18,8 @@ from offsets_store.checkpoint_files import CheckpointFiles, open_location, witho
 from offsets_store.errors import CheckpointError
 from offsets_store.verdict import Batch
 from sink.checkpointed_batch import describe_batch
-from sink.errors import SparkError
+from sink.errors import NOTHING, SparkError
 from sink.parcel import Origin
-from sink.target import NOTHING
 
 T = TypeVar("T")
 

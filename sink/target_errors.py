@@ -11,8 +11,7 @@ import psycopg
 
 from offsets_store.errors import PgonceError
 from offsets_store.postgres_errors import ledger_error, scrub
-from sink.errors import TargetError
-from sink.target import NOTHING
+from sink.errors import NOTHING, TargetError
 
 _AFTERWARDS = "The query may be started again as it is: the batch is run again from its source."
 

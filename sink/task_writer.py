@@ -16,11 +16,10 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from sink.copy_encoder import CopyEncoder
-from sink.errors import SparkError
+from sink.errors import NOTHING, SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap
 from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
-from sink.target import NOTHING
 from sink.type_mapping import encode_columns
 
 

@@ -16,9 +16,9 @@ from sqlalchemy import Connection, CursorResult
 from offsets_store.offsets import Offsets
 from offsets_store.verdict import Batch
 from sink.arrow_rows import collected_rows
-from sink.committer import driver_connection
-from sink.options import Destination, destination
+from sink.attempt import driver_connection
 from sink.publish import publish_rows_in_tx
+from sink.settings import Destination, destination
 
 
 class BatchTransaction:

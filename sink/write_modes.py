@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
-from sink.errors import TargetError
-from sink.options import Destination
-from sink.target import NOTHING, ColumnPlan, TargetTable
+from sink.catalogue import TargetTable
+from sink.errors import NOTHING, TargetError
+from sink.settings import Destination
+from sink.target import ColumnPlan
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from pyspark.sql import types as t
 from offsets_store.errors import PgonceError
 from offsets_store.migrations import ensure_ledger
 from offsets_store.verdict import Batch, Remedies, Verdict
-from sink.committer import Published, Work, application_name, commit_batch, driver_connection
+from sink.attempt import Published, Work, application_name, driver_connection
+from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
-from sink.options import CommitSettings, destination
 from sink.publish import BatchRows, publish_rows_in_tx
+from sink.settings import CommitSettings, destination
 from sink.type_mapping import encode_columns
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])

@@ -9,8 +9,8 @@ from pyspark.sql import types as t
 
 from offsets_store.errors import PgonceError
 from sink.copy_encoder import CopyEncoder
-from sink.options import destination
 from sink.publish import BatchRows, publish_rows_in_tx
+from sink.settings import destination
 from sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, stage_rows, sweep
 from sink.type_mapping import encode_columns
 

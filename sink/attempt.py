@@ -1,0 +1,189 @@
+"""
+One try to publish a batch: all its rows and its offsets in one transaction, or nothing.
+
+Runs in the commit worker, or in the foreachBatch function on the driver. Invariant: the batch is recorded in the
+transaction that writes its rows, and nothing but a COMMIT that answers COMMIT counts as done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, event
+
+from offsets_store import ledger, record
+from offsets_store.connect import engine_for
+from offsets_store.ledger import LockedWriter, TransactionState
+from offsets_store.migrations import ensure_ledger
+from offsets_store.refusals import refusal
+from offsets_store.verdict import PUBLISH, SKIP, Batch, Verdict, decide
+from sink.errors import NOTHING, CommitError
+from sink.lock_watch import LockWatch
+from sink.settings import CommitSettings
+
+_log = logging.getLogger("pgonce")
+
+
+@dataclass(frozen=True)
+class Published:
+    """What went into the target with a batch: rows, and how they came (``inline``, ``staged``, ``function`` ...)."""
+
+    rows: int
+    transport: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """
+    What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows.
+
+    Both run inside the transaction, anew at every try. ``sealed`` is for work that runs SQL of the user's.
+    """
+
+    name_sink: Callable[[Connection], str]
+    publish: Callable[[Connection, Batch], Published]
+    sealed: bool = False
+
+
+def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatch) -> Verdict:
+    """
+    Publish or skip ``batch`` in one transaction; the verdict says which.
+
+    :raises PgonceError: where it is refused, or could not have been kept.
+    :raises psycopg.Error: what Postgres says; :mod:`sink.committer` knows what may be tried again.
+    """
+    ensure_ledger(settings.url)
+    with engine_for(settings.url).connect() as connection, _discarded_on_error(connection):
+        began = ledger.begin_in_tx(connection, application_name(batch.run_id), settings.lock_timeout)
+        _refuse_lost_on_crash(began)
+        batch = replace(batch, sink_name=work.name_sink(connection))
+        with watch.looking(connection, may_end=True):
+            locked = ledger.lock_writer_in_tx(connection, batch, settings.remedies.replaces)
+        verdict = decide(locked.ledger, batch, settings.remedies)
+        if verdict in PUBLISH:
+            with watch.looking(connection, may_end=False):
+                _publish_in_tx(connection, settings, batch, work, locked, began)
+        elif verdict in SKIP:
+            _skip_in_tx(connection, settings, batch, verdict, locked)
+        else:
+            raise refusal(verdict, locked.ledger, batch, settings.remedies)
+        _commit(connection)
+        _log.info("batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, verdict.name)
+        return verdict
+
+
+@contextmanager
+def _discarded_on_error(connection: Connection) -> Iterator[None]:
+    # A new session for the next try: this one may be dead (SQLAlchemy does not see errors of psycopg's own COPY), or
+    # live with settings that an administrator has mended since.
+    try:
+        yield
+    except BaseException:
+        connection.invalidate()
+        raise
+
+
+def application_name(run_id: str) -> str:
+    """How this run's sessions show in ``pg_stat_activity``; 43 of 63 bytes."""
+    return f"pgonce {run_id}"
+
+
+def _publish_in_tx(
+    connection: Connection,
+    settings: CommitSettings,
+    batch: Batch,
+    work: Work,
+    locked: LockedWriter,
+    began: TransactionState,
+) -> None:
+    if work.sealed:
+        event.listen(connection, "after_cursor_execute", _refuse_ended_transaction)
+        record.seal_in_tx(connection, locked, batch)
+    published = work.publish(connection, batch)
+    if work.sealed:
+        _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
+    record.record_batch_in_tx(
+        connection,
+        locked,
+        batch,
+        rows=published.rows,
+        transport=published.transport,
+        retain_batches=settings.retain_batches,
+    )
+    if locked.ledger.writer is None and settings.remedies.replaces:
+        record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
+
+
+def _skip_in_tx(
+    connection: Connection, settings: CommitSettings, batch: Batch, verdict: Verdict, locked: LockedWriter
+) -> None:
+    if verdict is Verdict.REPLAY:
+        record.record_replay_in_tx(connection, locked, batch)
+    elif verdict is Verdict.ADOPTED:
+        record.record_batch_in_tx(
+            connection, locked, batch, rows=0, transport="adopted", retain_batches=settings.retain_batches
+        )
+
+
+def _commit(connection: Connection) -> None:
+    # By hand, for its tag: COMMIT of a failed transaction answers ROLLBACK, and SQLAlchemy would not tell.
+    tag = driver_connection(connection).execute("COMMIT").statusmessage
+    if tag != "COMMIT":
+        raise CommitError(
+            "ROLLED_BACK",
+            f"Postgres answered {tag} to COMMIT: a statement of this transaction had failed, and its error was "
+            "swallowed.",
+            NOTHING,
+            "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
+            "(tx.connection.begin_nested()).",
+        )
+
+
+def driver_connection(connection: Connection) -> psycopg.Connection:
+    """The psycopg connection under a SQLAlchemy one: only it can COPY."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)  # noqa: S101 (the engine is made for psycopg)
+    return raw
+
+
+def _refuse_lost_on_crash(state: TransactionState) -> None:
+    if state.synchronous_commit == "off":
+        raise CommitError(
+            "SYNCHRONOUS_COMMIT_OFF",
+            "synchronous_commit is off for this connection: Postgres would answer COMMIT before the rows are on "
+            "disk, and "
+            "a crash would lose batches that Spark believes done.",
+            NOTHING,
+            "Set synchronous_commit to on (or local) for this role or database, or in url: "
+            "options=-csynchronous_commit=on.",
+        )
+
+
+def _refuse_broken_transaction(began: TransactionState, ended: TransactionState) -> None:
+    _refuse_lost_on_crash(ended)
+    if began.xid != ended.xid:
+        raise _transaction_ended()
+
+
+def _transaction_ended() -> CommitError:
+    return CommitError(
+        "TRANSACTION_ENDED",
+        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and "
+        "offsets "
+        "would no longer be one.",
+        NOTHING,
+        "Remove transaction control from your SQL and from procedures it calls; use "
+        "tx.connection.begin_nested() for "
+        "what may fail.",
+    )
+
+
+def _refuse_ended_transaction(connection: Connection, *_: object) -> None:
+    # At once, before the next statement runs, and perhaps is committed, in a transaction of its own.
+    if driver_connection(connection).info.transaction_status is TransactionStatus.IDLE:
+        raise _transaction_ended()

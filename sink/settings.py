@@ -1,0 +1,105 @@
+"""
+Where a batch goes, and how its commit behaves, whichever way in.
+
+Pure: runs in the planner's worker, the commit worker and the driver. Invariant: settings that exist can work; what
+cannot is refused when they are made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+
+from offsets_store.errors import ConfigurationError
+from offsets_store.verdict import Remedies
+
+Mode = Literal["append", "upsert", "complete"]
+
+LEAST_RETAINED_BATCHES = 100
+
+
+@dataclass(frozen=True)
+class CommitSettings:
+    """What the commit needs to know, whichever way the rows come in. Times are in seconds."""
+
+    url: str = field(repr=False)
+    remedies: Remedies = field(default_factory=Remedies)
+    retain_batches: int = 1000
+    lock_timeout: float = 30.0
+    retry_timeout: float = 60.0
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where rows go and how: the table as the user wrote it, the write mode, and what an upsert needs."""
+
+    table: str
+    mode: Mode = "append"
+    keys: tuple[str, ...] = ()
+    order_by: str | None = None
+    create_table: bool = False
+
+
+def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
+    """An error about an option; whatever it is, no row has moved."""
+    return ConfigurationError(code, what, "Nothing was written.", remedy)
+
+
+def destination(
+    table: str, mode: str, keys: tuple[str, ...], order_by: str | None, *, create_table: bool = False
+) -> Destination:
+    """
+    A checked :class:`Destination`, for every way in.
+
+    :raises ConfigurationError: for a missing table, an unknown mode, or keys that do not go with the mode.
+    """
+    if not table.strip():
+        raise bad_option("NO_TABLE", "No table is given.", 'Set table, for example "events" or "sales.orders".')
+    if mode not in get_args(Mode):
+        raise bad_option(
+            "BAD_OPTION", f"mode={mode!r} is not a way to write.", f"Use one of {', '.join(get_args(Mode))}."
+        )
+    if mode == "upsert" and not keys:
+        raise bad_option("NO_KEYS", "mode=upsert needs keys.", 'Set keys, for example "id" or "region,day".')
+    if mode == "append" and keys and not create_table:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "keys are given, but mode is append, which does not use them.",
+            "Use mode=upsert, or leave keys out (with createTable they become the primary key).",
+        )
+    if order_by and mode != "upsert":
+        raise bad_option("CLASHING_OPTIONS", f"orderBy means nothing for mode={mode}.", "Use it with mode=upsert.")
+    if len(set(keys)) != len(keys):
+        raise bad_option("BAD_OPTION", f"keys={','.join(keys)} names a column twice.", "Name each key once.")
+    return Destination(table.strip(), cast("Mode", mode), keys, order_by, create_table)
+
+
+def commit_settings(
+    url: str, remedies: Remedies, *, retain_batches: int, lock_timeout: float, retry_timeout: float
+) -> CommitSettings:
+    """
+    Checked :class:`CommitSettings`, for every way in.
+
+    :raises ConfigurationError: for too few records kept, times that mean nothing, or remedies that exclude each other.
+    """
+    if retain_batches < LEAST_RETAINED_BATCHES:
+        raise bad_option(
+            "BAD_OPTION",
+            f"retainBatches={retain_batches} is too small: Spark keeps 100 batches in a checkpoint and may run "
+            "them again.",
+            f"Use at least {LEAST_RETAINED_BATCHES}.",
+        )
+    if lock_timeout <= 0 or retry_timeout < 0:
+        raise bad_option(
+            "BAD_OPTION",
+            f"lockTimeout={lock_timeout:g} and retryTimeout={retry_timeout:g} are not times to wait, in seconds.",
+            "Give lockTimeout more than 0, and retryTimeout 0 or more.",
+        )
+    if sum((remedies.adopt_checkpoint is not None, remedies.replaces is not None, remedies.independent)) > 1:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "adoptCheckpoint, replaces and independent exclude each other: each says another thing of the "
+            "query's past.",
+            "Keep the one that is true.",
+        )
+    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout)
