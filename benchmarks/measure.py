@@ -10,7 +10,6 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,12 +23,16 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 _LONGEST_SECONDS = 600.0
-# Daemons of Spark's Python workers name their module; that of the tasks is left out: it runs on executors.
+# Daemons of Spark's Python workers name their module, and so do the workers, which are their forks. That of the tasks
+# is left out: it runs on executors.
 _DRIVER_SIDE = {
     "pyspark.sql.worker.write_into_data_source": "planner worker",
-    "pyspark.sql.worker.create_data_source": "create_data_source worker",
     "pyspark.sql.worker.python_streaming_sink_runner": "commit worker",
+    "pyspark.sql.worker.lookup_data_sources": "lookup worker",
+    "pyspark.sql.worker.create_data_source": "create_data_source worker",
 }
+# The other two work once a run, and Spark ends them after a minute.
+_IN_EVERY_BATCH = ("planner worker", "commit worker")
 
 
 @dataclass(frozen=True)
@@ -104,15 +107,20 @@ def _empty_table(url: str, table: str | None) -> Iterator[Callable[[], int]]:
 
 @dataclass
 class MemoryWatch:
-    """Samples the resident memory of the driver-side Python workers, daemon and forks of a kind together."""
+    """
+    Samples the resident memory of the driver-side Python processes: of each kind, the worker and its daemon together.
+
+    ``peaks`` are bytes by kind; ``peak_in_every_batch`` adds up the planner's worker and the commit worker, and counts
+    twice what they share.
+    """
 
     interval_seconds: float = 0.02
-    peaks: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    peak_together: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
+    peak_in_every_batch: int = 0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While the block runs; ``peaks`` and ``peak_together`` are bytes."""
+        """While the block runs."""
         done = threading.Event()
         thread = threading.Thread(target=self._sample_until, args=[done])
         thread.start()
@@ -124,13 +132,12 @@ class MemoryWatch:
 
     def _sample_until(self, done: threading.Event) -> None:
         while not done.wait(self.interval_seconds):
-            sizes: dict[str, int] = defaultdict(int)
+            sizes = dict.fromkeys(_DRIVER_SIDE.values(), 0)
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
-                    command = process.cmdline()
-                    kind = next((_DRIVER_SIDE[word] for word in command if word in _DRIVER_SIDE), None)
+                    kind = next((_DRIVER_SIDE[word] for word in process.cmdline() if word in _DRIVER_SIDE), None)
                     if kind is not None:
                         sizes[kind] += process.memory_info().rss
-            for kind, size in sizes.items():
-                self.peaks[kind] = max(self.peaks[kind], size)
-            self.peak_together = max(self.peak_together, sum(sizes.values()))
+            self.peaks = {kind: max(size, self.peaks.get(kind, 0)) for kind, size in sizes.items()}
+            together = sum(sizes[kind] for kind in _IN_EVERY_BATCH)
+            self.peak_in_every_batch = max(self.peak_in_every_batch, together)

@@ -67,6 +67,6 @@ def judge(goal: Goal, times: Mapping[str, Rounds]) -> Outcome:
 
 
 def judge_memory(load: str, peak_bytes: int, limit_bytes: int) -> Outcome:
-    """Compare the peak of the driver-side Python processes, all together, with the limit."""
-    goal = f"{load} in one batch, staged: driver-side Python processes stay under {limit_bytes / 1e6:,.0f} MB"
+    """Compare the peak of the planner's and the commit worker together with the limit."""
+    goal = f"{load} in one batch, staged: planner and commit worker together stay under {limit_bytes / 1e6:,.0f} MB"
     return Outcome(goal, f"{peak_bytes / 1e6:,.0f} MB", peak_bytes < limit_bytes)

@@ -43,9 +43,9 @@ def show_load(console: Console, load: Load, times: Mapping[str, Rounds], baselin
 
 
 def show_memory(console: Console, load: Load, peaks: Mapping[str, int]) -> None:
-    """The peak of each kind of driver-side Python process."""
-    kinds = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in sorted(peaks.items()))
-    console.print(f"Peak memory, a staged batch of {load.name}: {kinds}.", soft_wrap=True)
+    """The driver-side Python processes at their peak, in bytes."""
+    kinds = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in peaks.items())
+    console.print(f"Staged batches of {load.name}, peak memory (worker and its daemon): {kinds}.\n", soft_wrap=True)
 
 
 def show_goals(console: Console, outcomes: Sequence[Outcome], *, judged: bool) -> None:

@@ -1,9 +1,9 @@
 """
 How often is a batch tried, and what is known when no try came through?
 
-Runs in the commit worker, or in the foreachBatch function on the driver. Invariant: every try begins at the first step;
-the attempt's token in the ledger tells a commit whose answer was lost from one that never happened, and while the ledger
-cannot be asked the outcome is called unknown, never failed.
+Runs in the commit worker, or in the foreachBatch function on the driver. Invariant: every try begins at the first
+step; the attempt's token in the ledger tells a commit whose answer was lost from one that never happened, and while the
+ledger cannot be asked the outcome is called unknown, never failed.
 """
 
 from __future__ import annotations
@@ -48,16 +48,18 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work) -> Verdict:
             return try_once(settings, batch, work, watch)
         except (ConnectError, psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
             cause = driver_error(error)
-            reason = " ".join(str(cause or error).split())
+            reason = " ".join(str(cause or error).split()).rstrip(".")
             outcome_unknown |= cause is not None and is_lost_connection(cause)
             # From the first error on, not from the start: publishing itself may take as long as it needs.
             deadline = deadline or time.monotonic() + settings.retry_timeout
             if not _may_try_again(error, cause):
-                raise (
-                    _unknown(batch, reason) if outcome_unknown and cause is None else _translated(error, cause)
-                ) from cause
+                # A server that answers has read the ledger: an earlier try was not committed.
+                final = _unknown(batch, reason) if outcome_unknown and cause is None else _translated(error, cause)
+                raise final from cause
             if time.monotonic() + pause > deadline:
-                raise _unknown(batch, reason) if outcome_unknown else _given_up(settings, batch, error, watch) from None
+                patience = settings.retry_timeout
+                final = _unknown(batch, reason) if outcome_unknown else _given_up(error, batch, reason, patience, watch)
+                raise final from None
             watch.armed |= cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
         _log.warning("batch %s of query %s: trying again in %.1f s: %s", batch.batch_id, batch.query_id, pause, reason)
         # Jitter, so that drivers that failed together do not return together.
@@ -79,23 +81,21 @@ def _may_try_again(error: BaseException, cause: psycopg.Error | None) -> bool:
     return isinstance(error, ConnectError) and error.code == "CONNECT_FAILED"
 
 
-def _given_up(settings: CommitSettings, batch: Batch, error: BaseException, watch: LockWatch) -> PgonceError:
+def _given_up(error: BaseException, batch: Batch, reason: str, seconds: float, watch: LockWatch) -> PgonceError:
     cause = driver_error(error)
     if cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE:
         return CommitError(
             "LOCKED",
-            f"Batch {batch.batch_id} waited {settings.retry_timeout:g} s for a lock that is still held: "
-            f"{watch.holders}.",
+            f"Batch {batch.batch_id} waited {seconds:g} s for a lock that is still held: {watch.holders}.",
             NOTHING,
-            "End that session or wait for it, then start the query again; lockTimeout and retryTimeout set how "
-            "long is waited.",
+            "End that session or wait for it, then start the query again; lockTimeout and retryTimeout set how long is "
+            "waited.",
         )
     if isinstance(error, ConnectError):
         return error
     return CommitError(
         "RETRIES_EXHAUSTED",
-        f"Batch {batch.batch_id} could not be committed within {settings.retry_timeout:g} s; the last reason: "
-        f"{' '.join(str(cause or error).split())}.",
+        f"Batch {batch.batch_id} could not be committed within {seconds:g} s; the last reason: {reason}.",
         NOTHING,
         "Mend the cause and start the query again; retryTimeout sets how long is tried.",
     )

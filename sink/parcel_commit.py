@@ -30,6 +30,9 @@ from sink.type_mapping import EncodedColumn
 
 _log = logging.getLogger("pgonce")
 
+# Runs and sinks that this worker has swept for; a new worker sweeps once more.
+_swept: set[tuple[str, str]] = set()
+
 
 def commit_parcels(
     options: SinkOptions,
@@ -64,8 +67,11 @@ def commit_parcels(
     verdict = commit_batch(
         options.commit, batch, Work(sink_namer(options.sink_name, options.destination.table), publish)
     )
-    if staged:
-        _sweep(options, batch, staging_table(options, origin).sink_name)
+    label = staging_table(options, origin).sink_name
+    # Also once a run: a try that failed may have staged rows of which no message ever told.
+    if staged or (origin.run_id, label) not in _swept:
+        _sweep(options, batch, label)
+        _swept.add((origin.run_id, label))
     return verdict
 
 

@@ -17,6 +17,7 @@ from psycopg import sql
 
 from offsets_store.connect import connect
 from offsets_store.migrations import ensure_ledger
+from offsets_store.postgres_errors import scrub
 from offsets_store.tables import SCHEMA
 from sink.copy_encoder import HEADER, TRAILER
 from sink.errors import StagingError
@@ -103,7 +104,8 @@ def stage_rows(url: str, table: StagingTable, columns: Sequence[EncodedColumn], 
     except psycopg.Error as error:
         raise StagingError(
             "STAGING_FAILED",
-            f"A task could not stage its rows in {SCHEMA}.{table.name} (SQLSTATE {error.sqlstate}): {error}.",
+            f"A task could not stage its rows in {SCHEMA}.{table.name}: {scrub(' '.join(str(error).split()))} "
+            f"({f'SQLSTATE {error.sqlstate}' if error.sqlstate else 'the connection was lost'}).",
             "Nothing of this batch was written to the target; Spark tries the task again.",
             "Executors need a route to Postgres, the credentials in url, and CREATE on schema pgonce (`pgonce init "
             "--role`). Without that, raise inlineBytes so that rows travel in the commit messages.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from offsets_store import ledger
+from offsets_store import ledger, record
 from offsets_store.connect import engine_for
 from offsets_store.migrations import ensure_ledger
 from offsets_store.verdict import Batch
@@ -33,18 +33,18 @@ def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: An
     batch = Batch(batch_id=batch_id, attempt=uuid4(), end=end, **fields)
     with engine_for(url).begin() as connection:
         locked = ledger.lock_writer_in_tx(connection, batch, None)
-        ledger.record_batch_in_tx(connection, locked, batch, rows=rows, transport="inline", retain_batches=100)
+        record.record_batch_in_tx(connection, locked, batch, rows=rows, transport="inline", retain_batches=100)
     return batch
 
 
 def replay(url: str, batch: Batch) -> None:
     """Record that a batch was skipped."""
     with engine_for(url).begin() as connection:
-        ledger.record_replay_in_tx(connection, ledger.lock_writer_in_tx(connection, batch, None), batch)
+        record.record_replay_in_tx(connection, ledger.lock_writer_in_tx(connection, batch, None), batch)
 
 
 def take_over(url: str, batch: Batch, replaces: str) -> None:
     """Record that the batch's query took the place of another."""
     with engine_for(url).begin() as connection:
         locked = ledger.lock_writer_in_tx(connection, batch, replaces)
-        ledger.replace_writer_in_tx(connection, locked, batch, replaces)
+        record.replace_writer_in_tx(connection, locked, batch, replaces)

@@ -66,7 +66,9 @@ def failing_twice(folder: str) -> Callable[[Batches], Batches]:
     """Fail a task's first two attempts, after their rows have gone on."""
 
     def fail(batches: Batches) -> Batches:
-        attempt = TaskContext.get().attemptNumber()
+        context = TaskContext.get()
+        assert context is not None
+        attempt = context.attemptNumber()
         (Path(folder) / f"attempt-{attempt}").touch()
         yield from batches
         if attempt < 2:

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its usual name)
-from pyspark.sql.streaming import DataStreamWriter
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 from spark.exactly_once import left_behind, recorded, replays, what_is_wrong, wrong_ledger, wrong_rows
 from spark.inbox import Inbox, create_events, events
 from spark.running import assert_refused, finish, rewind, run_elsewhere
@@ -308,7 +308,7 @@ class TestLostConnections:
         """A query that must give up before it knows whether COMMIT arrived finds out at its next start."""
         proxy.cut_after_commit(touching="INSERT INTO pgonce.batches")
         hasty = Sink(proxy.url, "events", sink.checkpoint, {"retry_timeout": 0})
-        assert_refused(way.append(events(spark, inbox.folder), hasty), "RETRIES_EXHAUSTED")
+        assert_refused(way.append(events(spark, inbox.folder), hasty), "COMMIT_UNKNOWN")
         inbox.add(20)
         finish(way.append(events(spark, inbox.folder), hasty))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
