@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import psycopg
+import sqlalchemy.exc
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, event
 
@@ -84,6 +85,9 @@ def _discarded_on_error(connection: Connection) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        # Rolled back by word, because a server notices a closed line late, and would keep the locks until then.
+        with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
+            driver_connection(connection).rollback()
         connection.invalidate()
         raise
 
