@@ -61,8 +61,8 @@ class Plan:
 
 
 FULL = Plan(
-    triggers=Load("1,000 rows", 1_000, 2, rounds=7, warm_up=5, measured=25),
-    batches=Load("1,000,000 rows", 1_000_000, 4, rounds=5, warm_up=1, measured=3),
+    triggers=Load("1,000 rows", 1_000, 2, rounds=7, warm_up=5, measured=20),
+    batches=Load("1,000,000 rows", 1_000_000, 4, rounds=5, warm_up=1, measured=2),
     memory=Load("5,000,000 rows", 5_000_000, 4, rounds=1, warm_up=0, measured=2),
 )
 # About two minutes, too short to judge by.

@@ -26,6 +26,7 @@ from sink.parcel_commit import commit_parcels
 from sink.staging import drop_staging_table
 from sink.task_writer import TaskWriter, staging_table
 from sink.type_mapping import encode_columns
+from sink.worker_heap import settle
 
 _log = logging.getLogger("pgonce")
 
@@ -64,7 +65,9 @@ class PgonceDataSource(DataSource):
         """
         options = parse_options(self.options, overwrite=overwrite)
         encode_columns(schema)
-        return StreamWriter(options, schema)
+        writer = StreamWriter(options, schema)
+        settle("planning")
+        return writer
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
@@ -76,11 +79,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
         """In a task: encode the partition."""
-        return self.task_writer.write(iterator)
+        parcel = self.task_writer.write(iterator)
+        settle("writing")
+        return parcel
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the commit worker: publish the batch, or skip it."""
         commit_parcels(self.options, encode_columns(self.task_writer.struct_type), messages, batchId)
+        settle("committing")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """
