@@ -7,6 +7,9 @@ do next, because text is all that survives the trip through Spark's JVM; and it 
 
 from __future__ import annotations
 
+# What most errors mean for the data, in the words of all of them.
+NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
+
 
 class PgonceError(Exception):
     """

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from offsets_store.errors import PgonceError
+from offsets_store.errors import NOTHING, PgonceError
 from offsets_store.offsets import goes_back
 from offsets_store.verdict import Batch, Ledger, Remedies, Verdict
-
-NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
 
 
 class RefusedBatch(PgonceError):

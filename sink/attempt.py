@@ -19,11 +19,12 @@ from sqlalchemy import Connection, event
 
 from offsets_store import ledger, record
 from offsets_store.connect import engine_for
+from offsets_store.errors import NOTHING
 from offsets_store.ledger import LockedWriter, TransactionState
 from offsets_store.migrations import ensure_ledger
 from offsets_store.refusals import refusal
 from offsets_store.verdict import PUBLISH, SKIP, Batch, Verdict, decide
-from sink.errors import NOTHING, CommitError
+from sink.errors import CommitError
 from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
 
@@ -159,9 +160,8 @@ def _refuse_lost_on_crash(state: TransactionState) -> None:
     if state.synchronous_commit == "off":
         raise CommitError(
             "SYNCHRONOUS_COMMIT_OFF",
-            "synchronous_commit is off for this connection: Postgres would answer COMMIT before the rows are on "
-            "disk, and "
-            "a crash would lose batches that Spark believes done.",
+            "synchronous_commit is off for this connection: Postgres would answer COMMIT before the rows are on disk, "
+            "and a crash would lose batches that Spark believes done.",
             NOTHING,
             "Set synchronous_commit to on (or local) for this role or database, or in url: "
             "options=-csynchronous_commit=on.",
@@ -177,13 +177,11 @@ def _refuse_broken_transaction(began: TransactionState, ended: TransactionState)
 def _transaction_ended() -> CommitError:
     return CommitError(
         "TRANSACTION_ENDED",
-        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and "
-        "offsets "
+        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and offsets "
         "would no longer be one.",
         NOTHING,
-        "Remove transaction control from your SQL and from procedures it calls; use "
-        "tx.connection.begin_nested() for "
-        "what may fail.",
+        "Remove transaction control from your SQL and from procedures it calls; use tx.connection.begin_nested() "
+        "for what may fail.",
     )
 
 

@@ -13,7 +13,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from sink.errors import NOTHING, TargetError
+from offsets_store.errors import NOTHING
+from sink.errors import TargetError
 
 
 @dataclass(frozen=True)

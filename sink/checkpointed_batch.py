@@ -12,9 +12,9 @@ from contextlib import suppress
 
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import without_credentials
-from offsets_store.errors import CheckpointError
+from offsets_store.errors import NOTHING, CheckpointError
 from offsets_store.verdict import Batch
-from sink.errors import NOTHING, SparkError
+from sink.errors import SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin
 
@@ -36,11 +36,9 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
     if newest is None or checkpoint.is_committed(newest[0]):
         raise SparkError(
             "NOT_MICRO_BATCH",
-            f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query "
-            "runs with "
-            "the continuous trigger (which drops every row of a Python sink), or with asynchronous progress "
-            "tracking; or "
-            "checkpointLocation is not the location that this query uses.",
+            f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query runs "
+            "with the continuous trigger (which drops every row of a Python sink), or with asynchronous progress "
+            "tracking; or checkpointLocation is not the location that this query uses.",
             NOTHING,
             "Use a micro-batch trigger without asyncProgressTrackingEnabled, and give this writer the query's own "
             "checkpointLocation.",
@@ -88,8 +86,7 @@ def describe_batch(checkpoint: Checkpoint, origin: Origin, query_name: str | Non
         raise SparkError(
             "OFFSETS_REWRITTEN",
             f"offsets/{origin.batch_id} is not the entry that was there when this batch was planned: another "
-            "driver works "
-            "on the same checkpoint.",
+            "driver works on the same checkpoint.",
             NOTHING,
             "Leave one driver running. Give every query a checkpoint of its own.",
         )

@@ -15,11 +15,11 @@ import time
 import psycopg
 import sqlalchemy.exc
 
-from offsets_store.errors import ConnectError, PgonceError
+from offsets_store.errors import NOTHING, ConnectError, PgonceError
 from offsets_store.postgres_errors import driver_error, is_lost_connection, is_transient, ledger_error
 from offsets_store.verdict import Batch, Verdict
 from sink.attempt import Work, try_once
-from sink.errors import NOTHING, CommitError
+from sink.errors import CommitError
 from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
 from sink.target_errors import target_error

@@ -17,9 +17,9 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Data
 from pyspark.sql.types import StructType
 
 from offsets_store.connect import connect
-from offsets_store.errors import PgonceError
+from offsets_store.errors import NOTHING, PgonceError
 from sink.checkpointed_batch import planned_entry
-from sink.errors import NOTHING, SparkError
+from sink.errors import SparkError
 from sink.options import SinkOptions, parse_options
 from sink.parcel import Parcel
 from sink.parcel_commit import commit_parcels

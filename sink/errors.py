@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from offsets_store.errors import PgonceError
 
-NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
-
 
 class TypeMappingError(PgonceError):
     """A column of the frame has a type that Postgres cannot hold, or that its target column cannot take."""

@@ -15,10 +15,9 @@ from sqlalchemy import Connection
 
 from offsets_store.verdict import SKIP, Batch, Remedies
 from sink.arrow_rows import collected_rows
-from sink.attempt import Published, Work, driver_connection
+from sink.attempt import Published, Work
 from sink.committer import commit_batch
-from sink.parcel_commit import sink_namer
-from sink.publish import publish_rows_in_tx
+from sink.publish import publication
 from sink.running_query import batch_of
 from sink.settings import Mode, bad_option, commit_settings, destination
 from sink.transaction import BatchTransaction
@@ -78,12 +77,7 @@ class PostgresBatchWriter:
         batch = batch_of(frame, batch_id)
         # Before the transaction, and for a replay too: a stateful query fails where its frame is not run.
         rows = collected_rows(frame)
-
-        def publish(connection: Connection, _: Batch) -> Published:
-            publish_rows_in_tx(driver_connection(connection), self._destination, rows)
-            return Published(rows.count, "arrow")
-
-        commit_batch(self._settings, batch, Work(sink_namer(self._sink_name, self._destination.table), publish))
+        commit_batch(self._settings, batch, publication(self._sink_name, self._destination, rows, "arrow"))
 
 
 def transactional_batch(

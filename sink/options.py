@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from offsets_store.verdict import Remedies
-from sink.settings import CommitSettings, Destination, Mode, bad_option, commit_settings, destination
+from sink.settings import (
+    CommitSettings,
+    Destination,
+    Mode,
+    asynchronous_progress,
+    bad_option,
+    commit_settings,
+    destination,
+)
 
 OffsetsFrom = Literal["checkpoint", "listener"]
 
@@ -111,12 +119,7 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
 
 def _refuse_async_progress(given: Mapping[str, str]) -> None:
     if given.get("asyncprogresstrackingenabled", "").lower() == "true":
-        raise bad_option(
-            "ASYNC_PROGRESS",
-            "Asynchronous progress tracking is on. Spark then writes the offset log beside or after the batch, so a "
-            "batch that is run again may have another range, and no replay can be proven.",
-            "Remove asyncProgressTrackingEnabled from this writer.",
-        )
+        raise asynchronous_progress()
 
 
 def _mode(given: Mapping[str, str], overwrite: bool) -> str:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
 
-from sink.errors import NOTHING, SparkError
+from offsets_store.errors import NOTHING
+from sink.errors import SparkError
 
 _PARTITIONS_AT_FULL_SIZE = 8
 

@@ -13,10 +13,14 @@ from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
+from sqlalchemy import Connection
 
-from sink.catalogue import TargetTable
+from offsets_store.errors import NOTHING
+from offsets_store.verdict import Batch
+from sink.attempt import Published, Work, driver_connection
+from sink.catalogue import TargetTable, resolve_table
 from sink.copy_encoder import HEADER, TRAILER
-from sink.errors import NOTHING, TargetError
+from sink.errors import TargetError
 from sink.settings import Destination
 from sink.staging import StagedRows, check_staged_rows, column_definitions
 from sink.target import ColumnPlan, target_for
@@ -39,6 +43,23 @@ class BatchRows:
     count: int
     bodies: Callable[[], Iterable[bytes]]
     staged: StagedRows | None = None
+
+
+def publication(sink_name: str | None, destination: Destination, rows: BatchRows, transport: str) -> Work:
+    """
+    The work of a commit that writes ``rows`` into one table; ``transport`` says in the ledger how they came.
+
+    The sink is the user's name for it, else the qualified target table.
+    """
+
+    def name_sink(connection: Connection) -> str:
+        return sink_name or resolve_table(driver_connection(connection), destination.table).qualified_name
+
+    def publish(connection: Connection, _: Batch) -> Published:
+        publish_rows_in_tx(driver_connection(connection), destination, rows)
+        return Published(rows.count, transport)
+
+    return Work(name_sink, publish)
 
 
 def publish_rows_in_tx(connection: psycopg.Connection, destination: Destination, rows: BatchRows) -> None:

@@ -15,11 +15,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import CheckpointFiles, open_location, without_credentials
-from offsets_store.errors import CheckpointError
+from offsets_store.errors import NOTHING, CheckpointError
 from offsets_store.verdict import Batch
 from sink.checkpointed_batch import describe_batch
-from sink.errors import NOTHING, SparkError
+from sink.errors import SparkError
 from sink.parcel import Origin
+from sink.settings import asynchronous_progress
 
 T = TypeVar("T")
 
@@ -99,8 +100,7 @@ def _refuse_temporary_checkpoint(query: Any) -> None:
         raise SparkError(
             "TEMPORARY_CHECKPOINT",
             "This query has no checkpointLocation, so Spark made a temporary one and a new query id: after a "
-            "restart it "
-            "would begin from the start of its source, and nothing could tell.",
+            "restart it would begin from the start of its source, and nothing could tell.",
             NOTHING,
             'Set .option("checkpointLocation", ...) on the writer.',
         )
@@ -111,14 +111,7 @@ def _refuse_asynchronous(query: Any) -> None:
     if kind == _MICRO_BATCH:
         return
     if kind == _ASYNCHRONOUS:
-        raise SparkError(
-            "ASYNC_PROGRESS",
-            "Asynchronous progress tracking is on. Spark then writes the offset log beside or after the batch, "
-            "so a batch "
-            "that is run again may have another range, and no replay can be proven.",
-            NOTHING,
-            "Remove asyncProgressTrackingEnabled from this writer.",
-        )
+        raise asynchronous_progress()
     raise SparkError(
         "NOT_MICRO_BATCH",
         f"Spark runs this query as {kind}, not in micro-batches.",

@@ -103,3 +103,13 @@ def commit_settings(
             "Keep the one that is true.",
         )
     return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout)
+
+
+def asynchronous_progress() -> ConfigurationError:
+    """The refusal of asynchronous progress tracking, whichever way in it was found."""
+    return bad_option(
+        "ASYNC_PROGRESS",
+        "Asynchronous progress tracking is on. Spark then writes the offset log beside or after the batch, so a batch "
+        "that is run again may have another range, and no replay can be proven.",
+        "Remove asyncProgressTrackingEnabled from this writer.",
+    )

@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from offsets_store.connect import connect
+from offsets_store.errors import NOTHING
 from offsets_store.migrations import ensure_ledger
 from offsets_store.postgres_errors import scrub
 from offsets_store.tables import SCHEMA
@@ -157,7 +158,7 @@ def check_staged_rows(connection: psycopg.Connection, staged: StagedRows) -> Non
                 f"Task attempt {attempt} staged {rows} rows, but {counted.get(attempt, 0)} are there: Postgres "
                 "crashed in "
                 "between (unlogged tables empty themselves), or somebody dropped the table.",
-                "Nothing of this batch was written, and the stored offsets have not moved.",
+                NOTHING,
                 "Start the query again: Spark runs the batch again from its source.",
             )
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from offsets_store.errors import NOTHING
 from sink.catalogue import TargetColumn, TargetTable, describe_table, resolve_table
-from sink.errors import NOTHING, TargetError
+from sink.errors import TargetError
 from sink.settings import Destination
 from sink.type_mapping import EncodedColumn, Fit, Fitting, fit
 

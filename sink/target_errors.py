@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import psycopg
 
-from offsets_store.errors import PgonceError
+from offsets_store.errors import NOTHING, PgonceError
 from offsets_store.postgres_errors import ledger_error, scrub
-from sink.errors import NOTHING, TargetError
+from sink.errors import TargetError
 
 _AFTERWARDS = "The query may be started again as it is: the batch is run again from its source."
 

@@ -15,8 +15,9 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from offsets_store.errors import NOTHING
 from sink.copy_encoder import CopyEncoder
-from sink.errors import NOTHING, SparkError
+from sink.errors import SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap
 from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows

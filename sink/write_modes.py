@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from psycopg import sql
 
+from offsets_store.errors import NOTHING
 from sink.catalogue import TargetTable
-from sink.errors import NOTHING, TargetError
+from sink.errors import TargetError
 from sink.settings import Destination
 from sink.target import ColumnPlan
 

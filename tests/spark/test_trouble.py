@@ -448,6 +448,12 @@ def test_a_writer_called_outside_foreach_batch_is_refused(spark, url):
         PostgresBatchWriter(url, table="events")(spark.range(3), 0)
 
 
+def start_function(frame, function, checkpoint):
+    """Start a query that hands its batches to ``function``."""
+    writer = frame.writeStream.foreachBatch(function).option("checkpointLocation", checkpoint)
+    return writer.trigger(availableNow=True).start()
+
+
 @pytest.mark.parametrize(
     "statements",
     [
@@ -470,13 +476,7 @@ def test_transaction_control_inside_a_function_is_refused(statements, spark, adm
             tx.execute(statement)
         tx.execute("INSERT INTO events VALUES (-1, 'after', 0)")
 
-    query = (
-        stream(spark, events)
-        .writeStream.foreachBatch(write)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
+    query = start_function(stream(spark, events), write, checkpoint)
     with pytest.raises(PySparkException, match="TRANSACTION_ENDED"):
         query.awaitTermination(60)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
@@ -495,13 +495,7 @@ def test_an_error_that_the_function_swallows_is_found(spark, admin, url, events,
         except Exception:
             pass
 
-    query = (
-        stream(spark, events)
-        .writeStream.foreachBatch(write)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
+    query = start_function(stream(spark, events), write, checkpoint)
     with pytest.raises(PySparkException, match="STATEMENT_FAILED"):
         query.awaitTermination(60)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
@@ -516,7 +510,7 @@ def test_an_error_of_the_functions_own_rolls_everything_back(spark, admin, url, 
         tx.append(batch, "events")
         raise ValueError("the shop is closed")
 
-    query = (stream(spark, events).writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)).start()
+    query = start_function(stream(spark, events), write, checkpoint)
     with pytest.raises(PySparkException, match="the shop is closed"):
         query.awaitTermination(60)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
