@@ -48,7 +48,11 @@ demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 r
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/examples/demo $(BIN)/python examples/demo/main.py $(if $(KAFKA),--kafka)
 
 test: setup ## run all tests; ARGS="tests/unit -k verdict" runs some
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest $(if $(ARGS),,-n 2 --dist loadfile) $(ARGS)
+
+chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., ROUND=...
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
+	$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
 
 lint: setup ## ruff, the format check and mypy
 	$(BIN)/ruff check

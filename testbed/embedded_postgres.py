@@ -27,6 +27,7 @@ from typing import Self
 from urllib.parse import quote
 
 import postgres_binaries
+import psutil
 import psycopg
 from safety_net import SafetyNet, wait_until_gone
 
@@ -117,14 +118,26 @@ class EmbeddedPostgres:
             self._net = None
         shutil.rmtree(self._home, ignore_errors=True)
 
-    def crash(self) -> None:
-        """Stop as in a crash and start again at the same address: recovery empties unlogged tables."""
-        pid = self.pid
+    def crash(self, *, by_sigkill: bool = False, down_seconds: float = 0) -> None:
+        """
+        Stop as in a crash and start again at the same address: recovery empties unlogged tables.
+
+        :param by_sigkill: SIGKILL every process of the server, instead of an immediate stop.
+        """
+        postmaster = psutil.Process(self.pid)
         if self._net:
             self._net.release()
             self._net = None
-        os.kill(pid, signal.SIGQUIT)
-        wait_until_gone(pid, 30)
+        if by_sigkill:
+            # The postmaster first, or it would start new helpers for those that die.
+            for process in (postmaster, *postmaster.children()):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+                    wait_until_gone(process.pid, 30)
+        else:
+            postmaster.send_signal(signal.SIGQUIT)
+            wait_until_gone(postmaster.pid, 30)
+        time.sleep(down_seconds)
         self.start()
 
     @property

@@ -87,10 +87,19 @@ def postgres_server(pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
         with psycopg.connect(server.url("postgres"), autocommit=True) as connection:
             version = connection.execute("SHOW server_version").fetchone()
             pytestconfig.stash[_SERVER_KEY] = f"{server.kind}, {version[0] if version else '?'}"
+            # Only what is put here comes to the process that prints the summary, when tests run in several.
+            getattr(pytestconfig, "workeroutput", {})["postgres"] = pytestconfig.stash[_SERVER_KEY]
         how = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'"
         server.execute(sql.SQL(how).format(template))
         yield server
         server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(template))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """One of several test processes ends: keep what it says of its server."""
+    if "postgres" in getattr(node, "workeroutput", {}):
+        node.config.stash[_SERVER_KEY] = node.workeroutput["postgres"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

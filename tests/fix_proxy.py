@@ -30,9 +30,14 @@ _SECONDS = 30.0
 
 @dataclass
 class Hold:
-    """A connection stopped at COMMIT until the test lets it go on, or cuts it."""
+    """
+    A connection stopped at a moment until the test lets it go on, or cuts it.
+
+    ``client_port`` tells, once it is reached, which of this machine's sockets is the client's.
+    """
 
     reached: threading.Event = field(default_factory=threading.Event)
+    client_port: int = 0
     _decided: threading.Event = field(default_factory=threading.Event)
     _goes_on: bool = False
 
@@ -50,8 +55,10 @@ class Hold:
         """Cut it here."""
         self._decided.set()
 
-    def decision(self) -> bool:
+    def decision(self, client: socket.socket) -> bool:
         """Stop here; True to go on."""
+        with suppress(OSError):  # it may have gone already
+            self.client_port = client.getpeername()[1]
         self.reached.set()
         self._decided.wait()
         return self._goes_on
@@ -123,6 +130,14 @@ class Proxy:
         """Stop a connection when the server has committed and the client does not know it yet."""
         return self._arm_hold("hold_after_commit", touching)
 
+    def hold_in_copy(self, after_bytes: int = 0, touching: str = "") -> Hold:
+        """Stop a connection in the middle of the message that takes a COPY past so many bytes."""
+        return self._arm_hold("hold_in_copy", touching, after_bytes)
+
+    def hold_at_connect(self) -> Hold:
+        """Stop the next connection before the server hears of it."""
+        return self._arm_hold("hold_at_connect", "")
+
     def disarm(self) -> None:
         """Forget the faults that have not struck."""
         with self._lock:
@@ -148,8 +163,13 @@ class Proxy:
         if self._listener:
             wire.close(self._listener)
             self._listener = None
+        self.cut_all()
+
+    def cut_all(self) -> None:
+        """Cut every connection there is; new ones are taken."""
         with self._lock:
             sockets, holds = list(self._open), list(self._holds)
+            self._holds.clear()
         for hold in holds:
             hold.cut()
         wire.close(*sockets)
@@ -158,10 +178,11 @@ class Proxy:
         with self._lock:
             self._armed.append(fault)
 
-    def _arm_hold(self, kind: str, touching: str) -> Hold:
+    def _arm_hold(self, kind: str, touching: str, after_bytes: int = 0) -> Hold:
         hold = Hold()
-        self._holds.append(hold)
-        self._arm(_Fault(kind, touching, hold=hold))
+        with self._lock:
+            self._holds.append(hold)
+        self._arm(_Fault(kind, touching, after_bytes=after_bytes, hold=hold))
         return hold
 
     def strike(self, kinds: tuple[str, ...], transcript: wire.Transcript) -> _Fault | None:
@@ -192,6 +213,9 @@ class Proxy:
     def _serve(self, client: socket.socket) -> None:
         with self._tracked(client), suppress(OSError):
             self.passing.wait()
+            fault = self.strike(("hold_at_connect",), wire.Transcript())
+            if fault and fault.hold and not fault.hold.decision(client):
+                return
             with self._tracked(self._connected()) as server:
                 _Conversation(self, client, server).run()
 
@@ -256,18 +280,32 @@ class _Conversation:
                 return
             self._proxy.passing.wait()
             commits = self._transcript.hear(kind, body)
-            if kind == b"d" and self._proxy.strike(("cut_in_copy",), self._transcript):
-                self._server.sendall(message[: len(message) // 2])
+            if kind == b"d" and not self._goes_on_in_copy(message):
                 return
             if commits and not self._goes_on_at_commit(kind, message):
                 return
+            if kind != b"d":
+                self._server.sendall(message)
+
+    def _goes_on_in_copy(self, message: bytes) -> bool:
+        fault = self._proxy.strike(("cut_in_copy", "hold_in_copy"), self._transcript)
+        if fault is None:
             self._server.sendall(message)
+            return True
+        half = len(message) // 2
+        self._server.sendall(message[:half])
+        if fault.hold is None or not fault.hold.decision(self._client):
+            return False
+        self._server.sendall(message[half:])
+        return True
 
     def _goes_on_at_commit(self, kind: bytes, message: bytes) -> bool:
         fault = self._proxy.strike(_AT_COMMIT, self._transcript)
         struck = fault.kind if fault else ""
         held = fault.hold if fault else None
-        if struck == "cut_before_commit" or (struck == "hold_before_commit" and held and not held.decision()):
+        if struck == "cut_before_commit":
+            return False
+        if struck == "hold_before_commit" and held and not held.decision(self._client):
             return False
         self._proxy.count_commit()
         if struck == "hold_after_commit":
@@ -294,7 +332,7 @@ class _Conversation:
                         self._committed.set()
                     continue
                 # CommandComplete: sent when the transaction is durable.
-                if self._hold and kind == b"C" and not self._hold.decision():
+                if self._hold and kind == b"C" and not self._hold.decision(self._client):
                     break
                 self._proxy.passing.wait()
                 self._client.sendall(message)

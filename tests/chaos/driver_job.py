@@ -8,6 +8,7 @@ is nothing; it only says how far they are, and waits or fails where the job says
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -50,12 +51,12 @@ def signs(way: WayIn, directory: str | Path) -> Path:
 
 
 def waiting_when_told(folder: str) -> Callable[[Batches], Batches]:
-    """Hold a task's rows back while there is a file ``wait``; ``waiting`` tells that a task does."""
+    """Hold a task's rows back while there is a file ``wait``; ``waiting`` tells which process does."""
 
     def hold(batches: Batches) -> Batches:
         for batch in batches:
             while (Path(folder) / "wait").exists():
-                (Path(folder) / "waiting").touch()
+                (Path(folder) / "waiting").write_text(str(os.getpid()))
                 time.sleep(0.02)
             yield batch
 

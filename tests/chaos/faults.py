@@ -1,0 +1,354 @@
+"""
+What can go wrong, as code: each fault strikes a site and tells which queries it really hit.
+
+Runs in: the laboratory. Invariant: a fault that cannot show that it hit what it aimed at has missed; it never
+counts as survived.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import psycopg
+from chaos.site import CAN_WAIT, Setting, Site, process_of_port
+from chaos.workloads import WORKLOADS
+from fix_proxy import Hold
+
+Moment = Literal["connect", "in_copy", "before_commit", "after_commit"]
+
+_AIM_SECONDS = 40.0
+_MOST_SECONDS_APART = 4.0
+
+
+class Fault(ABC):
+    """One thing that goes wrong."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """As it stands in the report."""
+
+    def fits_workload(self, workload: str) -> bool:
+        """Whether it can strike this workload."""
+        return True
+
+    def fits_setting(self, setting: Setting) -> bool:
+        """Whether it can strike such a site."""
+        return True
+
+    @abstractmethod
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        """Do it; the workloads that were hit, none where it missed."""
+
+
+def _arm(site: Site, workload: str, moment: Moment) -> Hold:
+    proxy = site.proxies[workload]
+    # As the statement names the table that writes the rows; a task that stages does not name it so.
+    table = f'"{WORKLOADS[workload].table}"'
+    match moment:
+        case "connect":
+            hold = proxy.hold_at_connect()
+            # Connections are kept in a pool; without this there may be no new one for long.
+            proxy.cut_all()
+            return hold
+        case "in_copy":
+            return proxy.hold_in_copy(after_bytes=20)
+        case "before_commit":
+            return proxy.hold_before_commit(touching=table)
+        case "after_commit":
+            return proxy.hold_after_commit(touching=table)
+
+
+def _reached(site: Site, workload: str, hold: Hold) -> bool:
+    if hold.reached.wait(_AIM_SECONDS):
+        return True
+    site.proxies[workload].disarm()
+    # It may have struck between the wait's end and the disarming.
+    return hold.reached.wait(0.2)
+
+
+@dataclass(frozen=True)
+class Wire(Fault):
+    """The line to Postgres fails at a moment: it breaks, stands still for a while, or swallows everything first."""
+
+    moment: Moment
+    action: Literal["cut", "delay", "black_hole"]
+
+    @property
+    def name(self) -> str:
+        return f"line: {self.action} {self.moment}"
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        hold = _arm(site, workload, self.moment)
+        if not _reached(site, workload, hold):
+            return []
+        if self.action != "cut":
+            time.sleep(dice.uniform(0.2, 1.5))
+        if self.action == "delay":
+            hold.release()
+        else:
+            hold.cut()
+        return [workload]
+
+
+@dataclass(frozen=True)
+class KillWorker(Fault):
+    """SIGKILL of the Python worker that speaks to Postgres at a moment: the commit worker, or a task that stages."""
+
+    moment: Moment
+
+    @property
+    def name(self) -> str:
+        return f"worker SIGKILL {self.moment}"
+
+    def fits_workload(self, workload: str) -> bool:
+        return WORKLOADS[workload].commits_in == "worker"
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        hold = _arm(site, workload, self.moment)
+        if not _reached(site, workload, hold):
+            return []
+        worker = process_of_port(hold.client_port)
+        if worker is None:
+            hold.cut()
+            return []
+        worker.kill()
+        hold.cut()
+        return [workload]
+
+
+@dataclass(frozen=True)
+class KillTaskWorker(Fault):
+    """SIGKILL of a Python worker in the middle of a task, with rows in its hands."""
+
+    @property
+    def name(self) -> str:
+        return "task's worker SIGKILL"
+
+    def fits_workload(self, workload: str) -> bool:
+        return workload in CAN_WAIT
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        folder = site.directory / f"tasks-{workload}"
+        (folder / "waiting").unlink(missing_ok=True)
+        (folder / "wait").touch()
+        try:
+            return [workload] if self._kill_waiting(folder / "waiting") else []
+        finally:
+            (folder / "wait").unlink()
+
+    def _kill_waiting(self, waiting: Path) -> bool:
+        until = time.monotonic() + _AIM_SECONDS
+        while time.monotonic() < until:
+            with suppress(FileNotFoundError, ValueError):
+                os.kill(int(waiting.read_text()), signal.SIGKILL)
+                return True
+            time.sleep(0.01)
+        return False
+
+
+@dataclass(frozen=True)
+class KillDriver(Fault):
+    """SIGKILL of the driver with its JVM: anywhere, or when its queries are at a moment of their commits."""
+
+    moment: Moment | None = None
+    workers_live: bool = False
+
+    @property
+    def name(self) -> str:
+        who = "driver SIGKILL, workers live on" if self.workers_live else "driver SIGKILL"
+        return f"{who} {self.moment or 'anywhere'}"
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        holds = _arm_all(site, self.moment)
+        if self.moment:
+            _wait_for_most(holds.values())
+        else:
+            time.sleep(dice.uniform(0, 1.5))
+        dead = site.driver
+        if self.workers_live:
+            os.killpg(dead.pid, signal.SIGKILL)
+        else:
+            dead.sigkill()
+        hit = [name for name, hold in holds.items() if hold.reached.is_set()] if holds else site.in_flight()
+        for name in holds:
+            site.proxies[name].disarm()
+        site.start_driver()
+        # A worker that has outlived its driver may finish its commit now, while the successor begins.
+        for hold in holds.values():
+            hold.release() if self.workers_live else hold.cut()
+        return hit
+
+
+@dataclass(frozen=True)
+class KillExecutor(Fault):
+    """SIGKILL of one executor's JVM while batches run."""
+
+    @property
+    def name(self) -> str:
+        return "executor SIGKILL"
+
+    def fits_setting(self, setting: Setting) -> bool:
+        return setting.cluster
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        executors = [p for p in site.driver.processes() if "CoarseGrainedExecutorBackend" in _command(p)]
+        hit = _wait_for_flight(site)
+        if not executors:
+            return []
+        dice.choice(sorted(executors, key=lambda process: process.pid)).kill()
+        return hit
+
+
+@dataclass(frozen=True)
+class KillBackend(Fault):
+    """The end of one Postgres session of ours inside a transaction: by order, or by SIGKILL (all sessions then end)."""
+
+    by_sigkill: bool
+
+    @property
+    def name(self) -> str:
+        return "backend SIGKILL" if self.by_sigkill else "backend terminated"
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        until = time.monotonic() + _AIM_SECONDS
+        with psycopg.connect(site.url, autocommit=True) as connection:
+            while time.monotonic() < until:
+                found = connection.execute(
+                    "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'pgonce%' "
+                    "AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
+                ).fetchone()
+                if found and self._end(connection, found[0]):
+                    return site.in_flight()
+                time.sleep(0.003)
+        return []
+
+    def _end(self, connection: psycopg.Connection, pid: int) -> bool:
+        if not self.by_sigkill:
+            done = connection.execute("SELECT pg_terminate_backend(%s)", [pid]).fetchone()
+            return bool(done and done[0])
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+            return True
+        return False
+
+
+@dataclass(frozen=True)
+class CrashServer(Fault):
+    """The whole server goes down while batches run, and comes back."""
+
+    by_sigkill: bool
+
+    @property
+    def name(self) -> str:
+        return "server SIGKILL" if self.by_sigkill else "server immediate stop"
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        hit = _wait_for_flight(site)
+        site.postgres.crash(by_sigkill=self.by_sigkill, down_seconds=dice.uniform(0, 2))
+        return hit
+
+
+@dataclass(frozen=True)
+class KillBroker(Fault):
+    """SIGKILL of the Kafka broker while batches run; it comes back."""
+
+    @property
+    def name(self) -> str:
+        return "broker SIGKILL"
+
+    def fits_setting(self, setting: Setting) -> bool:
+        return setting.source == "kafka"
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        assert site.broker
+        hit = _wait_for_flight(site)
+        site.broker.kill()
+        time.sleep(dice.uniform(0, 2))
+        site.broker.start()
+        return hit
+
+
+@dataclass(frozen=True)
+class Freeze(Fault):
+    """SIGSTOP of the driver and all its processes, a successor on the same checkpoints, SIGCONT: a zombie."""
+
+    moment: Moment
+
+    @property
+    def name(self) -> str:
+        return f"driver frozen {self.moment}, woken beside its successor"
+
+    def fits_setting(self, setting: Setting) -> bool:
+        return not setting.cluster
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+        holds = _arm_all(site, self.moment)
+        _wait_for_most(holds.values())
+        zombie, old = site.driver, site.subjects[-1]
+        frozen = zombie.processes()
+        for process in frozen:
+            process.suspend()
+        hit = [name for name, hold in holds.items() if hold.reached.is_set()]
+        for name in holds:
+            site.proxies[name].disarm()
+        before = {workload.name: site.planned(workload.name) for workload in site.workloads}
+        site.start_driver()
+        try:
+            site.wait_until(lambda: all(site.committed(name) > last for name, last in before.items()), "the successor")
+        finally:
+            for hold in holds.values():
+                hold.release()
+            for process in frozen:
+                with suppress(psutil.NoSuchProcess):
+                    process.resume()
+        _wait_for(lambda: _left(old.diary.read_text()) >= set(before), 60)
+        stopped = _left(old.diary.read_text())
+        zombie.sigkill()
+        # Spark lets the zombie win a batch now and then, and tells the successor to leave.
+        (site.directory / "revive").touch()
+        return [name for name in hit if name in stopped]
+
+
+def _left(diary: str) -> set[str]:
+    return {line.split('"workload": "')[1].split('"')[0] for line in diary.splitlines() if '"event": "left"' in line}
+
+
+def _arm_all(site: Site, moment: Moment | None) -> dict[str, Hold]:
+    return {w.name: _arm(site, w.name, moment) for w in site.workloads} if moment else {}
+
+
+def _wait_for_most(holds: Iterable[Hold]) -> None:
+    """Wait for the first, and then a little for the others."""
+    holds = list(holds)
+    _wait_for(lambda: any(hold.reached.is_set() for hold in holds), _AIM_SECONDS)
+    _wait_for(lambda: all(hold.reached.is_set() for hold in holds), _MOST_SECONDS_APART)
+
+
+def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _wait_for_flight(site: Site) -> list[str]:
+    until = time.monotonic() + _AIM_SECONDS
+    while not (found := site.in_flight()) and time.monotonic() < until:
+        time.sleep(0.002)
+    return found
+
+
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""

@@ -1,0 +1,139 @@
+"""
+Is every row there once, now and in the end, and does the ledger say the same?
+
+Runs in: the laboratory, over connections that only look. Invariant: nothing of pgonce is asked: tables are judged by
+their own rows, the ledger by the tables and by the files of Spark's checkpoint.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psycopg
+from chaos.workloads import Workload
+from spark.exactly_once import query_id, recorded, wrong_ledger
+
+
+@dataclass
+class Judgement:
+    """What is wrong with a table: rows lost and doubled, and everything in words."""
+
+    lost: int = 0
+    doubled: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.doubled or self.wrong)
+
+
+def judge_running(url: str, workload: Workload, checkpoint: Path) -> Judgement:
+    """Judge a table that is written to: a prefix of its source, as many rows as the ledger says, in one snapshot."""
+    judgement = Judgement()
+    with psycopg.connect(url) as connection:
+        connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        rows = 0
+        for stream, found, doubled, lost, wrong in _judged(connection, workload):
+            rows += found
+            judgement.doubled += doubled
+            judgement.lost += lost
+            if doubled or lost or wrong:
+                judgement.wrong.append(
+                    f"{workload.table}, stream {stream}: {found} rows, {doubled} doubled, {lost} lost, {wrong} wrong"
+                )
+        if workload.counts_rows and (checkpoint / "metadata").exists():
+            in_ledger = sum(batch.rows for batch in recorded(connection, str(checkpoint)))
+            if in_ledger != rows:
+                judgement.wrong.append(f"{workload.table} has {rows} rows, its batches {in_ledger}")
+    return judgement
+
+
+def judge_finished(url: str, workload: Workload, checkpoint: Path, totals: dict[int, int]) -> Judgement:
+    """Judge a table after its query's end: all that the source had, and ledger and checkpoint agree on every batch."""
+    judgement = judge_running(url, workload, checkpoint)
+    with psycopg.connect(url, autocommit=True) as connection:
+        found = {stream: rows - doubled for stream, rows, doubled, *_ in _judged(connection, workload)}
+        for stream in totals.keys() | found.keys():
+            missing = totals.get(stream, 0) - found.get(stream, 0)
+            judgement.lost += max(missing, 0)
+            judgement.doubled += max(-missing, 0)
+            if missing:
+                judgement.wrong.append(
+                    f"{workload.table}, stream {stream}: {found.get(stream, 0)} rows of {totals.get(stream, 0)}"
+                )
+        judgement.wrong += wrong_ledger(connection, str(checkpoint))
+    return judgement
+
+
+def sessions_left(url: str) -> list[str]:
+    """Sessions of pgonce's that are still there when all its drivers are gone."""
+    until = time.monotonic() + 10
+    while True:
+        with psycopg.connect(url, autocommit=True) as connection:
+            found = connection.execute(
+                "SELECT format('session %s (%s) is left, in state %s', pid, application_name, state) "
+                "FROM pg_stat_activity WHERE application_name LIKE 'pgonce%'"
+            ).fetchall()
+        if not found or time.monotonic() > until:
+            return [text for (text,) in found]
+        time.sleep(0.1)
+
+
+def _judged(connection: psycopg.Connection, workload: Workload) -> list[tuple[int, ...]]:
+    return connection.execute(workload.judge.format(t=workload.table)).fetchall()
+
+
+class TotalsWatch:
+    """Reads two tables that one transaction writes, all the time, from outside; they must never differ."""
+
+    def __init__(self, url: str, table: str) -> None:
+        self.reads = 0
+        self.differences: list[str] = []
+        self._url = url
+        self._query = (
+            f"SELECT (SELECT count(*) FROM {table}), (SELECT coalesce(sum(n), 0) FROM {table}_totals), "
+            f"(SELECT coalesce(sum(position), 0) FROM {table}), (SELECT coalesce(sum(total), 0) FROM {table}_totals)"
+        )
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            try:
+                with psycopg.connect(self._url, autocommit=True) as connection:
+                    while not self._ended.wait(0.02):
+                        self._look(connection)
+            except psycopg.Error:
+                # The server is down, as the experiment wants it.
+                time.sleep(0.1)
+
+    def _look(self, connection: psycopg.Connection) -> None:
+        # One statement sees one snapshot.
+        row = connection.execute(self._query).fetchone()
+        assert row
+        self.reads += 1
+        if row[0] != row[1] or row[2] != row[3]:
+            self.differences.append(f"{row[0]} rows and {row[1]} in the totals; sums {row[2]} and {row[3]}")
+
+
+def dump_ledger(url: str, directory: Path) -> None:
+    """Keep every table of the ledger, for whoever looks into a failure."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with psycopg.connect(url, autocommit=True) as connection:
+        tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'pgonce'").fetchall()
+        for (table,) in tables:
+            query = f"COPY pgonce.{table} TO STDOUT (FORMAT csv, HEADER)"
+            with (directory / f"{table}.csv").open("wb") as file, connection.cursor().copy(query) as copy:
+                for data in copy:
+                    file.write(data)
+
+
+__all__ = ["Judgement", "TotalsWatch", "dump_ledger", "judge_finished", "judge_running", "query_id", "sessions_left"]

@@ -1,0 +1,232 @@
+"""
+Where an experiment takes place: a server, a source, a driver with its queries, and a proxy for each of them.
+
+Runs in: the laboratory. Invariant: all that runs here ends with the site, and every query reaches Postgres through
+its own proxy only, so that a fault on one line leaves the others alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+import psycopg
+from chaos import subject as subject_script
+from chaos.oracle import Judgement, TotalsWatch, dump_ledger, judge_finished, judge_running, sessions_left
+from chaos.sources import JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
+from chaos.subject import Subject, checkpoint_of
+from chaos.workloads import WORKLOADS, Workload
+from embedded_postgres import EmbeddedPostgres
+from fix_driver import Driver
+from fix_proxy import Proxy
+from fix_spark import spark_settings
+from kafka_broker import KafkaBroker
+from psycopg.conninfo import conninfo_to_dict
+
+CAN_WAIT = ("inline", "staged")
+_START_SECONDS = 240.0
+_RECOVERY_SECONDS = 240.0
+
+
+class NotRecovered(Exception):
+    """A query did not come back after a fault, or the driver could not start."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What runs at a site: ``source`` is ``files``, ``rate`` or ``kafka``; ``cluster`` gives executors processes."""
+
+    source: str
+    cluster: bool
+    workloads: tuple[str, ...]
+
+
+class Site:
+    """A context manager: entered, all queries have done their first batch; left, nothing runs any more."""
+
+    def __init__(self, directory: Path, setting: Setting, broker: KafkaBroker | None, bin_dir: Path | None) -> None:
+        directory.mkdir(parents=True)
+        self.directory = directory
+        self.setting = setting
+        self.workloads: list[Workload] = [WORKLOADS[name] for name in setting.workloads]
+        self.postgres = EmbeddedPostgres(bin_dir=bin_dir)
+        self.broker = broker
+        self.proxies: dict[str, Proxy] = {}
+        self.drivers: list[Driver] = []
+        self.subjects: list[Subject] = []
+        self.watch: TotalsWatch | None = None
+        self.source: Source
+        self._read: dict[Path, int] = {}
+
+    def __enter__(self) -> Self:
+        self.postgres.start()
+        try:
+            self._set_up()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _set_up(self) -> None:
+        for workload in self.workloads:
+            with psycopg.connect(self.url) as connection:
+                connection.execute(workload.create.format(t=workload.table).encode())
+            self.proxies[workload.name] = Proxy(conninfo_to_dict(self.postgres.tcp_uri()))
+            (self.directory / f"tasks-{workload.name}").mkdir()
+            if workload.name == "two_tables":
+                self.watch = TotalsWatch(self.url, workload.table)
+        self.source = self._make_source()
+        self.source.start()
+        self.start_driver()
+        self.wait_until(lambda: all(self.committed(w.name) >= 0 for w in self.workloads), "the first batches")
+
+    def _make_source(self) -> Source:
+        match self.setting.source:
+            case "files":
+                return JsonFiles(self.directory)
+            case "rate":
+                return RateMicroBatch(self.directory)
+            case _:
+                assert self.broker
+                return KafkaTopic(self.directory, self.broker)
+
+    @property
+    def url(self) -> str:
+        """To the database past all proxies."""
+        return self.postgres.uri()
+
+    @property
+    def driver(self) -> Driver:
+        """The driver that was started last."""
+        return self.drivers[-1]
+
+    def start_driver(self) -> Driver:
+        """Start a driver on the site's checkpoints; the one before is not asked."""
+        settings = spark_settings(self.directory, kafka=self.setting.source == "kafka") | {
+            "spark.master": "local-cluster[2,2,1024]" if self.setting.cluster else "local[4,4]",
+            "spark.executor.memory": "1g",
+            # stop() inside a foreachBatch function may need a deep stack.
+            "spark.driver.extraJavaOptions": "-Xss8m",
+            "spark.sql.streaming.minBatchesToRetain": "100000",
+            "spark.sql.streaming.stateStore.providerClass": "org.apache.spark.sql.execution.streaming.state."
+            "RocksDBStateStoreProvider",
+        }
+        subject = Subject(
+            name=f"driver-{len(self.drivers)}",
+            directory=str(self.directory),
+            source=self.source.spec,
+            urls={name: proxy.url for name, proxy in self.proxies.items()},
+            settings=settings,
+            can_wait=tuple(name for name in CAN_WAIT if name in self.proxies),
+        )
+        script = Path(subject_script.__file__)
+        path = [str(script.parents[1]), str(script.parents[2] / "testbed"), os.environ.get("PYTHONPATH", "")]
+        env = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+        self.subjects.append(subject)
+        self.drivers.append(Driver(script, [subject.to_json()], env, self.directory))
+        return self.driver
+
+    def planned(self, workload: str) -> int:
+        """The newest batch that Spark has planned."""
+        return newest(checkpoint_of(self.directory, workload), "offsets")
+
+    def committed(self, workload: str) -> int:
+        """The newest batch that Spark holds to be done."""
+        return newest(checkpoint_of(self.directory, workload), "commits")
+
+    def in_flight(self) -> list[str]:
+        """The workloads that are between ``offsets/N`` and ``commits/N``."""
+        return [w.name for w in self.workloads if self.planned(w.name) > self.committed(w.name)]
+
+    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = _START_SECONDS) -> None:
+        """
+        Wait for a condition.
+
+        :raises NotRecovered: when it takes too long, or the driver has ended.
+        """
+        until = time.monotonic() + seconds
+        while not condition():
+            if not self.driver.processes():
+                raise NotRecovered(f"the driver ended while waiting for {what}")
+            if time.monotonic() > until:
+                raise NotRecovered(f"waited {seconds:.0f} s in vain for {what}")
+            time.sleep(0.02)
+
+    def wait_for_recovery(self, targets: dict[str, int]) -> None:
+        """Wait until each workload has done the batch that was in flight when it was struck."""
+        for name, batch_id in targets.items():
+            what = f"batch {batch_id} of {name}"
+            self.wait_until(lambda n=name, b=batch_id: self.committed(n) >= b, what, _RECOVERY_SECONDS)  # type: ignore[misc]
+
+    def news(self) -> list[dict[str, Any]]:
+        """What the drivers' diaries say since the last call."""
+        found = []
+        for subject in self.subjects:
+            text = subject.diary.read_text() if subject.diary.exists() else ""
+            whole = text[: text.rfind("\n") + 1]
+            found += [json.loads(line) for line in whole[self._read.get(subject.diary, 0) :].splitlines()]
+            self._read[subject.diary] = len(whole)
+        return found
+
+    def judge(self) -> dict[str, Judgement]:
+        """Judge every table while it is written to."""
+        found = {w.name: judge_running(self.url, w, checkpoint_of(self.directory, w.name)) for w in self.workloads}
+        if self.watch and self.watch.differences:
+            found["two_tables"].wrong += self.watch.differences
+            self.watch.differences.clear()
+        return found
+
+    def finish(self) -> dict[str, Judgement]:
+        """Let the last run bring all rows in, and judge what is there and what is left behind."""
+        self.source.stop()
+        (self.directory / "finish").touch()
+        if self.driver.wait(300) != 0:
+            raise NotRecovered("the last run did not come to its end")
+        found = {}
+        for workload in self.workloads:
+            checkpoint = checkpoint_of(self.directory, workload.name)
+            totals = self.source.totals(checkpoint)
+            found[workload.name] = judge_finished(self.url, workload, checkpoint, totals)
+        left = [f"process {process.pid} of a driver is left" for one in self.drivers for process in one.processes()]
+        first = found[self.workloads[0].name]
+        first.wrong += [*left, *sessions_left(self.url)]
+        if self.watch and not self.watch.reads:
+            first.wrong.append("nobody has read the two tables")
+        return found
+
+    def keep_evidence(self) -> None:
+        """Add the ledger and the server's log to the site's directory, which holds checkpoints and drivers' logs."""
+        try:
+            dump_ledger(self.url, self.directory / "ledger")
+        except psycopg.Error as error:
+            (self.directory / "ledger-not-kept").write_text(str(error))
+        (self.directory / "postgres.log").write_text(self.postgres.log_text())
+
+    def close(self) -> None:
+        """End all that runs here."""
+        if hasattr(self, "source"):
+            self.source.stop()
+        for driver in self.drivers:
+            driver.sigkill()
+        if self.watch:
+            self.watch.stop()
+        for proxy in self.proxies.values():
+            proxy.stop()
+        self.postgres.stop()
+
+
+def process_of_port(port: int) -> psutil.Process | None:
+    """The local process whose TCP connection has this port on its own side."""
+    for connection in psutil.net_connections(kind="tcp4"):
+        if connection.laddr and connection.laddr.port == port and connection.pid:
+            return psutil.Process(connection.pid)
+    return None

@@ -1,0 +1,145 @@
+"""
+The driver under test: a query for each workload, kept running as a supervisor would keep it.
+
+Runs in: a process of its own, started by the laboratory with a JSON object (:class:`Subject`). Invariant: it knows of
+no fault; a query that fails is started again as it is, one that was told that another driver goes on is left stopped,
+and every end is written down.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from chaos.driver_job import passed_through, waiting_when_told
+from chaos.sources import rows_of
+from chaos.workloads import WORKLOADS, Place
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming import StreamingQuery
+
+_TRIGGER = "100 milliseconds"
+_PAUSE_SECONDS = 0.05
+# Another driver works on this checkpoint: pgonce says so, or Spark, where it is the first to notice.
+_ANOTHER_DRIVER = re.compile(r"\[FENCED]|CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming jobs detected")
+_CODE = re.compile(r"\[([A-Z_]{4,})[.A-Z_]*]")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What to run: ``urls`` by workload; ``settings`` are Spark's; ``can_wait`` names those whose tasks can be held."""
+
+    name: str
+    directory: str
+    source: dict[str, Any]
+    urls: dict[str, str]
+    settings: dict[str, str]
+    can_wait: tuple[str, ...] = ()
+
+    @property
+    def diary(self) -> Path:
+        """What happened to its queries, a JSON object a line."""
+        return Path(self.directory) / f"{self.name}.jsonl"
+
+    def sign(self, name: str) -> Path:
+        """An empty file by which laboratory and subject speak: ``finish``, ``revive``."""
+        return Path(self.directory) / name
+
+    def to_json(self) -> str:
+        """As the driver's argument."""
+        return json.dumps(asdict(self))
+
+
+def checkpoint_of(directory: str | Path, workload: str) -> Path:
+    """The checkpoint of a workload's query."""
+    return Path(directory) / "checkpoints" / workload
+
+
+class _Supervised:
+    """One query, started again whenever it fails."""
+
+    def __init__(self, session: SparkSession, subject: Subject, name: str) -> None:
+        self.session = session
+        self.subject = subject
+        self.name = name
+        self.query: StreamingQuery | None = None
+        self.left = False
+
+    def start(self, **trigger: Any) -> None:
+        workload = WORKLOADS[self.name]
+        place = Place(
+            self.subject.urls[self.name], workload.table, str(checkpoint_of(self.subject.directory, self.name))
+        )
+        rows = rows_of(self.session, self.subject.source)
+        if self.name in self.subject.can_wait:
+            folder = self.subject.sign(f"tasks-{self.name}")
+            rows = passed_through(waiting_when_told(str(folder)), rows)
+        self.query = workload.start(rows, place).trigger(**trigger).start()
+        self.note("started", "")
+
+    def look_after(self) -> None:
+        if self.left or (self.query is not None and self.query.isActive):
+            return
+        if self.query is not None:
+            self.left = self.note_end()
+        if not self.left:
+            self.start(processingTime=_TRIGGER)
+
+    def note_end(self) -> bool:
+        """Write down how the query ended; tell whether another driver goes on with it."""
+        assert self.query is not None
+        text = str(self.query.exception() or "")
+        another = _ANOTHER_DRIVER.search(text) is not None
+        self.note("left" if another else "failed", text)
+        return another
+
+    def finish(self) -> None:
+        """Run it over all that is left, however many tries that takes."""
+        if self.query is not None:
+            with suppress(Exception):
+                self.query.stop()
+        for _ in range(10):
+            self.start(availableNow=True)
+            assert self.query is not None
+            with suppress(StreamingQueryException):
+                self.query.awaitTermination()
+                return
+            self.note_end()
+        raise RuntimeError(f"{self.name} does not come to its end")
+
+    def note(self, event: str, text: str) -> None:
+        codes = list(dict.fromkeys(_CODE.findall(text)))
+        line = {"time": time.time(), "workload": self.name, "event": event, "codes": codes, "text": text[:4000]}
+        with self.subject.diary.open("a") as diary:
+            diary.write(json.dumps(line) + "\n")
+
+
+def main(subject: Subject) -> None:
+    """Look after all queries until the sign ``finish`` is there, then bring each to its end."""
+    builder = SparkSession.builder.appName("pgonce-chaos")
+    for name, value in subject.settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    queries = [_Supervised(session, subject, name) for name in subject.urls]
+    while not subject.sign("finish").exists():
+        if subject.sign("revive").exists():
+            subject.sign("revive").unlink()
+            for query in queries:
+                query.left = False
+        for query in queries:
+            query.look_after()
+        time.sleep(_PAUSE_SECONDS)
+    for query in queries:
+        query.finish()
+    session.stop()
+
+
+if __name__ == "__main__":
+    main(Subject(**json.loads(sys.argv[1])))

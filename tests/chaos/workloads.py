@@ -1,0 +1,163 @@
+"""
+What does the driver under test do with its rows, and how does its table show that it was done once?
+
+Runs in: the driver under test (``start``) and in the laboratory (the SQL). Invariant: each table can be judged by
+itself, while it is written and afterwards: whatever has arrived of a stream must be a prefix of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sink.foreach_batch import PostgresBatchWriter, transactional_batch
+from sink.transaction import BatchTransaction
+
+_BUCKETS = 8
+# Patience in seconds: long enough for a server that comes back, short enough for a test.
+_PATIENCE = {"lock_timeout": 2.0, "retry_timeout": 15.0}
+_PATIENCE_OPTIONS = {"lockTimeout": "2", "retryTimeout": "15"}
+
+_EVENTS = "CREATE TABLE {t} (stream int NOT NULL, position bigint NOT NULL, payload text{more})"
+
+# A prefix: no position twice, none left out, each with its own payload.
+_PREFIX = """
+SELECT stream, count(*), count(*) - count(DISTINCT position) + {again}, max(position) + 1 - count(DISTINCT position),
+       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position))
+FROM {t} GROUP BY stream
+"""
+
+# A row that was upserted twice looks like one that was upserted once; its counter does not.
+_COUNT_WRITES = """
+CREATE FUNCTION {t}_again() RETURNS trigger LANGUAGE plpgsql AS
+    'BEGIN NEW.writes := OLD.writes + 1; RETURN NEW; END';
+CREATE TRIGGER again BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {t}_again();
+"""
+
+_BUCKETED = f"""
+WITH tops AS (SELECT stream, sum(n)::bigint AS top FROM {{t}} GROUP BY stream),
+wanted AS (SELECT stream, p % {_BUCKETS} AS bucket, count(*) AS n, sum(p) AS total
+           FROM tops, generate_series(0, top - 1) AS p GROUP BY 1, 2)
+SELECT tops.stream, tops.top, 0, 0,
+       (SELECT count(*) FROM wanted AS w FULL JOIN {{t}} AS t USING (stream, bucket)
+        WHERE stream = tops.stream AND (w.n, w.total) IS DISTINCT FROM (t.n, t.total))
+FROM tops
+"""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a query of the driver under test writes, and its checkpoint."""
+
+    url: str
+    table: str
+    checkpoint: str
+
+
+@dataclass(frozen=True)
+class Workload:
+    """
+    One way in.
+
+    ``judge`` gives for each stream: rows, doubled, lost, wrong. ``counts_rows`` tells whether the ledger's row
+    counts add up to the table's.
+    """
+
+    name: str
+    start: Callable[[DataFrame, Place], DataStreamWriter]
+    create: str = _EVENTS.format(t="{t}", more="")
+    judge: str = _PREFIX.format(t="{t}", again="0")
+    counts_rows: bool = True
+    commits_in: Literal["worker", "driver"] = "driver"
+    stateful: bool = False
+
+    @property
+    def table(self) -> str:
+        """Its table, which has no other writer."""
+        return f"events_{self.name}"
+
+
+def _data_source(frame: DataFrame, place: Place, **options: str) -> DataStreamWriter:
+    settings = {"url": place.url, "table": place.table, "checkpointLocation": place.checkpoint}
+    return frame.writeStream.format("pgonce").options(**settings, **_PATIENCE_OPTIONS, **options)
+
+
+def _in_foreach_batch(frame: DataFrame, place: Place, function: Callable[[DataFrame, int], None]) -> DataStreamWriter:
+    return frame.writeStream.foreachBatch(function).option("checkpointLocation", place.checkpoint)
+
+
+def _staged(frame: DataFrame, place: Place) -> DataStreamWriter:
+    return _data_source(frame, place, inlineBytes="0")
+
+
+def _append(frame: DataFrame, place: Place) -> DataStreamWriter:
+    return _in_foreach_batch(frame, place, PostgresBatchWriter(place.url, table=place.table, **_PATIENCE))
+
+
+def _upsert(frame: DataFrame, place: Place, keys: tuple[str, ...] = ("stream", "position")) -> DataStreamWriter:
+    writer = PostgresBatchWriter(place.url, table=place.table, mode="upsert", keys=keys, **_PATIENCE)
+    return _in_foreach_batch(frame, place, writer)
+
+
+def _two_tables(frame: DataFrame, place: Place) -> DataStreamWriter:
+    @transactional_batch(place.url, name=place.table, **_PATIENCE)
+    def append_and_total(batch: DataFrame, tx: BatchTransaction) -> None:
+        sums = batch.groupBy("stream").agg(f.count("*"), f.sum("position")).collect()
+        tx.append(batch, place.table)
+        for stream, n, total in sums:
+            tx.execute(
+                f"INSERT INTO {place.table}_totals AS t VALUES (%s, %s, %s) "
+                "ON CONFLICT (stream) DO UPDATE SET n = t.n + excluded.n, total = t.total + excluded.total",
+                [stream, n, total],
+            )
+
+    return _in_foreach_batch(frame, place, append_and_total)
+
+
+def _deduplicated(frame: DataFrame, place: Place) -> DataStreamWriter:
+    twice = frame.withColumn("copy", f.explode(f.array(f.lit(1), f.lit(2))))
+    return _data_source(twice.dropDuplicates(["stream", "position"]).drop("copy"), place)
+
+
+def _counted(frame: DataFrame, place: Place) -> DataStreamWriter:
+    bucket = (f.col("position") % _BUCKETS).cast("int").alias("bucket")
+    counts = frame.groupBy("stream", bucket).agg(f.count("*").alias("n"), f.sum("position").alias("total"))
+    return _upsert(counts, place, keys=("stream", "bucket")).outputMode("update")
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("inline", _data_source, commits_in="worker"),
+        Workload("staged", _staged, commits_in="worker"),
+        Workload("append", _append),
+        Workload(
+            "upsert",
+            _upsert,
+            create=_EVENTS.format(t="{t}", more=", writes int DEFAULT 1, PRIMARY KEY (stream, position)")
+            + ";"
+            + _COUNT_WRITES,
+            judge=_PREFIX.format(t="{t}", again="coalesce(sum(writes - 1), 0)"),
+        ),
+        Workload(
+            "two_tables",
+            _two_tables,
+            create=_EVENTS.format(t="{t}", more="")
+            + "; CREATE TABLE {t}_totals (stream int PRIMARY KEY, n bigint, total numeric)",
+        ),
+        Workload("deduplicated", _deduplicated, commits_in="worker", stateful=True),
+        Workload(
+            "counted",
+            _counted,
+            create="CREATE TABLE {t} (stream int, bucket int, n bigint, total bigint, PRIMARY KEY (stream, bucket))",
+            judge=_BUCKETED,
+            counts_rows=False,
+            stateful=True,
+        ),
+    )
+}
