@@ -73,11 +73,11 @@ def about_this_run(postgres_settings: Mapping[str, str], server_version: str) ->
     }
 
 
-def write_results(directory: Path, about: Mapping[str, Any], measured: Mapping[str, Any]) -> Path:
-    """Leave everything as JSON, whole or not at all; the file is named by time and commit."""
+def write_results(directory: Path, about: Mapping[str, Any], measured: Mapping[str, Any], prefix: str = "") -> Path:
+    """Leave everything as JSON, whole or not at all; the file is named by what was measured, time and commit."""
     directory.mkdir(exist_ok=True)
     stamp = about["at"].replace(":", "").replace("-", "")[:13]
-    path = directory / f"{stamp}-{about['commit'][:12]}.json"
+    path = directory / f"{prefix}{stamp}-{about['commit'][:12]}.json"
     beside = path.with_suffix(".tmp")
     beside.write_text(json.dumps({"about": about, **measured}, indent=1) + "\n")
     return beside.rename(path)

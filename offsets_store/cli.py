@@ -181,7 +181,7 @@ def _errors_as_text() -> Iterator[None]:
 
 
 def _fail(error: PgonceError) -> NoReturn:
-    print(scrub(f"Error: {error}"), file=sys.stderr)  # noqa: T201 (this is the output)
+    print(show.printable(scrub(f"Error: {error}")), file=sys.stderr)  # noqa: T201 (this is the output)
     raise typer.Exit(exit_code(error)) from None
 
 

@@ -48,7 +48,8 @@ def status_table(status: Sequence[Status]) -> Table:
     table = _table("Query, id, owner", "Sink", "Last batch", "End offsets", "Lag", "Replays")
     for writer, lag in status:
         old = writer.replaced_by is not None
-        table.add_row(
+        _add_row(
+            table,
             _lines(
                 writer.query_name or "-",
                 writer.query_id,
@@ -97,9 +98,12 @@ _POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offse
 def offsets_table(writer: StoredWriter, lag: Iterable[PartitionLag]) -> Table:
     """One row a topic and partition, or a source."""
     table = _table("Source", "Topic", "Partition", "End offset", "Newest", "Lag")
-    table.title = f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {_text(writer.batch_id)}"
+    table.title = printable(
+        f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {_text(writer.batch_id)}"
+    )
     for row in lag:
-        table.add_row(
+        _add_row(
+            table,
             _text(row.source_id),
             row.topic or "-",
             "-" if row.partition is None else str(row.partition),
@@ -119,7 +123,8 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
     """One row a batch."""
     table = _table("Batch, run", "Sink", "Rows", "From", "To", "Replays")
     for batch in batches:
-        table.add_row(
+        _add_row(
+            table,
             _lines(
                 f"{batch.batch_id}" + (f" (generation {batch.generation})" if batch.generation else ""),
                 f"{_time(batch.committed_at)}, {batch.transport}",
@@ -150,6 +155,15 @@ def _table(*columns: str) -> Table:
     for name in columns:
         table.add_column(name, overflow="fold")
     return table
+
+
+def _add_row(table: Table, *cells: str, style: str | None = None) -> None:
+    table.add_row(*map(printable, cells), style=style)
+
+
+def printable(text: str) -> str:
+    """``text`` without what a terminal would obey (escape sequences) or hide (marks that turn text around)."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
 
 
 def _lines(*parts: str) -> str:

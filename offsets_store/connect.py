@@ -8,15 +8,17 @@ one invocation alone, and no error of this module shows the connection string.
 from __future__ import annotations
 
 import os
+import re
 from functools import lru_cache
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine, create_engine, event
 
 from offsets_store.errors import ConfigurationError
 from offsets_store.postgres_errors import connect_error
+from offsets_store.search_path import SET_OURS
 
 # A server that vanished without a word is noticed after 30 + 3 * 10 seconds; libpq's own default waits two hours.
 _DEFAULTS = {
@@ -26,6 +28,12 @@ _DEFAULTS = {
     "keepalives_count": ("3", None),
     "fallback_application_name": ("pgonce", None),
 }
+# Rows are encoded as UTF-8, and COPY takes their bytes to be in the client's encoding; without a word libpq leaves that
+# at the database's, and a LATIN1 database stored "é" as "Ã©".
+_FORCED = {"client_encoding": "UTF8"}
+# libpq ends a URI's password at the first "@" or "/". With one of these in a password that is not percent-encoded, the
+# rest of it becomes a host, a port or a database, which errors name.
+_MISREAD_PASSWORD = re.compile(r"postgres(ql)?://([^@/]*@[^?]*|[^@/]*/[^?]*)@")
 
 
 def parse_url(url: str) -> dict[str, Any]:
@@ -36,20 +44,25 @@ def parse_url(url: str) -> dict[str, Any]:
     """
     try:
         parameters = dict(conninfo_to_dict(url))
-    except psycopg.Error:
-        raise ConfigurationError(
-            "BAD_URL",
-            "The connection string in url is not one that libpq can read (its text is not shown: it may hold a "
-            "password).",
-            "Nothing was written.",
-            "Write a URI (postgresql://user@host:5432/database) or key=value pairs (host=... dbname=...); "
-            "percent-encode "
-            "special characters in a URI, and drop prefixes such as jdbc: or +psycopg.",
-        ) from None
+    except (psycopg.Error, UnicodeError):
+        raise _bad_url() from None
+    if _MISREAD_PASSWORD.match(url) or "\0" in url:
+        raise _bad_url()
     for name, (value, variable) in _DEFAULTS.items():
         if name not in parameters and not (variable and variable in os.environ):
             parameters[name] = value
     return parameters
+
+
+def _bad_url() -> ConfigurationError:
+    return ConfigurationError(
+        "BAD_URL",
+        "The connection string in url is not one that libpq can read as it is meant (its text is not shown: it may "
+        "hold a password).",
+        "Nothing was written.",
+        "Write a URI (postgresql://user@host:5432/database) or key=value pairs (host=... dbname=...); percent-encode "
+        "special characters in a URI (%40 for @, %2F for /), and drop prefixes such as jdbc: or +psycopg.",
+    )
 
 
 def connect(url: str, **overrides: Any) -> psycopg.Connection:
@@ -60,7 +73,7 @@ def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
     try:
         # Server-side prepared statements break behind poolers that share sessions.
-        return psycopg.connect(**{**parse_url(url), **overrides}, prepare_threshold=None)
+        return psycopg.connect(**{**parse_url(url), **overrides, **_FORCED}, prepare_threshold=None)
     except psycopg.Error as error:
         # Without its cause: psycopg's own text and frames may carry connection parameters.
         raise connect_error(error) from None
@@ -76,9 +89,9 @@ def _engine(url: str, _pid: int) -> Engine:
     # The process id is part of the key because a connection must not be shared with a forked worker.
     parse_url(url)
     # Python's own json, both ways: all that exact_json admits comes back from jsonb the same; a test shows it.
-    return create_engine(
+    engine = create_engine(
         "postgresql+psycopg://",
-        creator=lambda: connect(url),
+        creator=lambda: _connect_quietly(url),
         pool_pre_ping=True,
         pool_size=4,
         max_overflow=32,
@@ -86,3 +99,13 @@ def _engine(url: str, _pid: int) -> Engine:
         pool_timeout=30,
         hide_parameters=True,
     )
+    # After SQLAlchemy's own questions to a new connection.
+    event.listen(engine, "connect", lambda connection, _: connection.rollback())
+    return engine
+
+
+def _connect_quietly(url: str) -> psycopg.Connection:
+    connection = connect(url)
+    # SQLAlchemy asks a new connection for its current_schema() and the like, by names without a schema.
+    connection.execute(SET_OURS)
+    return connection

@@ -2,7 +2,7 @@
 Lock a writer and read what the ledger says of it, inside the transaction that publishes a batch.
 
 Runs in the commit. Invariant: every function takes a connection whose transaction the caller owns, and all that
-they read of a writer is read under the lock on its row.
+they read of a writer is read under the lock on its row. From begin to the user's SQL our search_path is in force.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Row,
-    Text,
     and_,
     bindparam,
-    cast,
     func,
     literal,
+    literal_column,
     or_,
     select,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
 from offsets_store.offsets import kafka_partitions
+from offsets_store.search_path import KEPT_IN, OURS, SET_OURS
 from offsets_store.tables import batches, replays, runs, writers
 from offsets_store.verdict import Batch, Ledger, Recorded, Rival, Writer
 
@@ -45,15 +46,19 @@ class TransactionState:
     synchronous_commit: str
 
 
-_STATE = (
-    cast(func.pg_current_xact_id(), Text).label("xid"),
-    func.current_setting("synchronous_commit").label("synchronous_commit"),
+# Qualified throughout, for the user's search_path is in force; and in this order, which Postgres keeps: its
+# search_path is put by before ours takes its place.
+_STATE: tuple[ColumnElement[str], ...] = (
+    literal_column("pg_catalog.pg_current_xact_id()::pg_catalog.text").label("xid"),
+    func.pg_catalog.current_setting("synchronous_commit").label("synchronous_commit"),
+    func.pg_catalog.set_config(KEPT_IN, func.pg_catalog.current_setting("search_path"), True),
+    func.pg_catalog.set_config("search_path", OURS, True),
 )
 
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
     """
-    Begin: lift the session's time limits for this transaction alone, and say which transaction it is.
+    Begin: put our search_path in force, lift the session's time limits, and say which transaction it is.
 
     SET LOCAL's function form only, because behind a pooler the session is somebody else's in a moment.
     """
@@ -65,13 +70,13 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
     }
     if connection.dialect.server_version_info >= (17,):  # type: ignore[operator]
         limits["transaction_timeout"] = "0"
-    settings = [func.set_config(name, value, True) for name, value in limits.items()]
+    settings = [func.pg_catalog.set_config(name, value, True) for name, value in limits.items()]
     return TransactionState(*connection.execute(select(*_STATE, *settings)).one()[:2])
 
 
 def transaction_state_in_tx(connection: Connection) -> TransactionState:
-    """Which transaction this is by now, after SQL of the user's has run in it."""
-    return TransactionState(*connection.execute(select(*_STATE)).one())
+    """Put our search_path in force again, after the user's SQL, and say which transaction this is by now."""
+    return TransactionState(*connection.execute(select(*_STATE)).one()[:2])
 
 
 def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> LockedWriter:
@@ -198,14 +203,17 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
     if replaces is not None:
         # The old query may still run: it must not publish between this look at its end and the taking of its place.
         connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
-    others = connection.execute(
-        select(writers).where(
-            writers.c.sink_name == batch.sink_name,
-            writers.c.query_id != batch.query_id,
-            writers.c.last_batch_id.is_not(None),
-            or_(writers.c.replaced_by.is_(None), writers.c.query_id == literal(replaces)),
-        )
+    theirs = select(writers).where(
+        writers.c.sink_name == batch.sink_name,
+        writers.c.query_id != batch.query_id,
+        writers.c.last_batch_id.is_not(None),
+        or_(writers.c.replaced_by.is_(None), writers.c.query_id == literal(replaces)),
     )
+    # By a snapshot of its own: under a role's repeatable read this transaction does not see a rival that was recorded
+    # since it began, though it waited for it (seen: both fed the sink).
+    with connection.engine.execution_options(isolation_level="READ COMMITTED").connect() as fresh:
+        fresh.exec_driver_sql(SET_OURS)
+        others = fresh.execute(theirs).all()
     ours = kafka_partitions(batch.end or {})
     rivals = []
     for other in others:

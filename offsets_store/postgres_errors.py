@@ -27,15 +27,15 @@ TRANSIENT_SQLSTATES = frozenset({
 TRANSIENT_CLASSES = ("08",)  # connection exceptions
 
 _REFUSED_AT_THE_DOOR = re.compile(
-    r"password authentication failed|no password supplied|no pg_hba\.conf entry|does not exist|"
+    r"password authentication failed|no password supplied|pg_hba\.conf|does not exist|"
     r"authentication method|SSL error|does not support SSL|certificate|not permitted to log in|"
     r"could not translate host name|"
     r"invalid (port|integer|sslmode|connection option)|permission denied",
     re.IGNORECASE,
 )
 _PASSWORDS = (
-    re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.)*'|[^\s&'\"]+)"),
-    re.compile(r"(?i)(postgres(?:ql)?://[^:/@\s]*:)[^@\s]*(?=@)"),
+    re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.|'')*'|[^\s&'\"]+)"),
+    re.compile(r"(?i)(postgres(?:ql)?://[^:/@\s]*:)\S*(?=@)"),
 )
 
 
@@ -65,6 +65,11 @@ def is_lost_connection(error: psycopg.Error) -> bool:
     return error.sqlstate is None and isinstance(error, psycopg.OperationalError)
 
 
+def is_storable(text: str) -> bool:
+    """Whether Postgres can hold a text: NUL and halves of surrogate pairs it cannot."""
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def connect_error(error: psycopg.Error) -> ConnectError:
     """The error for a connection that could not be made."""
     text = scrub(" ".join(str(error).split()))
@@ -80,7 +85,7 @@ def connect_error(error: psycopg.Error) -> ConnectError:
 
 def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
     """The error for a statement on the ledger that failed while ``doing`` something."""
-    if error.sqlstate is None:
+    if is_lost_connection(error) or isinstance(error, psycopg.InterfaceError):
         return connect_error(error)
     text = scrub(" ".join(str(error).split()))
     if error.sqlstate == "42501":
@@ -100,7 +105,7 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
         )
     return LedgerError(
         "LEDGER_FAILED",
-        f"Postgres refused a statement (SQLSTATE {error.sqlstate}) while {doing}: {text}.",
+        f"A statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}) while {doing}: {text}.",
         "Nothing was written.",
         "Look the SQLSTATE up in Postgres's manual, mend its cause and start the query again.",
     )

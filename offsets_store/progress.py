@@ -14,6 +14,7 @@ from sqlalchemy import Connection, and_, delete, desc, func, select, tuple_, upd
 from sqlalchemy.dialects.postgresql import insert
 
 from offsets_store.heard import Heard, LedgerSide, disagreement
+from offsets_store.search_path import OURS
 from offsets_store.tables import batches, progress, writers
 
 KEPT_A_QUERY = 1000
@@ -25,7 +26,8 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     """Store one event, and fill the offsets that are not known otherwise; what disagrees with the ledger, in words."""
     # Two listeners on one query, or a foreign lock on these tables, must not pile up transactions.
     limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
-    connection.execute(select(*(func.set_config(name, milliseconds, True) for name, milliseconds in limits)))
+    settings = (("search_path", OURS), *limits)
+    connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))
     found = disagreement(heard, _sides_in_tx(connection, heard))
     row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found}
     connection.execute(

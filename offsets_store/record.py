@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 
-from sqlalchemy import Connection, delete, func, insert, update
+from sqlalchemy import Connection, and_, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
 from offsets_store.ledger import LockedWriter
@@ -19,6 +19,9 @@ from offsets_store.verdict import Batch
 
 # Deleting a few rows every so often is cheaper than one row every time.
 _PRUNE_EVERY = 16
+# After retainBatches was lowered there may be any number to delete; 9,000 took a commit a second, for each is a
+# deferred check of ``last_batch_is_recorded``.
+_PRUNE_AT_MOST = 1000
 
 
 def record_batch_in_tx(
@@ -74,11 +77,11 @@ def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
 
 def _prune_in_tx(connection: Connection, locked: LockedWriter, newest_to_go: int) -> None:
     for table in (batches, replays):
+        of_this_writer = and_(table.c.writer_id == locked.writer_id, table.c.generation == locked.generation)
+        oldest = select(func.min(table.c.batch_id)).where(of_this_writer).scalar_subquery()
         connection.execute(
             delete(table).where(
-                table.c.writer_id == locked.writer_id,
-                table.c.generation == locked.generation,
-                table.c.batch_id <= newest_to_go,
+                of_this_writer, table.c.batch_id <= newest_to_go, table.c.batch_id < oldest + _PRUNE_AT_MOST
             )
         )
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from typing import Any
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, and_, desc, func, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
 
 from offsets_store.connect import engine_for
 from offsets_store.find_writer import find_writers, the_writer, where_to_resume
@@ -22,6 +23,7 @@ from offsets_store.lag import Newest, lag_of, newest_of_progress
 from offsets_store.migrations import require_ledger
 from offsets_store.offsets import kafka_partitions
 from offsets_store.postgres_errors import driver_error, ledger_error
+from offsets_store.search_path import SET_OURS
 from offsets_store.starting_offsets import kafka_end, starting_offsets_json
 from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
 from offsets_store.tables import batches, progress, replays, writers
@@ -50,18 +52,18 @@ class OffsetsStore:
 
     def latest(self, query: str, sink: str | None = None) -> StoredWriter:
         """Where a query stands; ``sink`` is needed where it has several."""
-        return the_writer(find_writers(self.queries(), query, sink), query)
+        with self._reading() as connection:
+            return the_writer(_writers_of(connection, query, sink), query)
 
     def history(self, query: str, sink: str | None = None, limit: int = 20) -> list[StoredBatch]:
         """The newest ``limit`` published batches of a query, newest first, all its sinks unless one is named."""
         with self._reading() as connection:
-            chosen = find_writers(_writers(connection), query, sink)
+            chosen = _writers_of(connection, query, sink)
             wanted = and_(
                 writers.c.query_id == chosen[0].query_id,
                 writers.c.sink_name.in_([writer.sink_name for writer in chosen]),
             )
-            newest = _BATCHES.where(wanted).order_by(desc(batches.c.committed_at), desc(batches.c.batch_id))
-            return [StoredBatch(**row._mapping) for row in connection.execute(newest.limit(limit))]
+            return [StoredBatch(**row._mapping) for row in connection.execute(_newest_batches(wanted, limit))]
 
     def starting_offsets(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> str:
         """
@@ -73,7 +75,8 @@ class OffsetsStore:
         :raises OffsetsError: where the query does not read exactly one source, Kafka, from one place.
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
-        end = kafka_end(where_to_resume(find_writers(self.queries(), query, sink), query))
+        with self._reading() as connection:
+            end = kafka_end(where_to_resume(_writers_of(connection, query, sink), query))
         if bootstrap_servers is None:
             return starting_offsets_json(end)
         return starting_offsets_json(end, partitions_of({topic for topic, _ in end}, bootstrap_servers))
@@ -92,7 +95,7 @@ class OffsetsStore:
     def status_of(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> list[Status]:
         """The writers of a query, each with its lag as :meth:`lag` gives it, in one snapshot of the ledger."""
         with self._reading() as connection:
-            chosen = find_writers(_writers(connection), query, sink)
+            chosen = _writers_of(connection, query, sink)
             newest = _newest_progress(connection, [chosen[0].query_id]).get(chosen[0].query_id)
         if bootstrap_servers is not None:
             topics = {topic for writer in chosen for topic, _ in kafka_partitions(writer.end_offsets or {})}
@@ -115,6 +118,7 @@ class OffsetsStore:
                 with connection.begin():
                     raw = connection.connection.driver_connection
                     assert isinstance(raw, psycopg.Connection)  # noqa: S101 (narrows the type)
+                    raw.execute(SET_OURS)
                     require_ledger(raw)
                     yield connection
         except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
@@ -125,6 +129,7 @@ class OffsetsStore:
 
 
 _last = batches.alias("last")
+_named = writers.alias("named")
 _WRITERS = (
     select(
         writers.c.query_id,
@@ -160,44 +165,65 @@ _WRITERS = (
     .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
 )
 
-_BATCHES = select(
-    writers.c.query_id,
-    writers.c.sink_name,
-    batches.c.generation,
-    batches.c.batch_id,
-    batches.c.run_id,
-    batches.c.start_offsets,
-    batches.c.end_offsets,
-    batches.c.rows,
-    batches.c.transport,
-    select(func.count())
-    .where(
-        replays.c.writer_id == batches.c.writer_id,
-        replays.c.generation == batches.c.generation,
-        replays.c.batch_id == batches.c.batch_id,
+
+def _newest_batches(wanted: ColumnElement[bool], limit: int) -> Select[Any]:
+    # Of each writer by its key, which is quick however many records there are; there is no index on the time.
+    newest = (
+        select(batches)
+        .where(batches.c.writer_id == writers.c.writer_id)
+        .order_by(desc(batches.c.generation), desc(batches.c.batch_id))
+        .limit(limit)
+        .lateral("newest")
     )
-    .scalar_subquery()
-    .label("replays"),
-    batches.c.committed_at,
-).join_from(batches, writers, batches.c.writer_id == writers.c.writer_id)
+    skipped = select(func.count()).where(
+        replays.c.writer_id == newest.c.writer_id,
+        replays.c.generation == newest.c.generation,
+        replays.c.batch_id == newest.c.batch_id,
+    )
+    return (
+        select(
+            writers.c.query_id,
+            writers.c.sink_name,
+            newest.c.generation,
+            newest.c.batch_id,
+            newest.c.run_id,
+            newest.c.start_offsets,
+            newest.c.end_offsets,
+            newest.c.rows,
+            newest.c.transport,
+            skipped.scalar_subquery().label("replays"),
+            newest.c.committed_at,
+        )
+        .join_from(writers, newest, true())
+        .where(wanted)
+        .order_by(desc(newest.c.committed_at), desc(newest.c.batch_id))
+        .limit(limit)
+    )
 
 
 def _writers(connection: Connection) -> list[StoredWriter]:
     return [StoredWriter(**row._mapping) for row in connection.execute(_WRITERS)]
 
 
+def _writers_of(connection: Connection, query: str, sink: str | None) -> list[StoredWriter]:
+    # Only the query's own first: replays and events are counted for each writer that is read.
+    ids = select(_named.c.query_id).where(or_(_named.c.query_id == query, _named.c.query_name == query))
+    own = [StoredWriter(**row._mapping) for row in connection.execute(_WRITERS.where(writers.c.query_id.in_(ids)))]
+    return find_writers(own or _writers(connection), query, sink)
+
+
 def _newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
-    # Not DISTINCT ON: SQLAlchemy 2.0 and 2.1 have no spelling of it in common.
-    order = (desc(progress.c.progress_at), desc(progress.c.batch_id))
-    place = func.row_number().over(partition_by=progress.c.query_id, order_by=order).label("place")
-    heard = (
-        select(progress.c.query_id, progress.c.latest_offsets, progress.c.progress_at, place)
-        .where(progress.c.query_id.in_(query_ids))
-        .subquery()
+    # Not DISTINCT ON or row_number(): both read all events of all queries, to keep one of each.
+    newest = (
+        select(progress.c.latest_offsets, progress.c.progress_at)
+        .where(progress.c.query_id == writers.c.query_id)
+        .order_by(desc(progress.c.progress_at), desc(progress.c.batch_id))
+        .limit(1)
+        .lateral("newest")
     )
-    newest = select(heard).where(heard.c.place == 1)
+    heard = select(writers.c.query_id, newest).join_from(writers, newest, true())
     return {
         row.query_id: newest_of_progress(row.latest_offsets, row.progress_at)
-        for row in connection.execute(newest)
+        for row in connection.execute(heard.where(writers.c.query_id.in_(query_ids)))
         if row.latest_offsets is not None
     }

@@ -132,6 +132,8 @@ progress = Table(
     Column("durations_ms", JSONB(none_as_null=True)),
     Column("disagreement", Text),
     _now("received_at"),
+    Index("progress_newest", "query_id", "progress_at", "batch_id"),
+    Index("progress_disagreements", "query_id", postgresql_where=text("disagreement IS NOT NULL")),
 )
 
 staged_tables = Table(

@@ -23,6 +23,7 @@ from offsets_store.errors import NOTHING
 from offsets_store.ledger import LockedWriter, TransactionState
 from offsets_store.migrations import ensure_ledger
 from offsets_store.refusals import refusal
+from offsets_store.search_path import leave_in_tx
 from offsets_store.verdict import PUBLISH, SKIP, Batch, Verdict, decide
 from sink.errors import CommitError
 from sink.lock_watch import LockWatch
@@ -61,9 +62,10 @@ def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatc
     """
     ensure_ledger(settings.url)
     with engine_for(settings.url).connect() as connection, _discarded_on_error(connection):
+        # Before our search_path is in force: a table is found along the user's.
+        batch = replace(batch, sink_name=work.name_sink(connection))
         began = ledger.begin_in_tx(connection, application_name(batch.run_id), settings.lock_timeout)
         _refuse_lost_on_crash(began)
-        batch = replace(batch, sink_name=work.name_sink(connection))
         with watch.looking(connection, may_end=True):
             locked = ledger.lock_writer_in_tx(connection, batch, settings.remedies.replaces)
         verdict = decide(locked.ledger, batch, settings.remedies)
@@ -109,9 +111,9 @@ def _publish_in_tx(
     if work.sealed:
         event.listen(connection, "after_cursor_execute", _refuse_ended_transaction)
         record.seal_in_tx(connection, locked, batch)
+    leave_in_tx(driver_connection(connection))
     published = work.publish(connection, batch)
-    if work.sealed:
-        _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
+    _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
     record.record_batch_in_tx(
         connection,
         locked,
@@ -122,6 +124,8 @@ def _publish_in_tx(
     )
     if locked.ledger.writer is None and settings.remedies.replaces:
         record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
+    # Deferred triggers of the user's tables run at COMMIT.
+    leave_in_tx(driver_connection(connection))
 
 
 def _skip_in_tx(

@@ -1,8 +1,8 @@
 """
 What does Postgres's catalogue say of the target table?
 
-Runs in the commit. Invariant: names are resolved by Postgres's own rules, and read anew for every batch, because people
-alter tables under a stream.
+Runs in the commit. Invariant: names are resolved by Postgres's own rules and the user's search_path, and read anew for
+every batch, because people alter tables under a stream; the catalogue itself is read under ours.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from offsets_store import search_path
 from offsets_store.errors import NOTHING
 from sink.errors import TargetError
 
@@ -74,9 +75,13 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
     """
     try:
         found = connection.execute(_RESOLVE, {"table": table}).fetchone()
-    except (psycopg.errors.InvalidName, psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
+    except _NO_NAME:
         found = None
-    if found is None or found[0] is None or found[1] is None:
+    parts, current_schema, schema, name, oid = found or ((), None, None, None, None)
+    if oid is None and len(parts) in (1, 2):
+        # An absent table cannot be looked up, so its name is split the way to_regclass would split it.
+        schema, name = (current_schema, *parts)[-2:]
+    if schema is None or name is None:
         raise TargetError(
             "BAD_TABLE_NAME",
             f"table={table!r} is not a table's name.",
@@ -84,16 +89,30 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
             "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
             "'app.\"Orders\"'.",
         )
-    return ResolvedName(*found)
+    if [schema, name][-len(parts) :] != parts[-2:]:
+        raise TargetError(
+            "BAD_TABLE_NAME",
+            f"table={table!r} is a longer name than Postgres keeps; cut, it would be that of {schema}.{name}.",
+            NOTHING,
+            "Write names as Postgres keeps them: of at most 63 bytes.",
+        )
+    return ResolvedName(schema, name, oid)
 
 
-# An absent table cannot be looked up, so its name is split the way to_regclass would split it.
+# What to_regclass and parse_ident raise for a text that is no name.
+_NO_NAME = (
+    psycopg.errors.InvalidName,
+    psycopg.errors.InvalidParameterValue,
+    psycopg.errors.SyntaxError,
+    psycopg.errors.FeatureNotSupported,
+)
+
+# Everything is qualified, for the user's search_path is in force: it is what decides here.
 _RESOLVE = """
-SELECT coalesce(n.nspname, CASE cardinality(p) WHEN 1 THEN current_schema() WHEN 2 THEN p[1] END),
-       coalesce(c.relname, CASE cardinality(p) WHEN 1 THEN p[1] WHEN 2 THEN p[2] END), c.oid
-FROM (SELECT pg_catalog.parse_ident(%(table)s) AS p, pg_catalog.to_regclass(%(table)s) AS oid) AS t
-LEFT JOIN pg_catalog.pg_class AS c ON c.oid = t.oid
-LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid
+FROM (SELECT %(table)s::pg_catalog.text AS given) AS t
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 """
 
 # Domains are resolved to what they are made of, however deep: a domain's binary form is its base type's (COPY runs
@@ -102,7 +121,7 @@ _DESCRIBE = """
 WITH RECURSIVE resolved AS (
     SELECT a.attrelid, a.attnum, a.atttypid AS type_oid, a.atttypmod AS typmod
     FROM pg_catalog.pg_attribute AS a
-    WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
     UNION ALL
     SELECT r.attrelid, r.attnum, d.typbasetype, d.typtypmod
     FROM resolved AS r JOIN pg_catalog.pg_type AS d ON d.oid = r.type_oid AND d.typtype = 'd'
@@ -124,7 +143,7 @@ JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN resolved AS r ON r.attnum = a.attnum
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_type AS y WHERE y.oid = r.type_oid AND y.typtype = 'd')
-WHERE c.oid = %(oid)s
+WHERE c.oid = {oid}
 ORDER BY a.attnum
 """
 
@@ -132,7 +151,8 @@ ORDER BY a.attnum
 def describe_table(connection: psycopg.Connection, oid: int) -> TargetTable:
     """The table as the catalogue has it now. Read for every batch: people alter tables under a stream."""
     with connection.cursor(row_factory=dict_row) as cursor:
-        rows = cursor.execute(_DESCRIBE, {"oid": oid}).fetchall()
+        search_path.execute_in_tx(cursor, sql.SQL(_DESCRIBE).format(oid=sql.Literal(oid)))
+        rows = cursor.fetchall()
     of_table = {field.name: rows[0][field.name] for field in fields(TargetTable) if field.name != "columns"}
     columns = (
         TargetColumn(**{field.name: row[field.name] for field in fields(TargetColumn)})

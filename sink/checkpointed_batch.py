@@ -38,10 +38,11 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
             "NOT_MICRO_BATCH",
             f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query runs "
             "with the continuous trigger (which drops every row of a Python sink), or with asynchronous progress "
-            "tracking; or checkpointLocation is not the location that this query uses.",
+            "tracking; or checkpointLocation is not the location that this query uses; or another driver works on the "
+            "same checkpoint, and has committed this batch.",
             NOTHING,
-            "Use a micro-batch trigger without asyncProgressTrackingEnabled, and give this writer the query's own "
-            "checkpointLocation.",
+            "Use a micro-batch trigger without asyncProgressTrackingEnabled, give this writer the query's own "
+            "checkpointLocation, and leave one driver running.",
         )
     return OffsetLogEntry(*newest)
 

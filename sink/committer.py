@@ -9,7 +9,6 @@ ledger cannot be asked the outcome is called unknown, never failed.
 from __future__ import annotations
 
 import logging
-import random
 import time
 
 import psycopg
@@ -19,6 +18,7 @@ from offsets_store.errors import NOTHING, ConnectError, PgonceError
 from offsets_store.postgres_errors import driver_error, is_lost_connection, is_transient, ledger_error
 from offsets_store.verdict import Batch, Verdict
 from sink.attempt import Work, try_once
+from sink.backoff import Backoff
 from sink.errors import CommitError
 from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
@@ -26,8 +26,6 @@ from sink.target_errors import target_error
 
 _log = logging.getLogger("pgonce")
 
-_FIRST_PAUSE_SECONDS = 0.1
-_LONGEST_PAUSE_SECONDS = 5.0
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
@@ -39,8 +37,7 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work) -> Verdict:
     :raises TargetError: where the table or the rows are the reason.
     :raises CommitError: where Postgres stayed away or locked past the bounds in ``settings``.
     """
-    deadline: float | None = None
-    pause = _FIRST_PAUSE_SECONDS
+    backoff = Backoff(settings.retry_timeout)
     watch = LockWatch(settings.url, settings.lock_timeout)
     outcome_unknown = False
     while True:
@@ -50,21 +47,19 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work) -> Verdict:
             cause = driver_error(error)
             reason = " ".join(str(cause or error).split()).rstrip(".")
             outcome_unknown |= cause is not None and is_lost_connection(cause)
-            # From the first error on, not from the start: publishing itself may take as long as it needs.
-            deadline = deadline or time.monotonic() + settings.retry_timeout
             if not _may_try_again(error, cause):
                 # A server that answers has read the ledger: an earlier try was not committed.
                 final = _unknown(batch, reason) if outcome_unknown and cause is None else _translated(error, cause)
-                raise final from cause
-            if time.monotonic() + pause > deadline:
+                # Not from its cause: a traceback would print the DETAIL, where Postgres repeats a whole row.
+                raise final.with_traceback(error.__traceback__) from None
+            pause = backoff.next_pause()
+            if pause is None:
                 patience = settings.retry_timeout
                 final = _unknown(batch, reason) if outcome_unknown else _given_up(error, batch, reason, patience, watch)
                 raise final from None
             watch.armed |= cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
         _log.warning("batch %s of query %s: trying again in %.1f s: %s", batch.batch_id, batch.query_id, pause, reason)
-        # Jitter, so that drivers that failed together do not return together.
-        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 (no secret hangs on it)
-        pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+        time.sleep(pause)
 
 
 def _translated(error: BaseException, cause: psycopg.Error | None) -> BaseException:

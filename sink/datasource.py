@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, MutableMapping
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -21,7 +22,7 @@ from offsets_store.errors import NOTHING, PgonceError
 from sink.checkpointed_batch import planned_entry
 from sink.errors import SparkError
 from sink.options import SinkOptions, parse_options
-from sink.parcel import Parcel
+from sink.parcel import OffsetLogEntry, Parcel
 from sink.parcel_commit import commit_parcels
 from sink.staging import drop_staging_table
 from sink.task_writer import TaskWriter, staging_table
@@ -36,6 +37,12 @@ class PgonceDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
+        self._plans = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the commit worker, which alone is sent this pickled; the planner's worker makes its own."""
+        self.__dict__.update(state)
+        self._plans = False
 
     @classmethod
     def name(cls) -> str:
@@ -65,7 +72,9 @@ class PgonceDataSource(DataSource):
         """
         options = parse_options(self.options, overwrite=overwrite)
         encode_columns(schema)
-        writer = StreamWriter(options, schema)
+        # Not for the commit: another driver may have committed this very batch, which is for the ledger to say; and an
+        # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
+        writer = StreamWriter(options, schema, planned_entry(options) if self._plans else None)
         settle("planning")
         return writer
 
@@ -73,9 +82,9 @@ class PgonceDataSource(DataSource):
 class StreamWriter(DataSourceStreamArrowWriter):
     """One batch's writer: Spark pickles it to the tasks, and builds it anew for the commit."""
 
-    def __init__(self, options: SinkOptions, struct_type: StructType) -> None:
+    def __init__(self, options: SinkOptions, struct_type: StructType, planned: OffsetLogEntry | None) -> None:
         self.options = options
-        self.task_writer = TaskWriter(options, struct_type, planned_entry(options))
+        self.task_writer = TaskWriter(options, struct_type, planned)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
         """In a task: encode the partition."""

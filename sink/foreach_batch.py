@@ -19,7 +19,7 @@ from sink.attempt import Published, Work
 from sink.committer import commit_batch
 from sink.publish import publication
 from sink.running_query import batch_of
-from sink.settings import Mode, bad_option, commit_settings, destination
+from sink.settings import Mode, bad_option, commit_settings, destination, refuse_unstorable
 from sink.transaction import BatchTransaction
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -60,7 +60,7 @@ class PostgresBatchWriter:
         replaces: str | None = None,
         independent: bool = False,
         lock_timeout: float = 30.0,
-        retry_timeout: float = 60.0,
+        retry_timeout: float = 120.0,
     ) -> None:
         self._settings = commit_settings(
             url,
@@ -70,6 +70,7 @@ class PostgresBatchWriter:
             retry_timeout=retry_timeout,
         )
         self._destination = destination(table, mode, _names(keys), order_by, create_table=create_table)
+        refuse_unstorable(sink_name=sink_name)
         self._sink_name = sink_name
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -89,7 +90,7 @@ def transactional_batch(
     replaces: str | None = None,
     independent: bool = False,
     lock_timeout: float = 30.0,
-    retry_timeout: float = 60.0,
+    retry_timeout: float = 120.0,
 ) -> Callable[[Callable[[DataFrame, BatchTransaction], None]], BatchFunction]:
     """
     Make a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
@@ -101,6 +102,7 @@ def transactional_batch(
     """
     if not name:
         raise bad_option("NO_SINK_NAME", "transactional_batch needs a name.", 'Give it one: name="orders".')
+    refuse_unstorable(name=name)
     settings = commit_settings(
         url,
         Remedies(adopt_checkpoint, replaces, independent),

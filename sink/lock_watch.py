@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
+from offsets_store.search_path import SET_OURS
 
 _log = logging.getLogger("pgonce")
 
@@ -56,7 +57,8 @@ class LockWatch:
 
     def _look(self, waiting_pid: int, may_end: bool) -> None:
         try:
-            with connect(self.url, autocommit=True) as observer:
+            with connect(self.url) as observer:
+                observer.execute(SET_OURS)
                 found = observer.execute(_HOLDERS, [waiting_pid]).fetchall()
                 if found:
                     self.holders = "; ".join(row[1] for row in found)

@@ -21,6 +21,7 @@ from sink.settings import (
     bad_option,
     commit_settings,
     destination,
+    refuse_unstorable,
 )
 
 OffsetsFrom = Literal["checkpoint", "listener"]
@@ -72,6 +73,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     given = {name.lower(): value for name, value in raw.items()}
     _refuse_unknown(given)
     _refuse_async_progress(given)
+    refuse_unstorable(sinkName=given.get("sinkname"), queryName=given.get("queryname"))
     if not given.get("checkpointlocation"):
         raise bad_option(
             "NO_CHECKPOINT_LOCATION",
@@ -90,7 +92,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             ),
             retain_batches=_number(given, "retainBatches", 1000, least=1),
             lock_timeout=_number(given, "lockTimeout", 30, least=1),
-            retry_timeout=_number(given, "retryTimeout", 60, least=0),
+            retry_timeout=_number(given, "retryTimeout", 120, least=0),
         ),
         destination=destination(
             table=given.get("table", ""),

@@ -39,17 +39,17 @@ class Origin:
 @dataclass(frozen=True)
 class Parcel(WriterCommitMessage):
     """
-    One task's rows: ``bodies`` of a binary COPY where they travel inline, nothing where they are staged.
+    One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts.
 
-    ``task_attempt_id`` is the attempt that Spark chose; staged rows of other attempts are not wanted.
+    Rows in the staging table under other marks are not wanted: of attempts that Spark did not choose, and of COPYs that
+    were done again.
     """
 
     origin: Origin
     partition_id: int
-    task_attempt_id: int
     rows: int
     bodies: tuple[bytes, ...] = ()
-    staged: bool = False
+    staged: tuple[tuple[int, int], ...] = ()
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.

@@ -48,7 +48,7 @@ def commit_parcels(
     else:
         batch = batch_by_id(origin, options.query_name, options.checkpoint_location)
     table = staging_table(options, origin)
-    staged = tuple((parcel.task_attempt_id, parcel.rows) for parcel in parcels if parcel.staged)
+    staged = tuple(promise for parcel in parcels for promise in parcel.staged)
     rows = BatchRows(
         columns=columns,
         count=sum(parcel.rows for parcel in parcels),

@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
+from offsets_store import search_path
 from offsets_store.errors import NOTHING
 from offsets_store.verdict import Batch
 from sink.attempt import Published, Work, driver_connection
@@ -98,9 +99,8 @@ def _gathered(connection: psycopg.Connection, rows: BatchRows) -> sql.Identifier
         _copy(connection, rows.staged.identifier, names, rows.bodies())
         return rows.staged.identifier
     table = sql.Identifier("pg_temp", f"pgonce_rows_{next(_counter)}")
-    connection.execute(
-        sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP").format(table, column_definitions(rows.columns))
-    )
+    create = sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP")
+    search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(rows.columns)))
     _copy(connection, table, names, rows.bodies())
     return table
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from offsets_store.errors import ConfigurationError
+from offsets_store.postgres_errors import is_storable
 from offsets_store.verdict import Remedies
 
 Mode = Literal["append", "upsert", "complete"]
@@ -26,7 +27,7 @@ class CommitSettings:
     remedies: Remedies = field(default_factory=Remedies)
     retain_batches: int = 1000
     lock_timeout: float = 30.0
-    retry_timeout: float = 60.0
+    retry_timeout: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,19 @@ class Destination:
     keys: tuple[str, ...] = ()
     order_by: str | None = None
     create_table: bool = False
+
+
+def refuse_unstorable(**texts: str | None) -> None:
+    """
+    Refuse options that Postgres cannot hold as names or texts.
+
+    :raises ConfigurationError: naming the first of them.
+    """
+    for name, text in texts.items():
+        if text is not None and not is_storable(text):
+            raise bad_option(
+                "BAD_OPTION", f"{name}={text!r} has a NUL or half a surrogate pair in it.", "Give a text without."
+            )
 
 
 def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
@@ -55,6 +69,7 @@ def destination(
     """
     if not table.strip():
         raise bad_option("NO_TABLE", "No table is given.", 'Set table, for example "events" or "sales.orders".')
+    refuse_unstorable(table=table, keys="".join(keys), orderBy=order_by)
     if mode not in get_args(Mode):
         raise bad_option(
             "BAD_OPTION", f"mode={mode!r} is not a way to write.", f"Use one of {', '.join(get_args(Mode))}."
@@ -102,6 +117,7 @@ def commit_settings(
             "query's past.",
             "Keep the one that is true.",
         )
+    refuse_unstorable(replaces=remedies.replaces)
     return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout)
 
 

@@ -8,10 +8,12 @@ send, or the encoder raises for the value; a type that cannot is refused by name
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import types as t
 
+from offsets_store.postgres_errors import is_storable
 from sink.errors import TypeMappingError
 
 _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
@@ -33,6 +35,7 @@ _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
 
 _MICROSECONDS = 6
 _LONGEST_VARCHAR = 10_485_760
+_LONGEST_NAME = 63
 
 _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
     t.NullType: "A column of nulls alone has no type; write cast(null AS the type that the table has).",
@@ -69,9 +72,22 @@ def encode_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     if not struct_type.fields:
         raise TypeMappingError("NO_COLUMNS", "The frame has no columns.", "Nothing was written.", "Select some.")
     _refuse_doubled(struct_type, "")
+    _refuse_names_that_no_column_has(struct_type.names)
     return tuple(
         EncodedColumn(f.name, f.dataType.simpleString(), *_encoded_as(f.dataType, f.name)) for f in struct_type
     )
+
+
+def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:
+    # Postgres cuts longer names in silence, and two cut names may be one.
+    for name in names:
+        if not 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME or not is_storable(name):
+            raise TypeMappingError(
+                "COLUMN_UNKNOWN",
+                f"No table in Postgres has a column {name!r}: names there have 1 to {_LONGEST_NAME} bytes, and no NUL.",
+                "Nothing was written.",
+                "Rename it in Spark.",
+            )
 
 
 def _encoded_as(data_type: t.DataType, path: str) -> tuple[str, str]:

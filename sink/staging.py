@@ -18,7 +18,7 @@ from psycopg import sql
 from offsets_store.connect import connect
 from offsets_store.errors import NOTHING
 from offsets_store.migrations import ensure_ledger
-from offsets_store.postgres_errors import scrub
+from offsets_store.search_path import SET_OURS
 from offsets_store.tables import SCHEMA
 from sink.copy_encoder import HEADER, TRAILER
 from sink.errors import StagingError
@@ -26,9 +26,10 @@ from sink.type_mapping import EncodedColumn
 
 _log = logging.getLogger("pgonce.staging")
 
-# Marks the rows of one task attempt: a speculative loser, or an attempt that died, may have left rows too.
+# Marks the rows of one COPY of one task attempt: a speculative loser, an attempt that died, or a COPY whose answer was
+# lost may have left rows too.
 ATTEMPT_COLUMN = "pgonce_task_attempt"
-# Inline rows of the same batch join the staged ones in the commit; task attempts count from 0.
+# Inline rows of the same batch join the staged ones in the commit; marks count from 0.
 INLINE_ATTEMPT = -1
 
 
@@ -60,7 +61,7 @@ class StagingTable:
 
 @dataclass(frozen=True)
 class StagedRows:
-    """The rows that the commit messages promised: task attempt id to row count."""
+    """The rows that the commit messages promised: mark to row count."""
 
     table: StagingTable
     promised: tuple[tuple[int, int], ...]
@@ -72,9 +73,11 @@ class StagedRows:
 
     @property
     def wanted(self) -> sql.Composable:
-        """The condition that picks the promised attempts' rows, and the inline rows that joined them."""
-        attempts = [INLINE_ATTEMPT, *(attempt for attempt, _ in self.promised)]
-        return sql.SQL("{} = ANY ({}::bigint[])").format(sql.Identifier(ATTEMPT_COLUMN), sql.Literal(attempts))
+        """The condition that picks the promised rows, and the inline rows that joined them."""
+        marks = [INLINE_ATTEMPT, *(mark for mark, _ in self.promised)]
+        return sql.SQL("{} OPERATOR(pg_catalog.=) ANY ({}::bigint[])").format(
+            sql.Identifier(ATTEMPT_COLUMN), sql.Literal(marks)
+        )
 
 
 def column_definitions(columns: Iterable[EncodedColumn]) -> sql.Composable:
@@ -86,38 +89,29 @@ def column_definitions(columns: Iterable[EncodedColumn]) -> sql.Composable:
 
 def stage_rows(url: str, table: StagingTable, columns: Sequence[EncodedColumn], bodies: Iterable[bytes]) -> None:
     """
-    Copy a task attempt's rows into the batch's staging table, creating it where this is the first task.
+    Copy rows into the batch's staging table, creating it where they are the first: all of them, or none.
 
-    ``bodies`` must begin each row with the task attempt (:data:`ATTEMPT_COLUMN`).
+    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`).
 
-    :raises StagingError: where this executor lacks what staging needs.
+    :raises psycopg.Error: what Postgres says; :mod:`sink.stager` knows what may be tried again. Where the connection
+        was lost, the rows may be there.
     """
-    try:
-        ensure_ledger(url)
-        with connect(url, autocommit=True) as connection:
-            _create(connection, table, columns)
-            statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
-            with connection.cursor() as cursor, cursor.copy(statement) as copy:
-                copy.write(HEADER)
-                for body in bodies:
-                    copy.write(body)
-                copy.write(TRAILER)
-    except psycopg.Error as error:
-        raise StagingError(
-            "STAGING_FAILED",
-            f"A task could not stage its rows in {SCHEMA}.{table.name}: {scrub(' '.join(str(error).split()))} "
-            f"({f'SQLSTATE {error.sqlstate}' if error.sqlstate else 'the connection was lost'}).",
-            "Nothing of this batch was written to the target; Spark tries the task again.",
-            "Executors need a route to Postgres, the credentials in url, and CREATE on schema pgonce (`pgonce init "
-            "--role`). Without that, raise inlineBytes so that rows travel in the commit messages.",
-        ) from None
+    ensure_ledger(url)
+    with connect(url, autocommit=True) as connection:
+        _create(connection, table, columns)
+        statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(HEADER)
+            for body in bodies:
+                copy.write(body)
+            copy.write(TRAILER)
 
 
 def _create(connection: psycopg.Connection, table: StagingTable, columns: Sequence[EncodedColumn]) -> None:
-    found = connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.{table.name}"]).fetchone()
-    if found and found[0] is not None:
+    if _exists(connection, table):
         return
     with connection.transaction():
+        connection.execute(SET_OURS)
         # Tasks start together: all but the first wait here, and then find the table.
         connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table.name])
         connection.execute(
@@ -133,31 +127,49 @@ def _create(connection: psycopg.Connection, table: StagingTable, columns: Sequen
             "VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
             [table.name, table.query_id, table.sink_name, table.run_id, table.batch_id],
         )
+        _exists(connection, table)
+
+
+def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
+    owner = connection.execute(
+        "SELECT pg_catalog.pg_get_userbyid(c.relowner), current_user FROM pg_catalog.pg_class AS c "
+        "WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)",
+        [f"{SCHEMA}.{table.name}"],
+    ).fetchone()
+    # Roles that share a ledger can all create tables in its schema, and a trigger on one would run as whoever writes.
+    if owner is not None and owner[0] != owner[1]:
+        raise StagingError(
+            "STAGING_FAILED",
+            f"{SCHEMA}.{table.name}, which is the staging table of this batch by its name, belongs to role {owner[0]}.",
+            "Nothing of this batch was written to the target.",
+            "Find out who made that table, drop it, and start the query again; all processes of a query must connect "
+            "with one role.",
+        )
+    return owner is not None
 
 
 def check_staged_rows(connection: psycopg.Connection, staged: StagedRows) -> None:
     """
     Refuse staged rows that are not exactly those that were promised: a crash of Postgres empties unlogged tables.
 
-    :raises StagingError: naming the first task attempt that differs.
+    :raises StagingError: naming the first mark that differs.
     """
     counted: dict[int, int] = {}
-    exists = connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
+    exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
     if exists and exists[0] is not None:
         counted = dict(
             connection.execute(
-                sql.SQL("SELECT {0}, count(*) FROM {1} GROUP BY {0}").format(
+                sql.SQL("SELECT {0}, pg_catalog.count(*) FROM {1} GROUP BY {0}").format(
                     sql.Identifier(ATTEMPT_COLUMN), staged.identifier
                 )
             ).fetchall()
         )
-    for attempt, rows in staged.promised:
-        if counted.get(attempt, 0) != rows:
+    for mark, rows in staged.promised:
+        if counted.get(mark, 0) != rows:
             raise StagingError(
                 "STAGED_ROWS_LOST",
-                f"Task attempt {attempt} staged {rows} rows, but {counted.get(attempt, 0)} are there: Postgres "
-                "crashed in "
-                "between (unlogged tables empty themselves), or somebody dropped the table.",
+                f"A task staged {rows} rows under mark {mark}, but {counted.get(mark, 0)} are there: Postgres crashed "
+                "in between (unlogged tables empty themselves), or somebody dropped the table.",
                 NOTHING,
                 "Start the query again: Spark runs the batch again from its source.",
             )
@@ -168,10 +180,12 @@ def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, last_ba
     Drop the writer's staging tables up to batch ``last_batch_id``, which is published: they are decided, whichever run
     filled them. Only the ledger decides, never age, for a backfill may stage for hours.
     """
-    rows = connection.execute(
-        "SELECT table_name FROM pgonce.staged_tables WHERE query_id = %s AND sink_name = %s AND batch_id <= %s",
-        [query_id, sink_name, last_batch_id],
-    ).fetchall()
+    with connection.transaction():
+        connection.execute(SET_OURS)
+        rows = connection.execute(
+            "SELECT table_name FROM pgonce.staged_tables WHERE query_id = %s AND sink_name = %s AND batch_id <= %s",
+            [query_id, sink_name, last_batch_id],
+        ).fetchall()
     for (name,) in rows:
         drop_staging_table(connection, name)
 
@@ -180,7 +194,7 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
     """Drop one staging table and its registration, unless somebody still writes to it."""
     try:
         with connection.transaction():
-            connection.execute("SELECT set_config('lock_timeout', '1s', true)")
+            connection.execute(f"SET LOCAL lock_timeout = '1s'; {SET_OURS}")
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):

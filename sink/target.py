@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from offsets_store import search_path
 from offsets_store.errors import NOTHING
 from sink.catalogue import TargetColumn, TargetTable, describe_table, resolve_table
 from sink.errors import TargetError
@@ -135,8 +136,9 @@ def create_table(
     parts = [sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.ddl_type)) for c in encoded]
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
-    connection.execute(
-        sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(sql.Identifier(schema, name), sql.SQL(", ").join(parts))
+    create = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
+    search_path.execute_in_tx(
+        connection.cursor(), create.format(sql.Identifier(schema, name), sql.SQL(", ").join(parts))
     )
 
 

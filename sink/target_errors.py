@@ -38,7 +38,7 @@ _REMEDIES = {
 
 def target_error(error: psycopg.Error) -> PgonceError:
     """The error for what Postgres refused while a batch was published; the cause's text is kept, scrubbed."""
-    sqlstate = error.sqlstate
+    sqlstate = error.sqlstate or _sqlstate_of_client(error)
     if sqlstate is None or error.diag.schema_name == "pgonce":
         if error.diag.constraint_name == "last_batch_is_recorded":
             return _ended_by_user()
@@ -49,8 +49,17 @@ def target_error(error: psycopg.Error) -> PgonceError:
     return TargetError(code, _sentence(error), NOTHING, f"{remedy} {_AFTERWARDS}")
 
 
+def _sqlstate_of_client(error: psycopg.Error) -> str | None:
+    # psycopg itself refuses what it cannot send: a NUL (DataError), or parameters that do not go with placeholders.
+    if isinstance(error, psycopg.DataError):
+        return "22021"
+    return "42601" if isinstance(error, (psycopg.ProgrammingError, psycopg.NotSupportedError)) else None
+
+
 def _sentence(error: psycopg.Error) -> str:
     diag = error.diag
+    if error.sqlstate is None:
+        return scrub(f"A statement could not be sent to Postgres: {' '.join(str(error).split()).rstrip('.')}.")
     parts = [f"Postgres refused the batch (SQLSTATE {error.sqlstate}): {diag.message_primary}"]
     # "Failing row contains ..." would put a whole row into logs; a key tells enough.
     if diag.message_detail and diag.message_detail.startswith("Key "):

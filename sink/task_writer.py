@@ -20,8 +20,8 @@ from sink.copy_encoder import CopyEncoder
 from sink.errors import SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap
-from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
-from sink.type_mapping import encode_columns
+from sink.stager import Stager
+from sink.staging import StagingTable
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,7 @@ class TaskWriter:
 
         :raises EncodingError: for a value that Postgres cannot hold.
         :raises StagingError: where rows must be staged and this executor cannot.
+        :raises ConnectError: where Postgres stayed away while rows were to be staged.
         """
         context = TaskContext.get()
         if context is None:
@@ -55,24 +56,17 @@ class TaskWriter:
             size += len(body)
             if size > cap:
                 bodies.clear()
-                rows = self._stage(origin, attempt_id, itertools.chain(held, batches))
-                return Parcel(origin, partition_id, attempt_id, rows, staged=True)
+                stager = Stager(
+                    self.options.commit.url,
+                    staging_table(self.options, origin),
+                    self.struct_type,
+                    attempt_id,
+                    self.options.commit.retry_timeout,
+                )
+                staged = stager.stage(itertools.chain(held, batches))
+                return Parcel(origin, partition_id, sum(rows for _, rows in staged), staged=staged)
             bodies.append(body)
-        return Parcel(origin, partition_id, attempt_id, sum(b.num_rows for b in held), bodies=tuple(bodies))
-
-    def _stage(self, origin: Origin, attempt_id: int, batches: Iterator[pa.RecordBatch]) -> int:
-        encoder = CopyEncoder(self.struct_type, extra={ATTEMPT_COLUMN: attempt_id})
-        rows = 0
-
-        def bodies() -> Iterator[bytes]:
-            nonlocal rows
-            for batch in batches:
-                rows += batch.num_rows
-                yield encoder.encode(batch)
-
-        table = staging_table(self.options, origin)
-        stage_rows(self.options.commit.url, table, encode_columns(self.struct_type), bodies())
-        return rows
+        return Parcel(origin, partition_id, sum(b.num_rows for b in held), bodies=tuple(bodies))
 
     def _origin(self, context: TaskContext) -> Origin:
         query_id = context.getLocalProperty("sql.streaming.queryId")

@@ -63,7 +63,8 @@ def insert_statement(
 ) -> sql.Composed:
     """``INSERT ... SELECT`` of the wanted rows of ``source``, by key where ``upsert`` is given."""
     distinct, order, on_conflict = (sql.SQL(""),) * 3 if upsert is None else _by_key(upsert, plan)
-    return sql.SQL("INSERT INTO {} ({}) SELECT {}{} FROM {} WHERE {}{}{}").format(
+    # Under another name, for a table may be called excluded.
+    return sql.SQL("INSERT INTO {} AS target ({}) SELECT {}{} FROM {} WHERE {}{}{}").format(
         table.identifier,
         _names(column.target for column in plan),
         distinct,
@@ -78,11 +79,14 @@ def insert_statement(
 def null_keys_statement(source: sql.Identifier, wanted: sql.Composable, upsert: Upsert) -> sql.Composed:
     """How many of the wanted rows have NULL in a key: they conflict with nothing, so each replay would add another."""
     is_null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in upsert.keys)
-    return sql.SQL("SELECT count(*) FROM {} WHERE {} AND ({})").format(source, wanted, is_null)
+    return sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {} AND ({})").format(source, wanted, is_null)
 
 
 def _value(column: ColumnPlan) -> sql.Composable:
-    return sql.SQL(column.fitting.sql(sql.Identifier(column.source).as_string(None)))
+    cast = column.fitting.cast_type
+    # Postgres was asked for the type's name under our search_path: one without a schema is pg_catalog's.
+    schema = sql.SQL("" if not cast or "." in cast else "pg_catalog.")
+    return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
 
 
 def _by_key(upsert: Upsert, plan: Sequence[ColumnPlan]) -> tuple[sql.Composable, sql.Composable, sql.Composable]:

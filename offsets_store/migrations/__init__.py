@@ -7,6 +7,7 @@ additive and applied in order, inside one transaction that holds a lock; nothing
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -17,7 +18,10 @@ from psycopg import sql
 from offsets_store.connect import connect
 from offsets_store.errors import LedgerError
 from offsets_store.postgres_errors import ledger_error
-from offsets_store.tables import SCHEMA, VIEWS, metadata, schema_version
+from offsets_store.search_path import SET_OURS
+from offsets_store.tables import SCHEMA, VIEWS
+
+_log = logging.getLogger("pgonce")
 
 # Any number will do, as long as every pgonce takes the same one: the bytes of "pgonce".
 _LOCK_KEY = int.from_bytes(b"pgonce", "big")
@@ -25,11 +29,16 @@ _LOCK_KEY = int.from_bytes(b"pgonce", "big")
 
 @dataclass(frozen=True)
 class Migration:
-    """One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use it."""
+    """
+    One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use it.
+
+    Where it is not ``needed``, it only makes answers quicker: this code works with a ledger that lacks it.
+    """
 
     version: int
     least_reader_version: int
     file: str
+    needed: bool = True
 
     @property
     def ddl(self) -> str:
@@ -37,7 +46,10 @@ class Migration:
         return resources.files(__name__).joinpath(self.file).read_text(encoding="utf-8")
 
 
-MIGRATIONS = (Migration(1, 1, "0001_ledger.sql"),)
+MIGRATIONS = (
+    Migration(1, 1, "0001_ledger.sql"),
+    Migration(2, 1, "0002_progress_indexes.sql", needed=False),
+)
 NEWEST = MIGRATIONS[-1].version
 
 
@@ -54,16 +66,33 @@ def ensure_ledger(url: str) -> None:
 def _ensured(url: str) -> bool:
     with connect(url, autocommit=True) as connection:
         try:
-            if _missing(connection):
-                migrate(connection)
+            with connection.transaction():
+                connection.execute(SET_OURS)
+                missing = _missing(connection)
+            if missing:
+                _migrate_if_needed(connection, missing)
         except psycopg.Error as error:
             raise ledger_error(error, "preparing the ledger") from error
     return True
 
 
+def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...]) -> None:
+    try:
+        migrate(connection)
+    except psycopg.errors.InsufficientPrivilege:
+        # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job for nothing.
+        if any(migration.needed for migration in missing):
+            raise
+        _log.info("the ledger lacks indexes that make `pgonce status` quicker: run `pgonce init` as its owner")
+
+
 def migrate(connection: psycopg.Connection) -> list[int]:
     """Apply what is missing, in one transaction; the versions that were applied."""
     with connection.transaction():
+        # With a role's repeatable read, who waited for the lock would not see what it waited for.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # An administrator runs this too, and the ledger's views keep what their names meant here.
+        connection.execute(SET_OURS)
         # Two drivers that start together would otherwise both find no ledger.
         connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
         missing = _missing(connection)
@@ -109,7 +138,7 @@ def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
 
 def init_sql(role: str | None = None) -> str:
     """The whole DDL for an administrator to run by hand, with the grants that ``role`` needs."""
-    parts = ["BEGIN;", f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
+    parts = ["BEGIN;", f"{SET_OURS};", f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
     for migration in MIGRATIONS:
         parts.append(migration.ddl)
         parts.append(
@@ -125,25 +154,35 @@ def grants(role: str) -> tuple[str, ...]:
     """What a streaming role needs on the ledger; CREATE is for staging tables."""
     name = sql.Identifier(role).as_string(None)
     # By name, not ALL TABLES: other roles' staging tables stand in this schema, and only they may grant those.
-    written = [table.fullname for table in metadata.sorted_tables if table is not schema_version]
-    looked_at = [schema_version.fullname, *(f"{SCHEMA}.{view}" for view in VIEWS)]
     return (
         f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
-        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {', '.join(written)} TO {name}",
-        f"GRANT SELECT ON {', '.join(looked_at)} TO {name}",
+        *(
+            f"GRANT {privileges} ON {', '.join(f'{SCHEMA}.{relation}' for relation in relations)} TO {name}"
+            for privileges, relations in _PRIVILEGES.items()
+        ),
     )
+
+
+# What the code does with each, and nothing more; a test takes them away one by one.
+_PRIVILEGES = {
+    "SELECT, INSERT, UPDATE": ("writers",),
+    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress"),
+    "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
+    "SELECT, INSERT": ("runs",),
+    "SELECT": ("schema_version", *VIEWS),
+}
 
 
 def require_ledger(connection: psycopg.Connection) -> None:
     """
-    Check that there is a ledger and that this code can read it; create nothing.
+    Check that there is a ledger and that this code can read it; create nothing. Our search_path must be in force.
 
     :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW.
     """
-    missing = _missing(connection)
+    missing = tuple(migration for migration in _missing(connection) if migration.needed)
     if not missing:
         return
-    if missing == MIGRATIONS:
+    if missing[0] is MIGRATIONS[0]:
         raise LedgerError(
             "NO_LEDGER",
             f"The database {connection.info.dbname!r} has no ledger (schema {SCHEMA}).",

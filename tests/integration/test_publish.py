@@ -37,7 +37,7 @@ def inline(rows):
 
 
 def stage(url, rows, attempt, table=STAGING):
-    """Stage rows as the task attempt would."""
+    """Stage rows as a task would, under this mark."""
     encoder = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt})
     stage_rows(url, table, COLUMNS, [encoder.encode(arrow(rows))])
 
@@ -177,7 +177,7 @@ def test_staged_rows_that_are_not_those_promised_are_refused(promised, admin, ur
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
     stage(url, ROWS, attempt=3)
     rows = BatchRows(COLUMNS, promised, list, StagedRows(STAGING, ((3, promised),)))
-    with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*Task attempt 3"):
+    with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
         publish(url, rows)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 

@@ -15,7 +15,7 @@ ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 
 def parcel(**changes):
     """A parcel of one row."""
-    return Parcel(**{"origin": ORIGIN, "partition_id": 0, "task_attempt_id": 1, "rows": 1, **changes})
+    return Parcel(**{"origin": ORIGIN, "partition_id": 0, "rows": 1, **changes})
 
 
 @pytest.mark.parametrize("partitions", [1, 8, 200, 100_000])
@@ -61,8 +61,8 @@ def test_parcels_of_another_batch_than_spark_commits_are_refused():
     ("parcels", "way"),
     [
         ([parcel()], "inline"),
-        ([parcel(staged=True)], "staged"),
-        ([parcel(), parcel(staged=True)], "inline+staged"),
+        ([parcel(staged=((1, 1),))], "staged"),
+        ([parcel(), parcel(staged=((1, 1),))], "inline+staged"),
         ([parcel(rows=0)], "inline"),
     ],
 )

@@ -1,0 +1,120 @@
+"""
+What is one batch, without Spark, whatever its names are?
+
+Runs in: pytest. Invariant: a batch goes through the commit that every way in uses, inline or staged.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql import types as t
+
+from offsets_store.verdict import Batch, Verdict
+from sink.committer import commit_batch
+from sink.copy_encoder import CopyEncoder
+from sink.publish import BatchRows, publication
+from sink.settings import CommitSettings, Destination
+from sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, stage_rows
+from sink.type_mapping import encode_columns
+
+Rows = Sequence[tuple[int, str]]
+
+
+def quoted(name: str) -> str:
+    """A name as SQL takes it, whatever is in it."""
+    return sql.Identifier(name).as_string(None)
+
+
+def planned(batch_id: int = 0, **changes: Any) -> Batch:
+    """Batch N of a query, planned once; every commit of it is another attempt."""
+    given = {
+        "query_id": "q1",
+        "sink_name": "",
+        "run_id": "run 1",
+        "batch_id": batch_id,
+        "attempt": uuid.uuid4(),
+        "offset_log": f"planned once {batch_id}",
+        "previous_offset_log": f"planned once {batch_id - 1}" if batch_id else None,
+        "start": {"0": {"t": {"0": batch_id * 10}}},
+        "end": {"0": {"t": {"0": batch_id * 10 + 10}}},
+        "stateful": False,
+    }
+    return Batch(**{**given, **changes})
+
+
+def struct_of(names: Sequence[str]) -> t.StructType:
+    """A frame of a long and a text."""
+    return t.StructType([t.StructField(names[0], t.LongType()), t.StructField(names[1], t.StringType())])
+
+
+def commit(
+    url: str,
+    batch: Batch,
+    destination: Destination,
+    rows: Rows = ((1, "one"), (2, "two")),
+    *,
+    names: Sequence[str] = ("id", "name"),
+    staged: bool = False,
+    sink_name: str | None = None,
+) -> Verdict:
+    """Commit rows of two columns, as the Data Source's commit worker would."""
+    sent = inline(rows, names)
+    if staged:
+        table = StagingTable(batch.query_id, sink_name or destination.table, batch.run_id, batch.batch_id)
+        encoder = CopyEncoder(struct_of(names), extra={ATTEMPT_COLUMN: 3})
+        stage_rows(url, table, encode_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
+        sent = BatchRows(sent.columns, sent.count, list, StagedRows(table, ((3, sent.count),)))
+    settings = CommitSettings(url=url, lock_timeout=2, retry_timeout=0)
+    return commit_batch(settings, batch, publication(sink_name, destination, sent, "staged" if staged else "inline"))
+
+
+def inline(rows: Rows, names: Sequence[str] = ("id", "name")) -> BatchRows:
+    """Rows that travelled in commit messages."""
+    struct_type = struct_of(names)
+    return BatchRows(
+        encode_columns(struct_type), len(rows), lambda: [CopyEncoder(struct_type).encode(_arrow(rows, names))]
+    )
+
+
+def _arrow(rows: Rows, names: Sequence[str]) -> pa.RecordBatch:
+    ids, texts = zip(*rows, strict=True)
+    return pa.record_batch([pa.array(ids, pa.int64()), pa.array(texts, pa.string())], names=list(names))
+
+
+def rows_in(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:
+    """The rows of a table, given as SQL names it, in order."""
+    return connection.execute(f"TABLE {table} ORDER BY 1".encode()).fetchall()
+
+
+@contextmanager
+def nothing_else_happens(admin: psycopg.Connection, *new_tables: str) -> Iterator[None]:
+    """What this block writes changes no other table, setting or role; ``new_tables`` may appear."""
+    before = _world(admin)
+    yield
+    after = _world(admin)
+    after["tables"] -= {("public", name) for name in new_tables} - before["tables"]
+    assert after == before
+
+
+def _world(admin: psycopg.Connection) -> dict[str, Any]:
+    admin.execute("CREATE TABLE IF NOT EXISTS public.canary AS SELECT 'alive' AS song")
+    tables = admin.execute(
+        "SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+        "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND n.nspname !~ '^(pg_|information_schema)' "
+    ).fetchall()
+    return {
+        # Not the ledger and its staging tables, which batches make.
+        "tables": {(schema, name) for schema, name in tables if schema != "pgonce"},
+        "canary": rows_in(admin, "public.canary"),
+        "schemas": set(admin.execute("SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|pgonce$)'").fetchall()),
+        "functions": admin.execute("SELECT count(*) FROM pg_proc").fetchone(),
+        "settings": admin.execute("SELECT * FROM pg_db_role_setting ORDER BY 1, 2").fetchall(),
+        "superusers": admin.execute("SELECT rolname FROM pg_roles WHERE rolsuper ORDER BY 1").fetchall(),
+    }

@@ -1,0 +1,232 @@
+"""What a streaming role needs is what docs/security.md grants it: that is enough, and nothing of it can be spared."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+from security.batches import commit, planned, quoted, rows_in
+
+from offsets_store.connect import connect, engine_for
+from offsets_store.errors import PgonceError
+from offsets_store.heard import Heard
+from offsets_store.migrations import _ensured, grants, migrate
+from offsets_store.progress import store_progress_in_tx
+from offsets_store.store import OffsetsStore
+from offsets_store.verdict import Verdict
+from sink.settings import destination
+from sink.staging import StagingTable, sweep
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
+TABLES = """
+CREATE SCHEMA sales;
+CREATE TABLE sales.orders (id bigint, name text);
+CREATE TABLE sales.totals (id bigint PRIMARY KEY, name text);
+CREATE TABLE sales.report (id bigint, name text);
+CREATE TABLE sales.wages (id bigint, name text);
+"""
+APPEND = destination("sales.orders", "append", (), None)
+UPSERT = destination("sales.totals", "upsert", ("id",), None)
+COMPLETE = destination("sales.report", "complete", (), None)
+
+
+def granted_in_the_document(role: str) -> list[str]:
+    """The GRANT statements of a block of docs/security.md, by the role that they are for."""
+    blocks = re.findall(r"^```sql\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+    [block] = [block for block in blocks if f" TO {role};" in block]
+    statements = re.sub(r"--.*", "", block).split(";")
+    return [" ".join(statement.split()) for statement in statements if statement.strip()]
+
+
+@dataclass(frozen=True)
+class Streamer:
+    """A role with the document's grants, as an administrator sees it."""
+
+    url: str
+    user: str
+    admin: psycopg.Connection
+
+    def grant(self, statements) -> None:
+        """Run GRANT statements of the document for this role and database."""
+        for statement in statements:
+            self.admin.execute(self._for_this(statement).encode())
+
+    @contextmanager
+    def without(self, grant: str) -> Iterator[None]:
+        """Take one grant away for a while."""
+        revoke = re.sub(r" TO (\S+)$", r" FROM \1", self._for_this(grant).replace("GRANT", "REVOKE", 1))
+        self.admin.execute(revoke.encode())
+        engine_for(self.url).dispose()
+        _ensured.cache_clear()
+        yield
+        self.admin.execute(self._for_this(grant).encode())
+
+    def _for_this(self, statement: str) -> str:
+        statement = statement.replace("DATABASE shop", f"DATABASE {quoted(self.admin.info.dbname)}")
+        return re.sub(r' TO "?(streamer|viewer)"?$', f" TO {quoted(self.user)}", statement)
+
+
+@pytest.fixture
+def streamer(url, login) -> Iterator[Streamer]:
+    """A role that has what the document and `pgonce init --role` give, in a database that grants nothing to PUBLIC."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(TABLES)
+        migrate(admin)
+        admin.execute(f"REVOKE ALL ON DATABASE {quoted(admin.info.dbname)} FROM PUBLIC".encode())
+        role = Streamer(login.url, login.user, admin)
+        role.grant(granted_in_the_document("streamer"))
+        role.grant(grants(login.user))
+        yield role
+        engine_for(login.url).dispose()
+
+
+def everything_that_a_streaming_role_does(url: str, query_id: str) -> None:
+    """Publish in every mode by both transports, replay, sweep, look, and store a progress event."""
+    for number, (where, staged) in enumerate(
+        [(APPEND, False), (APPEND, True), (UPSERT, False), (UPSERT, True), (COMPLETE, False), (COMPLETE, True)]
+    ):
+        # Another query each time: batch 0 is the one that prunes, and that a new run owns.
+        batch = {"query_id": f"{query_id} {number}", "end": None, "start": None}
+        assert commit(url, planned(**batch), where, staged=staged) is Verdict.NEW
+        assert commit(url, planned(**batch, run_id="run 2"), where) is Verdict.REPLAY
+        if staged:
+            with connect(url, autocommit=True) as connection:
+                sweep(connection, batch["query_id"], where.table, 0)
+    assert OffsetsStore(url).latest(f"{query_id} 0").replays == 1
+    with connect(url) as connection:
+        connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped")
+    store_progress(url, f"{query_id} 0")
+
+
+def store_progress(url: str, query_id: str) -> None:
+    """What the listener does with an event."""
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    heard = Heard(query_id, "run 1", 0, None, at, 2, {}, {"0": 1}, {}, {})
+    with engine_for(url).begin() as connection:
+        store_progress_in_tx(connection, heard)
+
+
+def test_what_the_document_grants_is_enough(streamer):
+    """A role with these grants, and no others, publishes in every mode, inline and staged, and skips replays."""
+    everything_that_a_streaming_role_does(streamer.url, "q")
+    assert rows_in(streamer.admin, "sales.orders") == [(1, "one"), (1, "one"), (2, "two"), (2, "two")]
+    assert (
+        rows_in(streamer.admin, "sales.totals") == rows_in(streamer.admin, "sales.report") == [(1, "one"), (2, "two")]
+    )
+    left = streamer.admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone()
+    assert left == (0,)
+
+
+def single_grants(statements) -> list[str]:
+    """The same grants, one privilege on one object a statement."""
+    found = []
+    for statement in statements:
+        privileges, objects, role = re.fullmatch(r"GRANT (.+) ON (.+) TO (.+)", statement).groups()
+        kind = re.match(r"(DATABASE |SCHEMA )?", objects)[0]
+        found += [
+            f"GRANT {privilege} ON {kind}{name} TO {role}"
+            for privilege in privileges.split(", ")
+            for name in objects.removeprefix(kind).split(", ")
+        ]
+    return found
+
+
+GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"))]
+
+
+def test_every_grant_is_needed_and_its_absence_is_named(streamer):
+    """Without any one of them something fails, with a code, and the text names the object that lacks it."""
+    assert len(GRANTS) == 9 + 2 + 19 + 3
+    unexplained = []
+    for number, grant in enumerate(GRANTS):
+        with streamer.without(grant):
+            told = failure_of(lambda of=number: everything_that_a_streaming_role_does(streamer.url, f"q{of}"))
+        if not re.search(what_is_said_without(grant, streamer.admin.info.dbname), told):
+            unexplained.append((grant, told))
+    assert unexplained == []
+
+
+def failure_of(attempt) -> str:
+    """What an attempt raises, as text; empty where it succeeds."""
+    try:
+        attempt()
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def what_is_said_without(grant: str, database: str) -> str:
+    """The code and Postgres's words that must come when this grant is missing."""
+    privilege, kind, name = re.fullmatch(r"GRANT (\w+) ON (DATABASE |SCHEMA )?(?:\w+\.)?(\w+) TO .*", grant).groups()
+    if privilege == "TEMPORARY":
+        return rf"\[TARGET_NOT_PERMITTED\].*temporary tables in database \"{database}\""
+    if kind == "DATABASE ":
+        return rf"\[CONNECT_REFUSED\].*permission denied for database \"{database}\""
+    denied = f"permission denied for (view|{kind.strip().lower() if kind else 'table'}) {name}"
+    # What the sweep, the listener and a reader meet raises as it is; the first and the second only log it.
+    return rf"(\[(LEDGER|TARGET)_NOT_PERMITTED\].*|\[STAGING_FAILED\].*|^(\(psycopg.*\) )?){denied}"
+
+
+def test_the_role_reads_and_writes_nothing_else(streamer, login):
+    """Not the rows of its own append target, not other tables, not passwords, and not what another role has staged."""
+    theirs = StagingTable("theirs", "t", "run", 0)
+    streamer.admin.execute(f"CREATE TABLE pgonce.{theirs.name} (id bigint)".encode())
+    with psycopg.connect(streamer.url, autocommit=True) as connection:
+        for statement in (
+            "SELECT FROM sales.orders",
+            "DELETE FROM sales.orders",
+            "UPDATE sales.orders SET id = 0",
+            "TRUNCATE sales.report",
+            "SELECT FROM sales.report",
+            "SELECT FROM sales.wages",
+            "INSERT INTO sales.wages VALUES (1)",
+            "SELECT FROM pg_authid",
+            f"SELECT FROM pgonce.{theirs.name}",
+            "DELETE FROM pgonce.writers",
+            "UPDATE pgonce.schema_version SET version = 9",
+            "CREATE TRIGGER t BEFORE INSERT ON pgonce.writers EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+            "CREATE SCHEMA mine",
+            "CREATE TABLE sales.mine (id bigint)",
+            "CREATE ROLE mine",
+            "COPY (SELECT 1) TO PROGRAM 'true'",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(statement.encode())
+
+
+def test_a_staging_table_that_another_role_prepared_is_refused(streamer, url):
+    """A trigger on it would run as the streaming role, so a table of another's is never written to."""
+    batch = planned(query_id="lured")
+    trap = StagingTable(batch.query_id, APPEND.table, batch.run_id, 0)
+    streamer.admin.execute(
+        f"""
+        CREATE TABLE pgonce.{trap.name} (pgonce_task_attempt bigint DEFAULT -1, id bigint, name text);
+        GRANT ALL ON pgonce.{trap.name} TO PUBLIC;
+        CREATE TABLE public.canary (dead boolean);
+        CREATE FUNCTION public.bite() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+            AS 'BEGIN INSERT INTO public.canary VALUES (true); RETURN NEW; END';
+        CREATE TRIGGER bite BEFORE INSERT ON pgonce.{trap.name} FOR EACH ROW EXECUTE FUNCTION public.bite();
+        """.encode()
+    )
+    with pytest.raises(PgonceError, match="STAGING_FAILED.*belongs to role"):
+        commit(streamer.url, batch, APPEND, staged=True)
+    assert rows_in(streamer.admin, "public.canary") == rows_in(streamer.admin, "sales.orders") == []
+
+
+def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_server):
+    """The document's second block is enough for `pgonce status`, and writes nothing."""
+    everything_that_a_streaming_role_does(streamer.url, "q")
+    streamer.admin.execute(f"DROP OWNED BY {quoted(streamer.user)}".encode())
+    engine_for(streamer.url).dispose()
+    streamer.grant(granted_in_the_document("viewer"))
+    assert OffsetsStore(streamer.url).latest("q 0").batch_id == 0
+    assert len(OffsetsStore(streamer.url).history("q 0")) == 1
+    _ensured.cache_clear()
+    with pytest.raises(PgonceError, match="NOT_PERMITTED"):
+        commit(streamer.url, planned(1), APPEND)

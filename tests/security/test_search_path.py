@@ -1,0 +1,269 @@
+"""Whatever stands first on the search_path: our statements mean Postgres's own names, the user's mean the user's."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import psycopg
+import pytest
+from fix_postgres import PostgresServer
+from psycopg import sql
+from security.batches import commit, inline, planned, rows_in
+from security.evil import make_evil
+
+from offsets_store.cli import app
+from offsets_store.connect import connect, engine_for
+from offsets_store.errors import PgonceError
+from offsets_store.heard import Heard
+from offsets_store.migrations import _ensured, ensure_ledger, init_sql
+from offsets_store.progress import store_progress_in_tx
+from offsets_store.store import OffsetsStore
+from offsets_store.verdict import Remedies, Verdict
+from sink.attempt import Published, Work, application_name, driver_connection
+from sink.committer import commit_batch
+from sink.publish import publication, publish_rows_in_tx
+from sink.settings import CommitSettings, destination
+from sink.staging import sweep
+from sink.transaction import BatchTransaction
+
+PATHS = (
+    "evil, pg_catalog",
+    "evil",
+    "evil, public",
+    '"$user", evil, public, pg_catalog',
+    "pg_temp, evil, pg_catalog, public",
+    "",
+)
+TABLES = """
+CREATE TABLE public.events (id bigint, name text);
+CREATE TABLE public.cast_events (id numeric, name varchar(20), made timestamptz DEFAULT now());
+CREATE TABLE public.kinds (id bigint, name uuid);
+CREATE TABLE public.sums (id bigint PRIMARY KEY, name text);
+"""
+UUID = "11111111-1111-1111-1111-111111111111"
+
+
+@pytest.fixture(scope="module")
+def evil_database(postgres_server: PostgresServer) -> Iterator[str]:
+    """A database with the schema ``evil`` in it."""
+    name = f"pgonce_test_{os.getpid()}_{secrets.token_hex(4)}"
+    postgres_server.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
+    with psycopg.connect(postgres_server.url(name), autocommit=True) as admin:
+        shadowed = make_evil(admin)
+        admin.execute(TABLES)
+    # The list comes from the source, so a rename there must not empty it.
+    assert {"set_config", "current_setting", "to_regclass", "hashtextextended", "clock_timestamp"} <= shadowed
+    yield name
+    postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def admin(postgres_server, evil_database) -> Iterator[psycopg.Connection]:
+    """A connection with an ordinary search_path; there is no ledger, and the tables are empty."""
+    with psycopg.connect(postgres_server.url(evil_database), autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS pgonce CASCADE; TRUNCATE events, cast_events, kinds, sums")
+        connection.execute("DROP TABLE IF EXISTS public.made, public.made_with_key")
+        _ensured.cache_clear()
+        yield connection
+
+
+@pytest.fixture(params=PATHS)
+def evil_url(request, postgres_server, evil_database) -> Iterator[str]:
+    """A url whose sessions have one of the search_paths; at the end, nothing of evil was ever called."""
+    escaped = request.param.replace(" ", "\\ ")
+    url = f"{postgres_server.url(evil_database)}&options={quote(f'-csearch_path={escaped}', safe='')}"
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SHOW search_path").fetchone() == (request.param,)
+    before = log_of(postgres_server)
+    yield url
+    engine_for(url).dispose()
+    assert "evil was called" not in log_of(postgres_server).removeprefix(before)
+
+
+def log_of(server: PostgresServer) -> str:
+    """The server's log, where it can be read; elsewhere the exceptions of evil must do."""
+    return server.embedded.log_text() if server.embedded else ""
+
+
+def test_a_path_with_evil_first_would_catch_an_unqualified_statement(evil_database, postgres_server):
+    """The schema bites: each kind of name, used without its schema, is found there and fails."""
+    for statement in (
+        "SELECT set_config('a.b', 'c', true)",
+        "SELECT set_config('a.b'::varchar, 'c'::varchar, true)",
+        "SELECT 'a'::text = 'a'::varchar",
+        "SELECT 1 = 1",
+        "SELECT count(*) FROM pg_catalog.pg_class",
+        "SELECT * FROM writers",
+        "SELECT CASE 1 WHEN 1 THEN 2 END",
+        "SELECT '{}'::jsonb",
+        "SELECT current_schema()",
+    ):
+        url = postgres_server.url(evil_database, options="-csearch_path=evil,pg_catalog")
+        with psycopg.connect(url) as connection, pytest.raises(psycopg.Error, match="evil was called"):
+            connection.execute(statement.encode()).fetchall()
+
+
+def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, admin):
+    """Ledger, staging, casts, keys, new tables, replays and takeovers need nothing but pg_catalog."""
+    ways = [
+        destination("public.events", "append", (), None),
+        destination("public.cast_events", "append", (), None),
+        destination("public.sums", "upsert", ("id",), None),
+        destination("public.sums", "upsert", ("id",), "name"),
+        destination("public.events", "complete", (), None),
+        destination("public.made", "append", (), None, create_table=True),
+        destination("public.made_with_key", "upsert", ("id",), "name", create_table=True),
+    ]
+    for number, where in enumerate(ways):
+        for staged in (False, True):
+            batch = {"query_id": f"q {number} {staged}", "start": None, "end": None}
+            assert commit(evil_url, planned(**batch), where, staged=staged) is Verdict.NEW
+            assert commit(evil_url, planned(**batch, run_id="run 2"), where) is Verdict.REPLAY
+            with connect(evil_url, autocommit=True) as connection:
+                sweep(connection, batch["query_id"], where.table, 0)
+    commit(evil_url, planned(query_id="uuid", end=None), destination("public.kinds", "append", (), None), [(1, UUID)])
+    rows = [(1, "one"), (2, "two")]
+    assert rows_in(admin, "public.sums") == rows_in(admin, "public.made_with_key") == rows_in(admin, "events") == rows
+    assert [row[:2] for row in rows_in(admin, "public.cast_events")] == sorted(rows * 2)
+    assert rows_in(admin, "public.made") == sorted(rows * 2)
+    commit(evil_url, planned(query_id="old"), ways[0])
+    heirs = CommitSettings(url=evil_url, remedies=Remedies(replaces="old"), retry_timeout=0)
+    heir = planned(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
+    assert commit_batch(heirs, heir, publication(None, ways[0], inline(rows), "inline")) is Verdict.NEW
+
+
+def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
+    """Migrations, run or printed, and the views that they leave behind are made of pg_catalog's names."""
+    ensure_ledger(evil_url)
+    admin.execute("DROP SCHEMA pgonce CASCADE")
+    with psycopg.connect(evil_url, autocommit=True) as administrator:
+        administrator.execute(init_sql("postgres").encode())
+    _ensured.cache_clear()
+    ensure_ledger(evil_url)
+    commit(evil_url, planned(), destination("public.events", "append", (), None))
+    with psycopg.connect(evil_url) as reader:
+        assert reader.execute("SELECT topic, partition, end_offset FROM pgonce.current_offsets").fetchall() == [
+            ("t", 0, 10)
+        ]
+    named_in_evil = admin.execute(
+        "SELECT count(*) FROM pg_depend AS d JOIN pg_rewrite AS r ON r.oid = d.objid "
+        "JOIN pg_class AS v ON v.oid = r.ev_class JOIN pg_proc AS p ON p.oid = d.refobjid "
+        "WHERE v.relnamespace = 'pgonce'::regnamespace AND p.pronamespace = 'evil'::regnamespace"
+    ).fetchone()
+    assert named_in_evil == (0,)
+
+
+def test_readers_and_the_listener_call_nothing_of_evil(evil_url, admin):
+    """OffsetsStore, `pgonce` and the listener's statements, each over a connection that is new."""
+    from typer.testing import CliRunner
+
+    commit(evil_url, planned(), destination("public.events", "append", (), None))
+    engine_for(evil_url).dispose()
+    store = OffsetsStore(evil_url)
+    assert store.latest("q1").batch_id == 0
+    assert [batch.rows for batch in store.history("q1")] == [2]
+    heard = Heard("q1", "run 1", 0, None, datetime(2026, 1, 1, tzinfo=UTC), 2, {}, {"0": 1}, {"0": 1}, {})
+    with engine_for(evil_url).begin() as connection:
+        store_progress_in_tx(connection, heard)
+    assert store.status()[0][0].batch_id == 0
+    for arguments in (["status"], ["init", "--role", "postgres"]):
+        assert CliRunner().invoke(app, [*arguments, "--url", evil_url]).exit_code == 0
+
+
+def test_the_look_for_a_locks_holder_calls_nothing_of_evil(evil_url, admin, caplog):
+    """Who holds a lock is asked, and a frozen session ended, by pg_catalog's functions."""
+    where = destination("public.events", "append", (), None)
+    commit(evil_url, planned(), where)
+    settings = CommitSettings(url=evil_url, lock_timeout=0.3, retry_timeout=20)
+    with psycopg.connect(evil_url, application_name=application_name("run 0")) as frozen:
+        frozen.execute("TABLE pgonce.writers FOR UPDATE")
+        work = publication(None, where, inline([(3, "three")]), "inline")
+        assert commit_batch(settings, planned(1), work) is Verdict.NEW
+        with pytest.raises(psycopg.OperationalError):
+            frozen.execute("SELECT")
+    assert "application 'pgonce run 0'" in caplog.text
+
+
+USERS_OWN = """
+CREATE SCHEMA app;
+CREATE TABLE app.events (id bigint, name text);
+CREATE TABLE app.audit (at text, path text);
+CREATE FUNCTION app.audit() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN INSERT INTO audit VALUES (TG_NAME, current_setting('search_path')); RETURN NULL; END $$;
+CREATE TRIGGER at_once AFTER INSERT ON app.events FOR EACH STATEMENT EXECUTE FUNCTION app.audit();
+CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON app.events DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION app.audit();
+"""
+
+
+@pytest.mark.parametrize("mode", ["append", "staged", "function"])
+def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(mode, url):
+    """An unqualified table, the SQL of a function, and triggers, also deferred ones, see the session's search_path."""
+    url += "&options=-csearch_path%3Dapp"
+    where = destination("events", "append", (), None)
+
+    def publish(connection, batch):
+        tx = BatchTransaction(connection, batch)
+        publish_rows_in_tx(driver_connection(connection), where, inline([(1, "one")]))
+        tx.execute("INSERT INTO audit SELECT 'tx', current_setting('search_path')")
+        return Published(1, "function")
+
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(USERS_OWN)
+        if mode == "function":
+            work = Work(lambda _: "app.events", publish, sealed=True)
+            commit_batch(CommitSettings(url=url, retry_timeout=0), planned(), work)
+        else:
+            commit(url, planned(), where, [(1, "one")], staged=mode == "staged")
+        assert rows_in(admin, "app.events") == [(1, "one")]
+        seen = [("at_commit", "app"), ("at_once", "app"), *([("tx", "app")] if mode == "function" else [])]
+        assert rows_in(admin, "app.audit") == seen
+        assert OffsetsStore(url).latest("q1").sink_name == "app.events"
+    engine_for(url).dispose()
+
+
+def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
+    """SET LOCAL search_path in a function holds for what follows it, deferred triggers too, and ends with the batch."""
+
+    def publish(connection, batch):
+        tx = BatchTransaction(connection, batch)
+        tx.execute("SET LOCAL search_path = app")
+        publish_rows_in_tx(
+            driver_connection(connection), destination("events", "append", (), None), inline([(1, "one")])
+        )
+        return Published(1, "function")
+
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute(USERS_OWN)
+        work = Work(lambda _: "app.events", publish, sealed=True)
+        commit_batch(CommitSettings(url=url, retry_timeout=0), planned(), work)
+        assert rows_in(admin, "app.audit") == [("at_commit", "app"), ("at_once", "app")]
+        with engine_for(url).connect() as connection:
+            assert connection.exec_driver_sql("SHOW search_path").scalar() == '"$user", public'
+    engine_for(url).dispose()
+
+
+def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url):
+    """Tables in pg_temp come first for Postgres: the ledger's are named by schema, and a target there is refused."""
+
+    def publish(connection, batch):
+        tx = BatchTransaction(connection, batch)
+        for name in ("writers", "batches", "replays", "runs", "staged_tables", "schema_version", "pg_class", "events"):
+            tx.execute(f"CREATE TEMPORARY TABLE {name} (id bigint, name text)")
+        return Published(0, "function")
+
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("CREATE TABLE public.events (id bigint, name text)")
+        work = Work(lambda _: "odd", publish, sealed=True)
+        commit_batch(CommitSettings(url=url, retry_timeout=0), planned(), work)
+        # The pool hands out the same session, with these tables in it.
+        assert commit(url, planned(query_id="q2"), destination("public.events", "append", (), None)) is Verdict.NEW
+        with pytest.raises(PgonceError, match="TARGET_NOT_DURABLE"):
+            commit(url, planned(1, query_id="q2"), destination("events", "append", (), None), sink_name="public.events")
+        assert rows_in(admin, "public.events") == [(1, "one"), (2, "two")]
+        assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (2,)
+    engine_for(url).dispose()

@@ -1,0 +1,125 @@
+"""A ledger with many records is asked and written by its keys: no statement reads a table of it from end to end."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import uuid
+from itertools import pairwise
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from offsets_store import record
+from offsets_store.connect import engine_for
+from offsets_store.migrations import ensure_ledger
+from offsets_store.store import OffsetsStore
+from offsets_store.verdict import Batch, Verdict
+from sink.attempt import Published, Work
+from sink.committer import commit_batch
+from sink.settings import CommitSettings
+
+WRITERS, BATCHES = 10, 1000
+LARGE = ("batches", "replays", "runs", "progress")
+
+
+@pytest.fixture
+def admin(url):
+    """A connection to a ledger of 10,000 batches."""
+    path = Path(__file__).parents[2] / "benchmarks" / "ledger_rows.py"
+    spec = importlib.util.spec_from_file_location("benchmark_ledger_rows", path)
+    rows = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(rows)
+    ensure_ledger(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        rows.fill(connection, WRITERS, BATCHES, every=10)
+        yield connection
+
+
+def scans(admin):
+    """For each large table, how often it was read from end to end, and how often by an index."""
+    # Within a transaction, and in Postgres 14 for half a second, statistics stay as they were first seen.
+    admin.execute("SELECT pg_stat_clear_snapshot()")
+    found = admin.execute(
+        "SELECT relname, seq_scan, idx_scan FROM pg_stat_user_tables WHERE schemaname = 'pgonce' "
+        "AND relname = ANY (%s)",
+        [list(LARGE)],
+    ).fetchall()
+    return {name: (seq, idx) for name, seq, idx in found}
+
+
+def settled(admin, changed_since=None):
+    """The scans, once the sessions that made them have reported and no more reports come in."""
+    until = time.monotonic() + 20
+    before = None
+    while (now := scans(admin)) != before or now == changed_since:
+        assert time.monotonic() < until, "no session reported its scans"
+        before = now
+        time.sleep(1.2)
+    return now
+
+
+def next_batch(admin):
+    """The batch that follows for one of the writers, and its sink."""
+    query, sink, last, end, log = admin.execute(
+        "SELECT query_id, sink_name, last_batch_id, w.end_offsets, offset_log FROM pgonce.writers AS w JOIN "
+        "pgonce.batches AS b ON (b.writer_id, b.batch_id) = (w.writer_id, w.last_batch_id) ORDER BY w.writer_id LIMIT 1"
+    ).fetchone()
+    batch = Batch(
+        query_id=query,
+        sink_name="",
+        run_id="a new run",
+        batch_id=last + 1,
+        attempt=uuid.uuid4(),
+        offset_log="planned once",
+        previous_offset_log=log,
+        start=end,
+        end={"0": {"orders": dict.fromkeys(end["0"]["orders"], 10**9)}},
+        stateful=False,
+    )
+    return batch, Work(lambda _: sink, lambda *_: Published(0, "inline"))
+
+
+def test_no_statement_reads_a_whole_table(admin, url):
+    """Commits, replays, prunes and every question to the store use indexes on the ledger's large tables."""
+    batch, work = next_batch(admin)
+    before = settled(admin)
+    assert commit_batch(CommitSettings(url), batch, work) is Verdict.NEW
+    again = Batch(**{**vars(batch), "run_id": "a second run", "attempt": uuid.uuid4()})
+    assert commit_batch(CommitSettings(url), again, work) is Verdict.REPLAY
+    store = OffsetsStore(url)
+    assert store.latest(batch.query_id).batch_id == batch.batch_id
+    assert len(store.history(batch.query_id)) == 20
+    assert len(store.lag(batch.query_id)) == 8
+    assert len(store.status()) == WRITERS
+    # A session reports what it did when it ends, at the latest.
+    engine_for(url).dispose()
+    after = settled(admin, changed_since=before)
+    assert {name: after[name][0] - before[name][0] for name in LARGE} == dict.fromkeys(LARGE, 0)
+    assert all(after[name][1] > before[name][1] for name in LARGE)
+
+
+def test_a_lowered_retention_is_caught_up_with_bit_by_bit(admin, url, monkeypatch):
+    """Prunes after retainBatches was lowered delete so many at a time until as many are kept, of this writer only."""
+    monkeypatch.setattr(record, "_PRUNE_AT_MOST", 600)
+    batch, work = next_batch(admin)
+    kept = []
+    while batch.batch_id < BATCHES + 40:
+        assert commit_batch(CommitSettings(url, retain_batches=100), batch, work) is Verdict.NEW
+        kept.append(admin.execute("SELECT count(*) FROM pgonce.batches WHERE writer_id = 1").fetchone()[0])
+        batch = Batch(
+            **{
+                **vars(batch),
+                "batch_id": batch.batch_id + 1,
+                "attempt": uuid.uuid4(),
+                "previous_offset_log": batch.offset_log,
+                "offset_log": f"planned once {batch.batch_id + 1}",
+                "start": batch.end,
+            }
+        )
+    drops = [before + 1 - now for before, now in pairwise(kept) if now <= before]
+    # Batches 1008, 1024 and, with nothing more to catch up with, 16 at a time.
+    assert drops == [600, BATCHES + 25 - 600 - 100]
+    others = admin.execute("SELECT DISTINCT count(*) FROM pgonce.batches WHERE writer_id > 1 GROUP BY writer_id")
+    assert others.fetchall() == [(BATCHES,)]

@@ -1,0 +1,107 @@
+"""Somebody else's lock holds up a running query: the log says whose, while it waits, and so does the error."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+
+import psycopg
+import pytest
+from psycopg import sql
+from spark.exactly_once import what_is_wrong
+from spark.inbox import Inbox
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_WAYS = ("inline", "staged", "writer_append", "function")
+
+
+@contextmanager
+def idle_in_transaction(url, tables):
+    """A report that locked the tables, and whose user went to lunch."""
+    with psycopg.connect(url, application_name="nightly report") as holder:
+        for table in tables:
+            holder.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(sql.Identifier(table)))
+        yield holder.info.backend_pid
+        holder.rollback()
+
+
+@contextmanager
+def altering(url, tables):
+    """A migration that rewrites a table, row by slow row, until it is let go."""
+    [table] = tables
+    rewrite = 'ALTER TABLE {} ALTER COLUMN "Größe" TYPE text USING pg_temp.slow("Größe")'
+    with psycopg.connect(url, application_name="migration", autocommit=True) as holder:
+        holder.execute(
+            "CREATE FUNCTION pg_temp.slow(text) RETURNS text LANGUAGE plpgsql AS "
+            "'BEGIN PERFORM pg_advisory_xact_lock_shared(4712); RETURN $1; END'"
+        )
+        with psycopg.connect(url) as gate:
+            gate.execute("SELECT pg_advisory_xact_lock(4712)")
+            thread = threading.Thread(target=holder.execute, args=[sql.SQL(rewrite).format(sql.Identifier(table))])
+            thread.start()
+            yield holder.info.backend_pid
+            gate.rollback()
+        thread.join()
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    """An inbox with one file."""
+    inbox = Inbox(tmp_path / "inbox")
+    inbox.add(10)
+    return inbox
+
+
+def test_a_query_waits_for_a_lock_and_names_its_holder(remote, url, inbox, observer):
+    """A session that holds the table idle in a transaction is named by pid, application, state and query."""
+    patient = [remote.query(url, way, "waiting", inbox, lock_timeout=1, retry_timeout=60) for way in _WAYS[::2]]
+    hasty = [remote.query(url, way, "giving_up", inbox, lock_timeout=1, retry_timeout=2) for way in _WAYS[1::2]]
+    for query in [*patient, *hasty]:
+        query.start()
+    for query in [*patient, *hasty]:
+        query.wait_for_all_rows()
+    began = len(remote.output())
+    with idle_in_transaction(url, [query.table for query in [*patient, *hasty]]) as pid:
+        inbox.add(20)
+        who = f"pid {pid}, application 'nightly report', user "
+        for query in hasty:
+            error = query.error()
+            assert "[LOCKED]" in error
+            assert who in error
+            assert "idle in transaction since" in error
+            assert "query: LOCK TABLE" in error
+        # Every commit that waits has its own line; which one it is stands in the line of the try.
+        remote.wait_for(
+            lambda: remote.output()[began:].count(f"waiting for a lock held by: {who}") >= len(patient), "they said so"
+        )
+        for query in patient:
+            assert f"batch 1 of query {query.query_id}: trying again" in remote.output()
+    for query in patient:
+        query.wait_for_all_rows()
+    for query in hasty:
+        query.start(retry_timeout=60)
+        query.wait_for_all_rows()
+    for query in [*patient, *hasty]:
+        query.stop()
+        assert what_is_wrong(observer, query.table, query.checkpoint, inbox.rows) == [], query.name
+
+
+@pytest.mark.parametrize("way", _WAYS[:3:2])
+def test_a_query_waits_for_a_long_alter_table(way, remote, url, inbox, observer):
+    """A migration of the table is named while it runs, and the query goes on when it is done."""
+    query = remote.query(url, way, "altered", inbox, lock_timeout=1, retry_timeout=60)
+    query.start()
+    query.wait_for_all_rows()
+    with altering(url, [query.table]) as pid:
+        time.sleep(0.2)
+        inbox.add(20)
+        who = f"waiting for a lock held by: pid {pid}, application 'migration', user "
+        remote.wait_for(lambda: who in remote.output(), "it said so")
+        line = remote.output().partition(who)[2].partition("\n")[0]
+        assert "active since" in line
+        assert "query: ALTER TABLE" in line
+    query.wait_for_all_rows()
+    query.stop()
+    assert what_is_wrong(observer, query.table, query.checkpoint, inbox.rows) == []

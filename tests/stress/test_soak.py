@@ -1,0 +1,111 @@
+"""
+Nothing grows with the number of batches: connections, descriptors, staging tables, the catalogue, the ledger.
+
+Runs the short form of `make soak`, all ways in at once in one driver. What is asserted are counts, which do not depend
+on how busy the machine is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+from psycopg import sql
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+_BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+_BATCHES = 40
+_RETAINED = 100
+_PRUNED_EVERY = 16
+
+
+@pytest.fixture(scope="module")
+def soaked(postgres_server, tmp_path_factory):
+    """What a short run has measured, in a database of its own."""
+    name = sql.Identifier(f"pgonce_test_{os.getpid()}_soak")
+    postgres_server.execute(sql.SQL("CREATE DATABASE {}").format(name))
+    results = tmp_path_factory.mktemp("soak")
+    path = [str(_BENCHMARKS), str(_BENCHMARKS.parent / "testbed"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    options = {
+        "--url": postgres_server.url(f"pgonce_test_{os.getpid()}_soak"),
+        "--batches": str(_BATCHES),
+        "--retain-batches": str(_RETAINED),
+        "--every": "1",
+        "--results": str(results),
+    }
+    words = [word for option in options.items() for word in option]
+    done = subprocess.run(
+        [sys.executable, str(_BENCHMARKS / "soak.py"), "--together", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    yield json.loads(next(results.glob("soak-*.json")).read_text())["soak"][0]
+    postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
+
+@pytest.fixture(scope="module")
+def samples(soaked):
+    """The looks at the driver after the first batches of every way, when workers and connections are there."""
+    settled = [sample for sample in soaked["samples"] if sample["batches"] > _BATCHES]
+    assert len(settled) >= 6
+    return settled
+
+
+def first_and_last(samples, figure):
+    """The median of a figure in the first and in the last third."""
+    third = len(samples) // 3
+    return median(map(figure, samples[:third])), median(map(figure, samples[-third:]))
+
+
+def test_all_batches_were_published(soaked):
+    """Each way in published what it was to publish, and its first batch is not much quicker than its last."""
+    for way, times in soaked["times"].items():
+        assert len(times) == _BATCHES, way
+        assert soaked["ratio"][way] < 4, way
+
+
+def test_connections_do_not_grow(samples):
+    """Each process that commits keeps a connection, and tasks that stage close theirs."""
+    first, last = first_and_last(samples, lambda sample: sample["connections"])
+    assert last <= first + 1
+    # Driver 2, commit workers 2, and for a moment tasks 2 and sweeps 2.
+    assert max(sample["connections"] for sample in samples) <= 8
+
+
+@pytest.mark.parametrize(("kind", "slack"), [("driver", 4), ("commit worker", 4), ("JVM", 60)])
+def test_descriptors_do_not_grow(kind, slack, samples):
+    """A process has as many files and sockets open after hundreds of batches as after a few, but for Spark's pools."""
+    seen = [sample for sample in samples if kind in sample["processes"]]
+    first, last = first_and_last(
+        seen, lambda sample: sample["processes"][kind]["descriptors"] / sample["processes"][kind]["processes"]
+    )
+    assert last <= first + slack
+
+
+def test_the_ledger_keeps_what_it_retains(samples):
+    """A writer and a run for each way in, batches up to retention, and nothing else."""
+    for sample in samples:
+        ledger = sample["ledger"]
+        assert ledger["writers"] == ledger["runs"] == 4
+        assert ledger["batches"] <= 4 * (_RETAINED + _PRUNED_EVERY)
+        assert ledger["replays"] == ledger["progress"] == 0
+        assert ledger["staged_tables"] <= 2
+
+
+def test_the_catalogue_is_as_before(soaked):
+    """Staging and temporary tables are gone from the catalogue, row by row; VACUUM leaves none of the dead ones."""
+    assert soaked["staging_left"] <= 1
+    before, after = soaked["catalogue_before"], soaked["catalogue_after"]
+    # What ANALYZE finds out about tables that have rows by now is no churn.
+    for name in before.keys() - {"pg_statistic"}:
+        assert after[name]["rows"] == before[name]["rows"], name

@@ -1,0 +1,127 @@
+"""Tasks stage rows over connections that break: every row is promised once, and what is not promised is not wanted."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from offsets_store.errors import PgonceError
+from offsets_store.migrations import ensure_ledger
+from sink import stager
+from sink.publish import BatchRows, publish_rows_in_tx
+from sink.settings import destination
+from sink.stager import Stager
+from sink.staging import StagedRows, StagingTable
+from sink.type_mapping import encode_columns
+
+STRUCT = t.StructType([t.StructField("id", t.LongType())])
+TABLE = StagingTable("query", "events", "run", 7)
+ATTEMPT = 12
+
+
+def batches(count, *, rows=100):
+    """So many Arrow batches, given once, as Spark does."""
+    return iter([
+        pa.record_batch({"id": pa.array(range(n * rows, (n + 1) * rows), pa.int64())}) for n in range(count)
+    ])  # fmt: skip
+
+
+def stage(url, source, retry_timeout=20.0):
+    """Stage the batches as a task would; what it promises."""
+    return Stager(url, TABLE, STRUCT, ATTEMPT, retry_timeout).stage(source)
+
+
+def published(url, promised):
+    """The ids that a commit puts into the target, in order."""
+    rows = sum(count for _, count in promised)
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE events (id bigint)")
+        everything = BatchRows(encode_columns(STRUCT), rows, list, StagedRows(TABLE, promised))
+        publish_rows_in_tx(connection, destination("events", "append", (), None), everything)
+        return [row[0] for row in connection.execute("SELECT id FROM events ORDER BY id").fetchall()]
+
+
+def test_rows_are_staged_copy_by_copy(url, monkeypatch):
+    """A partition larger than what is held goes in several COPYs, each under a mark of its own."""
+    monkeypatch.setattr(stager, "COPY_BYTES", 5000)
+    promised = stage(url, batches(10))
+    assert len({mark for mark, _ in promised}) == len(promised) > 2
+    assert published(url, promised) == list(range(1000))
+
+
+@pytest.mark.parametrize("cuts", [1, 3])
+def test_a_cut_copy_is_done_again(cuts, url, proxy, monkeypatch):
+    """Lines that are cut in the midst of a COPY cost further tries, and no row is lost or doubled."""
+    monkeypatch.setattr(stager, "COPY_BYTES", 5000)
+    proxy.cut_in_copy(after_bytes=4000, times=cuts)
+    promised = stage(proxy.url, batches(10))
+    assert proxy.hits["cut_in_copy"] == cuts
+    assert published(url, promised) == list(range(1000))
+
+
+def test_a_copy_whose_answer_was_lost_is_done_under_another_mark(url, monkeypatch):
+    """Rows of which nobody knows whether they are there are staged once more, and only the second ones are wanted."""
+    copied = []
+    stage_rows = stager.stage_rows
+
+    def losing_the_first_answer(*arguments):
+        stage_rows(*arguments)
+        copied.append(1)
+        if len(copied) == 1:
+            raise psycopg.OperationalError("the connection is lost")
+
+    monkeypatch.setattr(stager, "stage_rows", losing_the_first_answer)
+    promised = stage(url, batches(3))
+    with psycopg.connect(url) as connection:
+        there = connection.execute(f"SELECT count(*) FROM pgonce.{TABLE.name}".encode()).fetchone()
+    assert there == (600,)
+    assert published(url, promised) == list(range(300))
+
+
+def test_a_server_that_comes_back_in_time_is_no_failure(url, proxy, caplog):
+    """While Postgres is away a task waits, says so once a try, and then stages all of its rows."""
+    ensure_ledger(proxy.url)
+    proxy.stop()
+    threading.Timer(1.0, proxy.start).start()
+    with caplog.at_level(logging.WARNING, "pgonce"):
+        promised = stage(proxy.url, batches(3))
+    assert published(url, promised) == list(range(300))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) >= 2
+    assert all(line.startswith("batch 7 of query query: staging again in ") for line in said)
+
+
+def test_past_the_bound_it_fails_by_name(url, proxy):
+    """A Postgres that stays away fails the task, which says that nothing was written."""
+    proxy.stop()
+    with pytest.raises(PgonceError, match="CONNECT_FAILED.*Nothing was written"):
+        stage(proxy.url, batches(3), retry_timeout=0.5)
+
+
+def test_what_does_not_pass_is_not_tried_again(url, caplog):
+    """An error that a second try would meet again fails the task at once."""
+    ensure_ledger(url)
+    with psycopg.connect(url) as connection:
+        connection.execute(f"CREATE TABLE pgonce.{TABLE.name} (something_else text)".encode())
+    with caplog.at_level(logging.WARNING, "pgonce"), pytest.raises(PgonceError, match="STAGING_FAILED.*SQLSTATE"):
+        stage(url, batches(3))
+    assert caplog.records == []
+
+
+def test_a_failing_source_stages_nothing_of_its_copy(url):
+    """Where Spark fails to give the next rows, its error passes as it is, and the COPY leaves none behind."""
+
+    def failing():
+        yield from batches(2)
+        raise RuntimeError("upstream fails")
+
+    with pytest.raises(RuntimeError, match="upstream fails"):
+        stage(url, failing())
+    with psycopg.connect(url) as connection:
+        there = connection.execute(f"SELECT count(*) FROM pgonce.{TABLE.name}".encode()).fetchone()
+    assert there == (0,)
