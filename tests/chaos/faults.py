@@ -20,7 +20,7 @@ from typing import Literal
 
 import psutil
 import psycopg
-from chaos.site import CAN_WAIT, Setting, Site, process_of_port
+from chaos.site import CAN_WAIT, Setting, Site, command_of, process_of_port
 from chaos.workloads import WORKLOADS
 from fix_proxy import Hold
 
@@ -202,7 +202,7 @@ class KillExecutor(Fault):
         return setting.cluster
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
-        executors = [p for p in site.driver.processes() if "CoarseGrainedExecutorBackend" in _command(p)]
+        executors = [p for p in site.driver.processes() if "CoarseGrainedExecutorBackend" in command_of(p)]
         hit = _wait_for_flight(site)
         if not executors:
             return []
@@ -346,9 +346,3 @@ def _wait_for_flight(site: Site) -> list[str]:
     while not (found := site.in_flight()) and time.monotonic() < until:
         time.sleep(0.002)
     return found
-
-
-def _command(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return " ".join(process.cmdline())
-    return ""

@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -196,12 +197,18 @@ class Site:
             checkpoint = checkpoint_of(self.directory, workload.name)
             totals = self.source.totals(checkpoint)
             found[workload.name] = judge_finished(self.url, workload, checkpoint, totals)
-        left = [f"process {process.pid} of a driver is left" for one in self.drivers for process in one.processes()]
         first = found[self.workloads[0].name]
-        first.wrong += [*left, *sessions_left(self.url)]
+        first.wrong += [*self._processes_left(), *sessions_left(self.url)]
         if self.watch and not self.watch.reads:
             first.wrong.append("nobody has read the two tables")
         return found
+
+    def _processes_left(self) -> list[str]:
+        # Executors and daemons notice a moment later that their driver has gone.
+        until = time.monotonic() + 20
+        while (left := [process for one in self.drivers for process in one.processes()]) and time.monotonic() < until:
+            time.sleep(0.1)
+        return [f"process {process.pid} of a driver is left: {command_of(process)}" for process in left]
 
     def keep_evidence(self) -> None:
         """Add the ledger and the server's log to the site's directory, which holds checkpoints and drivers' logs."""
@@ -222,6 +229,13 @@ class Site:
         for proxy in self.proxies.values():
             proxy.stop()
         self.postgres.stop()
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line, as far as it still has one."""
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def process_of_port(port: int) -> psutil.Process | None:

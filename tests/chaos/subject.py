@@ -27,7 +27,10 @@ from pyspark.sql.streaming import StreamingQuery
 _TRIGGER = "100 milliseconds"
 _PAUSE_SECONDS = 0.05
 # Another driver works on this checkpoint: pgonce says so, or Spark, where it is the first to notice.
-_ANOTHER_DRIVER = re.compile(r"\[FENCED]|CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming jobs detected")
+_ANOTHER_DRIVER = re.compile(
+    r"\[(FENCED|NOT_MICRO_BATCH|OFFSETS_REWRITTEN)]|CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming (jobs|queries)|"
+    r"STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"
+)
 _CODE = re.compile(r"\[([A-Z_]{4,})[.A-Z_]*]")
 
 
