@@ -68,6 +68,12 @@ def batch_from_checkpoint(checkpoint_location: str, origin: Origin, query_name: 
     :raises SparkError: where they are not those of the batch that was planned.
     """
     checkpoint = Checkpoint(checkpoint_location)
+    refuse_other_query(checkpoint, origin)
+    return describe_batch(checkpoint, origin, query_name)
+
+
+def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
+    """:raises CheckpointError: where the checkpoint belongs to another query."""
     query_id = checkpoint.query_id()
     if query_id != origin.query_id:
         raise CheckpointError(
@@ -75,19 +81,25 @@ def batch_from_checkpoint(checkpoint_location: str, origin: Origin, query_name: 
             f"checkpointLocation {checkpoint.location} belongs to query {query_id}, but these rows come from query "
             f"{origin.query_id}.",
             NOTHING,
-            "Give this writer the checkpointLocation that its query uses.",
+            "Give this writer the checkpointLocation that its query uses, and leave one driver running.",
         )
-    return describe_batch(checkpoint, origin, query_name)
 
 
-def describe_batch(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> Batch:
-    """As :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's."""
+def describe_batch(
+    checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
+) -> Batch:
+    """
+    As :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's.
+
+    :param planned_at: the batch's ``batchTimestampMs``, where somebody knows it otherwise than from the checkpoint.
+    """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
-    if origin.planned and origin.planned != OffsetLogEntry(origin.batch_id, log.sha256):
+    is_other_entry = origin.planned is not None and origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
+    if is_other_entry or planned_at not in (None, log.metadata.get("batchTimestampMs")):
         raise SparkError(
             "OFFSETS_REWRITTEN",
-            f"offsets/{origin.batch_id} is not the entry that was there when this batch was planned: another "
-            "driver works on the same checkpoint.",
+            f"offsets/{origin.batch_id} is not the entry with which this batch was planned: another driver works on "
+            "the same checkpoint.",
             NOTHING,
             "Leave one driver running. Give every query a checkpoint of its own.",
         )

@@ -17,7 +17,7 @@ from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import CheckpointFiles, open_location, without_credentials
 from offsets_store.errors import NOTHING, CheckpointError
 from offsets_store.verdict import Batch
-from sink.checkpointed_batch import describe_batch
+from sink.checkpointed_batch import describe_batch, refuse_other_query
 from sink.errors import SparkError
 from sink.parcel import Origin
 from sink.settings import asynchronous_progress
@@ -50,7 +50,14 @@ def batch_of(frame: DataFrame, batch_id: int) -> Batch:
     files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
     # The run id is asked of the query: the job group, where Spark keeps it too, is the user's to change.
     origin = Origin(query_id, query.runId().toString(), batch_id, planned=None)
-    return describe_batch(Checkpoint(files), origin, query.name())
+    checkpoint = Checkpoint(files)
+    if batch_id == 0:
+        # Two drivers that begin a checkpoint together may each believe that its file metadata is theirs.
+        refuse_other_query(checkpoint, origin)
+    # Not every file system renames so that of two drivers only one believes that offsets/N is its own; the query
+    # itself knows when it planned the batch.
+    planned_at = query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
+    return describe_batch(checkpoint, origin, query.name(), planned_at)
 
 
 def _identity(frame: DataFrame) -> tuple[str, int]:

@@ -455,6 +455,34 @@ def start_function(frame, function, checkpoint):
 
 
 @pytest.mark.parametrize(
+    ("code", "name", "text"),
+    [
+        (
+            "OFFSETS_REWRITTEN",
+            "offsets/0",
+            'v1\n{"batchWatermarkMs":0,"batchTimestampMs":9,"conf":{}}\n{"logOffset":0}',
+        ),
+        ("OTHER_CHECKPOINT", "metadata", '{"id":"11111111-1111-1111-1111-111111111111"}'),
+    ],
+)
+def test_a_checkpoint_that_another_driver_took_over_stops_the_function(
+    code, name, text, spark, admin, url, events, checkpoint
+):
+    """Where two drivers both believe that an entry is theirs, the one whose entry was overwritten publishes nothing."""
+    admin.execute(TABLE)
+    write = PostgresBatchWriter(url, table="events")
+
+    def late(frame, batch_id):
+        # As the other driver would, between Spark's own write and ours.
+        (Path(checkpoint) / name).write_text(text)
+        write(frame, batch_id)
+
+    with pytest.raises(PySparkException, match=rf"\[{code}\]"):
+        start_function(stream(spark, events), late, checkpoint).awaitTermination(60)
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+@pytest.mark.parametrize(
     "statements",
     [
         ("ROLLBACK",),
