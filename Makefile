@@ -37,10 +37,10 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint check bench clean
+.PHONY: help setup java demo test lint check bench bench-ledger soak clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-7s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 setup: java $(WHEEL) ## make .venv and install the wheel there; the other targets do so by themselves
 
@@ -63,6 +63,13 @@ check: lint test ## what CI runs: lint, then test
 
 bench: setup ## compare with Spark's JDBC writer and with a sink that does nothing; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/run.py $(if $(SMALL),--small)
+
+soak: setup ## N=10000 small batches of each way in, one driver after the other: what grows? WAYS=inline,staged runs some
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/soak.py --batches $(or $(N),10000) \
+	$(if $(WAYS),--ways $(WAYS))
+
+bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py
 
 clean: ## remove .venv, .build and caches
 	rm -rf $(VENV) .build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

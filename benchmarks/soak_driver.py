@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -98,7 +99,8 @@ _STREAMS: dict[str, Callable[[DataStreamWriter, Job], DataStreamWriter]] = {
 
 
 def main(job: Job) -> None:
-    """Run every way for so many batches, then wait for the end of the standard input: the watcher looks once more."""
+    """Run every way for so many batches and say so; go on until the standard input ends, and the watcher with it."""
+    threading.Thread(target=_end_with_the_watcher, daemon=True).start()
     builder = SparkSession.builder.appName("pgonce-soak")
     settings = {**job.settings, "spark.sql.streaming.numRecentProgressUpdates": str(_KEPT_REPORTS)}
     for name, value in settings.items():
@@ -114,7 +116,12 @@ def main(job: Job) -> None:
                 raise error
             noted[way] = _note(query, job.times(way), noted[way])
     print("soaked", flush=True)
+    threading.Event().wait()
+
+
+def _end_with_the_watcher() -> None:
     sys.stdin.read()
+    # Not sys.exit, which would end this thread only; the JVM goes when its own standard input ends.
     os._exit(0)
 
 

@@ -212,6 +212,8 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
     # By a snapshot of its own: under a role's repeatable read this transaction does not see a rival that was recorded
     # since it began, though it waited for it (seen: both fed the sink).
     with connection.engine.execution_options(isolation_level="READ COMMITTED").connect() as fresh:
+        # Once in a writer's life: the pool need not keep a second session for that.
+        fresh.detach()
         fresh.exec_driver_sql(SET_OURS)
         others = fresh.execute(theirs).all()
     ours = kafka_partitions(batch.end or {})

@@ -77,9 +77,10 @@ def test_all_batches_were_published(soaked):
 def test_connections_do_not_grow(samples):
     """Each process that commits keeps a connection, and tasks that stage close theirs."""
     first, last = first_and_last(samples, lambda sample: sample["connections"])
-    assert last <= first + 1
-    # Driver 2, commit workers 2, and for a moment tasks 2 and sweeps 2.
-    assert max(sample["connections"] for sample in samples) <= 8
+    # Spark starts a second commit worker where two queries commit at once, and keeps it.
+    assert last <= first + 2
+    # Driver 2, commit workers 4, and for a moment tasks 2, their starts' looks at the ledger 2 and sweeps 2.
+    assert max(sample["connections"] for sample in samples) <= 12
 
 
 @pytest.mark.parametrize(("kind", "slack"), [("driver", 4), ("commit worker", 4), ("JVM", 60)])
