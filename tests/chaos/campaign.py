@@ -95,11 +95,10 @@ def _strike(site: Site, round_: Round, wave: tuple[Aimed, ...], dice: random.Ran
 
 
 def _strike_one(site: Site, round_: Round, aimed: Aimed, seed: int) -> Outcome:
-    hit = aimed.fault.strike(site, aimed.workload, random.Random(seed))
-    struck = time.monotonic()
+    hit, at = aimed.fault.strike(site, aimed.workload, random.Random(seed))
     outcome = Outcome(aimed.fault.name, round_.number, round_.setting.source, aimed.workload, hit)
     site.wait_for_recovery({name: site.planned(name) for name in hit})
-    outcome.recovery = time.monotonic() - struck if hit else None
+    outcome.recovery = time.monotonic() - at if hit else None
     return outcome
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psutil
 import psycopg
@@ -28,6 +28,16 @@ Moment = Literal["connect", "in_copy", "before_commit", "after_commit"]
 
 _AIM_SECONDS = 40.0
 _MOST_SECONDS_APART = 4.0
+
+
+class Hit(NamedTuple):
+    """Which workloads a fault has hit, none where it missed, and when it began, by the monotonic clock."""
+
+    workloads: list[str]
+    at: float = 0.0
+
+
+_MISSED = Hit([])
 
 
 class Fault(ABC):
@@ -47,8 +57,8 @@ class Fault(ABC):
         return True
 
     @abstractmethod
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
-        """Do it; the workloads that were hit, none where it missed."""
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
+        """Do it, and tell what was hit."""
 
 
 def _arm(site: Site, workload: str, moment: Moment) -> Hold:
@@ -88,17 +98,18 @@ class Wire(Fault):
     def name(self) -> str:
         return f"line: {self.action} {self.moment}"
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         hold = _arm(site, workload, self.moment)
         if not _reached(site, workload, hold):
-            return []
+            return _MISSED
+        at = time.monotonic()
         if self.action != "cut":
             time.sleep(dice.uniform(0.2, 1.5))
         if self.action == "delay":
             hold.release()
         else:
             hold.cut()
-        return [workload]
+        return Hit([workload], at)
 
 
 @dataclass(frozen=True)
@@ -114,17 +125,16 @@ class KillWorker(Fault):
     def fits_workload(self, workload: str) -> bool:
         return WORKLOADS[workload].commits_in == "worker"
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         hold = _arm(site, workload, self.moment)
         if not _reached(site, workload, hold):
-            return []
+            return _MISSED
+        at = time.monotonic()
         worker = process_of_port(hold.client_port)
-        if worker is None:
-            hold.cut()
-            return []
-        worker.kill()
+        if worker:
+            worker.kill()
         hold.cut()
-        return [workload]
+        return Hit([workload], at) if worker else _MISSED
 
 
 @dataclass(frozen=True)
@@ -138,12 +148,12 @@ class KillTaskWorker(Fault):
     def fits_workload(self, workload: str) -> bool:
         return workload in CAN_WAIT
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         folder = site.directory / f"tasks-{workload}"
         (folder / "waiting").unlink(missing_ok=True)
         (folder / "wait").touch()
         try:
-            return [workload] if self._kill_waiting(folder / "waiting") else []
+            return Hit([workload], time.monotonic()) if self._kill_waiting(folder / "waiting") else _MISSED
         finally:
             (folder / "wait").unlink()
 
@@ -169,13 +179,13 @@ class KillDriver(Fault):
         who = "driver SIGKILL, workers live on" if self.workers_live else "driver SIGKILL"
         return f"{who} {self.moment or 'anywhere'}"
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         holds = _arm_all(site, self.moment)
         if self.moment:
             _wait_for_most(holds.values())
         else:
             time.sleep(dice.uniform(0, 1.5))
-        dead = site.driver
+        at, dead = time.monotonic(), site.driver
         if self.workers_live:
             os.killpg(dead.pid, signal.SIGKILL)
         else:
@@ -187,7 +197,7 @@ class KillDriver(Fault):
         # A worker that has outlived its driver may finish its commit now, while the successor begins.
         for hold in holds.values():
             hold.release() if self.workers_live else hold.cut()
-        return hit
+        return Hit(hit, at)
 
 
 @dataclass(frozen=True)
@@ -201,11 +211,11 @@ class KillExecutor(Fault):
     def fits_setting(self, setting: Setting) -> bool:
         return setting.cluster
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         executors = [p for p in site.driver.processes() if "CoarseGrainedExecutorBackend" in command_of(p)]
-        hit = _wait_for_flight(site)
+        hit = Hit(_wait_for_flight(site), time.monotonic())
         if not executors:
-            return []
+            return _MISSED
         dice.choice(sorted(executors, key=lambda process: process.pid)).kill()
         return hit
 
@@ -220,7 +230,7 @@ class KillBackend(Fault):
     def name(self) -> str:
         return "backend SIGKILL" if self.by_sigkill else "backend terminated"
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         until = time.monotonic() + _AIM_SECONDS
         with psycopg.connect(site.url, autocommit=True) as connection:
             while time.monotonic() < until:
@@ -229,9 +239,9 @@ class KillBackend(Fault):
                     "AND xact_start IS NOT NULL AND pid <> pg_backend_pid()"
                 ).fetchone()
                 if found and self._end(connection, found[0]):
-                    return site.in_flight()
+                    return Hit(site.in_flight(), time.monotonic())
                 time.sleep(0.003)
-        return []
+        return _MISSED
 
     def _end(self, connection: psycopg.Connection, pid: int) -> bool:
         if not self.by_sigkill:
@@ -253,8 +263,8 @@ class CrashServer(Fault):
     def name(self) -> str:
         return "server SIGKILL" if self.by_sigkill else "server immediate stop"
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
-        hit = _wait_for_flight(site)
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
+        hit = Hit(_wait_for_flight(site), time.monotonic())
         site.postgres.crash(by_sigkill=self.by_sigkill, down_seconds=dice.uniform(0, 2))
         return hit
 
@@ -270,9 +280,9 @@ class KillBroker(Fault):
     def fits_setting(self, setting: Setting) -> bool:
         return setting.source == "kafka"
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         assert site.broker
-        hit = _wait_for_flight(site)
+        hit = Hit(_wait_for_flight(site), time.monotonic())
         site.broker.kill()
         time.sleep(dice.uniform(0, 2))
         site.broker.start()
@@ -292,10 +302,10 @@ class Freeze(Fault):
     def fits_setting(self, setting: Setting) -> bool:
         return not setting.cluster
 
-    def strike(self, site: Site, workload: str, dice: random.Random) -> list[str]:
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         holds = _arm_all(site, self.moment)
         _wait_for_most(holds.values())
-        zombie, old = site.driver, site.subjects[-1]
+        at, zombie, old = time.monotonic(), site.driver, site.subjects[-1]
         frozen = zombie.processes()
         for process in frozen:
             process.suspend()
@@ -317,7 +327,7 @@ class Freeze(Fault):
         zombie.sigkill()
         # Spark lets the zombie win a batch now and then, and tells the successor to leave.
         (site.directory / "revive").touch()
-        return [name for name in hit if name in stopped]
+        return Hit([name for name in hit if name in stopped], at)
 
 
 def _left(diary: str) -> set[str]:

@@ -51,7 +51,7 @@ AT_ALL: tuple[tuple[Fault, int], ...] = (
 
 _ROUND_FAULTS = 60
 _QUERIES = 4
-_WAVES_PER_BLOW = 2
+_WAVES_PER_BLOW = 3
 
 
 @dataclass(frozen=True)
