@@ -134,6 +134,9 @@ class EmbeddedPostgres:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
                     wait_until_gone(process.pid, 30)
+            # Where nobody reaps orphans, the process id in these files stays taken, and Postgres would not start.
+            for lock in (self.data / "postmaster.pid", *self._home.glob(".s.PGSQL.*")):
+                lock.unlink(missing_ok=True)
         else:
             postmaster.send_signal(signal.SIGQUIT)
             wait_until_gone(postmaster.pid, 30)

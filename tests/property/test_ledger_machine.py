@@ -529,7 +529,8 @@ class LedgerMachine(RuleBasedStateMachine):
         elif does == "copy" and not folder.by_id and not folder.is_anonymous:
             self.folders.append(folder.copied(self._somewhere()))
             self._started_if_free(self.folders[-1])
-        elif does in ("recreate", "replace"):
+        elif does in ("recreate", "replace") and "adopt_checkpoint" not in folder.remedies:
+            # To adopt a checkpoint is a person's word, which counts whoever else feeds the sink by then.
             self._recreate(folder, replaces=does == "replace", right=right)
         elif does == "another":
             # Another source is written into the same table; the job says so, or does not.
