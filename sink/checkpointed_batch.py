@@ -67,6 +67,13 @@ def batch_from_checkpoint(checkpoint_location: str, origin: Origin, query_name: 
     :raises CheckpointError: where its files cannot be read in time, or belong to another query.
     :raises SparkError: where they are not those of the batch that was planned.
     """
+    if origin.planned is None:
+        raise SparkError(
+            "NO_IDENTITY",
+            "The rows came without the entry of offsets/ with which their batch was planned.",
+            NOTHING,
+            "Write with df.writeStream on PySpark 4.1 to 4.3; if this comes back, report it with the driver's log.",
+        )
     checkpoint = Checkpoint(checkpoint_location)
     refuse_other_query(checkpoint, origin)
     return describe_batch(checkpoint, origin, query_name)

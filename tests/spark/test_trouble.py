@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psycopg
@@ -578,6 +578,15 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
     damage(Path(checkpoint))
     with pytest.raises(PgonceError, match=f"\\[{code}\\].*Help: "):
         batch_from_checkpoint(checkpoint, origin, None)
+
+
+def test_rows_that_nobody_planned_are_not_committed(spark, admin, url, events, checkpoint):
+    """Without the entry that the planner saw, nothing would tell that the log was rewritten since."""
+    admin.execute(TABLE)
+    assert run("data source", stream(spark, events), url, checkpoint, {}) == ""
+    (Path(checkpoint) / "commits" / "0").unlink()
+    with pytest.raises(PgonceError, match="NO_IDENTITY"):
+        batch_from_checkpoint(checkpoint, replace(planned_by(checkpoint), planned=None), None)
 
 
 def test_a_batch_whose_offsets_are_committed_already_is_not_planned(spark, admin, url, events, checkpoint):
