@@ -25,7 +25,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from fix_proxy import Proxy
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -368,7 +368,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self._committed(driver, cut)
 
     @deed(1, lambda self: self._some(lambda driver: driver.is_published), at=DRIVERS)
-    def note(self, at: int) -> None:
+    def write_commit(self, at: int) -> None:
         """Spark writes ``commits/N``."""
         self._noted(self._pick(at, lambda driver: driver.is_published))
 
@@ -562,6 +562,10 @@ class LedgerMachine(RuleBasedStateMachine):
         is_only_copy = sum(other.query_id == folder.query_id for other in self.folders) == 1
         writer = self.world.writers.get(folder.query_id)
         is_agreed = writer is None or folder.plans.get(writer.last.plan.batch_id) is writer.last.plan
+        # What texts would refuse, numbers let through; that is their limit, and no find.
+        plans = [folder.plans[n] for n in sorted(folder.plans)]
+        is_agreed &= [plan.start for plan in plans[1:]] == [plan.end for plan in plans[:-1]]
+        is_agreed &= all(plan.start <= plan.end for plan in plans)
         if is_only_copy and is_agreed and folder.name and not self.backup:
             folder.by_id = not folder.by_id
 
@@ -656,6 +660,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return verdict.name
 
     def _judged(self, driver: Driver, answer: str, expected: str, effect: str | None = None) -> None:
+        note(f"{driver.run_id} hands in {driver.plan}: {answer}")
         assert answer == expected, f"{answer} where the docs promise {expected}, for {driver}"
         if answer in PUBLISHED | SKIPPED:
             assert driver.hand_in

@@ -31,7 +31,7 @@ class Recording(PgonceDataSource):
 
     def streamWriter(self, schema, overwrite):
         writer = super().streamWriter(schema, overwrite)
-        return RecordingWriter(writer.options, schema)
+        return RecordingWriter(writer.options, schema, writer.task_writer.planned)
 
 
 class RecordingWriter(StreamWriter):
