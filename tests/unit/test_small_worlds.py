@@ -472,7 +472,9 @@ if os.environ.get("PGONCE_LONG"):
 
 
 @pytest.mark.parametrize(("world", "verdicts", "least_states"), WORLDS.values(), ids=WORLDS)
-def test_no_order_of_events_breaks_a_promise(world, verdicts, least_states, record_property):
+def test_no_order_of_events_breaks_a_promise(
+    world: World, verdicts: set[Verdict], least_states: int, record_property: Callable[[str, object], None]
+) -> None:
     """
     Whatever comes in whatever order, rows are neither lost nor doubled, skips are just, and nobody is stuck.
 
@@ -547,7 +549,7 @@ def refuses_replays(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict
     return Verdict.CHANGED if verdict is Verdict.REPLAY else verdict
 
 
-BROKEN = {
+BROKEN: dict[Decider, World] = {
     by_id_alone: World(2, overwrites=1),
     by_offsets_alone: World(2, overwrites=1),
     never_fences: World(2),
@@ -563,7 +565,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("decider", BROKEN, ids=lambda decider: decider.__name__)
-def test_a_broken_decision_is_found(decider):
+def test_a_broken_decision_is_found(decider: Decider) -> None:
     """The enumeration can fail: each rule that is taken away leads some order of events astray."""
     with pytest.raises(Violation):
         Enumeration(BROKEN[decider], decider).run()
@@ -577,7 +579,7 @@ LIMITS = {
 
 
 @pytest.mark.parametrize("world", LIMITS.values(), ids=LIMITS)
-def test_what_the_files_cannot_tell_is_found_too(world):
+def test_what_the_files_cannot_tell_is_found_too(world: World) -> None:
     """
     Two accidents at once are past what the texts prove: a driver's memory of a batch is then not the file's.
 
