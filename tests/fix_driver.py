@@ -96,6 +96,21 @@ class Driver:
         pytest.fail(f"{reason} Its output:\n{self.output()[-8000:]}")
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 10) -> bool:
+    """Wait until the condition holds; whether it did."""
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def with_tests_on_path(*more: str) -> dict[str, str]:
+    """Environment of a driver that imports from the tests, and from ``more`` of the project's folders."""
+    tests = Path(__file__).parent
+    path = [str(tests), *(str(tests.parent / folder) for folder in more), os.environ.get("PYTHONPATH", "")]
+    return {"PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
 @pytest.fixture
 def start_driver(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
     """Start a script as a driver: ``start_driver(script, *arguments, env={...})``."""

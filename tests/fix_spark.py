@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from kafka_broker import MissingTool, spark_connector_jars
 from pyspark.sql import SparkSession
+from spark.session import started_session
 
 
 def spark_settings(directory: Path, *, kafka: bool) -> dict[str, str]:
@@ -47,11 +48,7 @@ def spark(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     """The session's driver; it has the Kafka connector when a test of this run asks for a broker."""
     os.environ.update(spark_environment())
     wants_kafka = any("kafka" in getattr(item, "fixturenames", ()) for item in request.session.items)
-    builder = SparkSession.builder.appName("pgonce-tests")
-    for name, value in spark_settings(tmp_path_factory.mktemp("spark"), kafka=wants_kafka).items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = started_session("pgonce-tests", spark_settings(tmp_path_factory.mktemp("spark"), kafka=wants_kafka))
     yield session
     session.stop()
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from chaos.driver_job import passed_through, sink_of, waiting_when_told
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
 from spark.inbox import events
+from spark.session import started_session
 from spark.ways_in import WAYS, WayIn
 
 
@@ -58,11 +58,7 @@ class Contest:
 
 def main(contest: Contest) -> None:
     """Start all queries when told, and note how each one ends."""
-    builder = SparkSession.builder.appName(f"pgonce-contest-{contest.name}")
-    for name, value in contest.settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = started_session(f"pgonce-contest-{contest.name}", contest.settings)
     (contest.signs / "ready").touch()
     while not (contest.signs / "go").exists():
         time.sleep(0.005)

@@ -18,8 +18,9 @@ from typing import Literal
 
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from spark.inbox import events
+from spark.session import started_session
 from spark.ways_in import WAYS, Sink, WayIn
 
 Batches = Iterator[pa.RecordBatch]
@@ -87,11 +88,7 @@ def passed_through(tasks: Callable[[Batches], Batches], rows: DataFrame) -> Data
 
 def main(job: Job) -> None:
     """Start all queries; one that may fail tasks ends when all rows are through, the other never does."""
-    builder = SparkSession.builder.appName("pgonce-chaos")
-    for name, value in job.settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = started_session("pgonce-chaos", job.settings)
     queries = []
     for way in WAYS:
         folder = str(signs(way, job.directory))

@@ -12,7 +12,7 @@ import random
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,9 @@ from typing import Literal, NamedTuple
 import psutil
 import psycopg
 from chaos.site import CAN_WAIT, Setting, Site, command_of, process_of_port
+from chaos.subject import Subject
 from chaos.workloads import WORKLOADS
+from fix_driver import wait_until
 from fix_proxy import Hold
 
 Moment = Literal["connect", "in_copy", "before_commit", "after_commit"]
@@ -322,16 +324,16 @@ class Freeze(Fault):
             for process in frozen:
                 with suppress(psutil.NoSuchProcess):
                     process.resume()
-        _wait_for(lambda: _left(old.diary.read_text()) >= set(before), 60)
-        stopped = _left(old.diary.read_text())
+        wait_until(lambda: _left(old) >= set(before), 60)
+        stopped = _left(old)
         zombie.sigkill()
         # Spark lets the zombie win a batch now and then, and tells the successor to leave.
         (site.directory / "revive").touch()
         return Hit([name for name in hit if name in stopped], at)
 
 
-def _left(diary: str) -> set[str]:
-    return {line.split('"workload": "')[1].split('"')[0] for line in diary.splitlines() if '"event": "left"' in line}
+def _left(subject: Subject) -> set[str]:
+    return {entry["workload"] for entry in subject.entries if entry["event"] == "left"}
 
 
 def _arm_all(site: Site, moment: Moment | None) -> dict[str, Hold]:
@@ -341,14 +343,8 @@ def _arm_all(site: Site, moment: Moment | None) -> dict[str, Hold]:
 def _wait_for_most(holds: Iterable[Hold]) -> None:
     """Wait for the first, and then a little for the others."""
     holds = list(holds)
-    _wait_for(lambda: any(hold.reached.is_set() for hold in holds), _AIM_SECONDS)
-    _wait_for(lambda: all(hold.reached.is_set() for hold in holds), _MOST_SECONDS_APART)
-
-
-def _wait_for(condition: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: any(hold.reached.is_set() for hold in holds), _AIM_SECONDS)
+    wait_until(lambda: all(hold.reached.is_set() for hold in holds), _MOST_SECONDS_APART)
 
 
 def _wait_for_flight(site: Site) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 from chaos.workloads import Workload
-from spark.exactly_once import query_id, recorded, wrong_ledger
+from spark.exactly_once import recorded, wrong_ledger
 
 
 @dataclass
@@ -134,6 +134,3 @@ def dump_ledger(url: str, directory: Path) -> None:
             with (directory / f"{table}.csv").open("wb") as file, connection.cursor().copy(query) as copy:
                 for data in copy:
                     file.write(data)
-
-
-__all__ = ["Judgement", "TotalsWatch", "dump_ledger", "judge_finished", "judge_running", "query_id", "sessions_left"]

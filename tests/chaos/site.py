@@ -7,8 +7,6 @@ its own proxy only, so that a fault on one line leaves the others alone.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -24,7 +22,7 @@ from chaos.sources import JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
 from chaos.subject import Subject, checkpoint_of
 from chaos.workloads import WORKLOADS, Workload
 from embedded_postgres import EmbeddedPostgres
-from fix_driver import Driver
+from fix_driver import Driver, wait_until, with_tests_on_path
 from fix_proxy import Proxy
 from fix_spark import spark_settings
 from kafka_broker import KafkaBroker
@@ -130,10 +128,8 @@ class Site:
             can_wait=tuple(name for name in CAN_WAIT if name in self.proxies),
         )
         script = Path(subject_script.__file__)
-        path = [str(script.parents[1]), str(script.parents[2] / "testbed"), os.environ.get("PYTHONPATH", "")]
-        env = {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         self.subjects.append(subject)
-        self.drivers.append(Driver(script, [subject.to_json()], env, self.directory))
+        self.drivers.append(Driver(script, [subject.to_json()], with_tests_on_path("testbed"), self.directory))
         return self.driver
 
     def planned(self, workload: str) -> int:
@@ -172,10 +168,9 @@ class Site:
         """What the drivers' diaries say since the last call."""
         found = []
         for subject in self.subjects:
-            text = subject.diary.read_text() if subject.diary.exists() else ""
-            whole = text[: text.rfind("\n") + 1]
-            found += [json.loads(line) for line in whole[self._read.get(subject.diary, 0) :].splitlines()]
-            self._read[subject.diary] = len(whole)
+            entries = subject.entries
+            found += entries[self._read.get(subject.diary, 0) :]
+            self._read[subject.diary] = len(entries)
         return found
 
     def judge(self) -> dict[str, Judgement]:
@@ -205,9 +200,8 @@ class Site:
 
     def _processes_left(self) -> list[str]:
         # Executors and daemons notice a moment later that their driver has gone.
-        until = time.monotonic() + 20
-        while (left := [process for one in self.drivers for process in one.processes()]) and time.monotonic() < until:
-            time.sleep(0.1)
+        wait_until(lambda: not any(one.processes() for one in self.drivers), 20)
+        left = [process for one in self.drivers for process in one.processes()]
         return [f"process {process.pid} of a driver is left: {command_of(process)}" for process in left]
 
     def keep_evidence(self) -> None:

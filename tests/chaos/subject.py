@@ -17,20 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from chaos.another_driver import another_driver
 from chaos.driver_job import passed_through, waiting_when_told
 from chaos.sources import rows_of
 from chaos.workloads import WORKLOADS, Place
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from spark.session import started_session
 
 _TRIGGER = "100 milliseconds"
 _PAUSE_SECONDS = 0.05
-# Another driver works on this checkpoint: pgonce says so, or Spark, where it is the first to notice.
-_ANOTHER_DRIVER = re.compile(
-    r"\[(FENCED|NOT_MICRO_BATCH|OFFSETS_REWRITTEN)]|CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming (jobs|queries)|"
-    r"STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"
-)
 _CODE = re.compile(r"\[([A-Z_]{4,})[.A-Z_]*]")
 
 
@@ -49,6 +46,12 @@ class Subject:
     def diary(self) -> Path:
         """What happened to its queries, a JSON object a line."""
         return Path(self.directory) / f"{self.name}.jsonl"
+
+    @property
+    def entries(self) -> list[dict[str, Any]]:
+        """The diary's lines, but one that is being written."""
+        text = self.diary.read_text() if self.diary.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
     def sign(self, name: str) -> Path:
         """An empty file by which laboratory and subject speak: ``finish``, ``revive``."""
@@ -98,7 +101,7 @@ class _Supervised:
         """Write down how the query ended; tell whether another driver goes on with it."""
         assert self.query is not None
         text = str(self.query.exception() or "")
-        another = _ANOTHER_DRIVER.search(text) is not None
+        another = another_driver(text) is not None
         self.note("left" if another else "failed", text)
         return another
 
@@ -125,11 +128,7 @@ class _Supervised:
 
 def main(subject: Subject) -> None:
     """Look after all queries until the sign ``finish`` is there, then bring each to its end."""
-    builder = SparkSession.builder.appName("pgonce-chaos")
-    for name, value in subject.settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("ERROR")
+    session = started_session("pgonce-chaos", subject.settings)
     queries = [_Supervised(session, subject, name) for name in subject.urls]
     while not subject.sign("finish").exists():
         if subject.sign("revive").exists():

@@ -8,7 +8,6 @@ own driver takes over.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import psycopg
 import pytest
 from chaos import driver_job
 from chaos.driver_job import Job, signs, sink_of
-from fix_driver import Driver
+from fix_driver import Driver, with_tests_on_path
 from fix_proxy import Proxy
 from fix_spark import spark_settings
 from spark.exactly_once import recorded, replays, what_is_wrong, wrong_rows
@@ -46,8 +45,7 @@ class Bench:
         settings = spark_settings(self.directory, kafka=False) | {"spark.master": f"local[{len(WAYS)},4]"}
         job = Job(self.proxy.url, str(self.inbox.folder), str(self.directory), settings, tasks)
         here = Path(driver_job.__file__)
-        path = [str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return self.start_driver(here, job.to_json(), env={"PYTHONPATH": os.pathsep.join(path)})
+        return self.start_driver(here, job.to_json(), env=with_tests_on_path())
 
     def sink(self, way: WayIn) -> Sink:
         """The way's table and checkpoint, without the proxy."""

@@ -20,9 +20,10 @@ import psutil
 import psycopg
 import pytest
 from chaos import contest_job
+from chaos.another_driver import another_driver
 from chaos.contest_job import Contest
 from chaos.driver_job import sink_of
-from fix_driver import Driver
+from fix_driver import Driver, wait_until, with_tests_on_path
 from fix_proxy import Hold, Proxy
 from fix_spark import spark_settings
 from spark.exactly_once import left_behind, query_id, what_is_wrong, wrong_rows
@@ -36,16 +37,6 @@ LONG = os.environ.get("PGONCE_CHAOS") == "long"
 LOCK_TIMEOUT = 2
 # Seconds. Idle machines need a twentieth.
 PATIENCE = 300
-
-# In which pgonce says that there is another driver: by the ledger, or by the checkpoint's files.
-OUR_WORDS = ("[FENCED]", "[OFFSETS_REWRITTEN]", "[NOT_MICRO_BATCH]")
-# In which Spark itself notices the other driver.
-SPARKS_WORDS = (
-    "CONCURRENT_STREAM_LOG_UPDATE",
-    "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY",
-    "Multiple streaming jobs detected",
-    "Multiple streaming queries",
-)
 
 
 @dataclass
@@ -115,8 +106,7 @@ class Bench:
         for way in WAYS:
             contest.signs_of(way).mkdir(parents=True)
         here = Path(contest_job.__file__)
-        path = [str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        rival = Rival(contest, self.start_driver(here, contest.to_json(), env={"PYTHONPATH": os.pathsep.join(path)}))
+        rival = Rival(contest, self.start_driver(here, contest.to_json(), env=with_tests_on_path()))
         self.rivals.append(rival)
         if go:
             rival.go()
@@ -186,14 +176,6 @@ class Bench:
         assert wait_until(lambda: not any(of_one() for of_one in living), 60), [of_one() for of_one in living]
         assert wait_until(lambda: not self.sessions()), self.sessions()
         assert left_behind(self.observer) == []
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 10) -> bool:
-    """Wait until the condition holds; whether it did."""
-    until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.05)
-    return bool(condition())
 
 
 @pytest.fixture
@@ -266,7 +248,7 @@ def test_one_of_two_drivers_goes_on(order, bench):
     for name, pair in endings.items():
         ended = [text for text in pair if text is not None]
         assert len(ended) == 1, f"{name}: {pair}"
-        assert _reason(ended[0]) in (*OUR_WORDS, *SPARKS_WORDS), ended[0]
+        assert another_driver(ended[0]), ended[0]
     assert reached
     one.stop()
     other.stop()
@@ -277,7 +259,7 @@ def test_one_of_two_drivers_goes_on(order, bench):
 def _reason(ending: str | None) -> str:
     if ending is None:
         return "goes on"
-    return next((word for word in (*OUR_WORDS, *SPARKS_WORDS) if word in ending), ending)
+    return another_driver(ending) or ending
 
 
 @contextmanager

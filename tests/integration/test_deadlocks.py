@@ -1,5 +1,6 @@
 """Writers that get into each other's way: locks in opposite orders, and snapshots that no longer hold."""
 
+import itertools
 import logging
 import random
 import threading
@@ -227,23 +228,26 @@ def test_batches_whose_snapshot_no_longer_holds_are_tried_again(work, isolation,
     assert counted == (writers * rounds if work in (append, function) else 0,)
 
 
+def meeting_once(meet, sink):
+    """Name the sink; at the first try, meet the other when both have their snapshot and neither the writer's row."""
+    tries = itertools.count()
+
+    def name_sink(connection):
+        connection.exec_driver_sql("SELECT 1")
+        if next(tries) == 0:
+            meet.wait()
+        return sink
+
+    return name_sink
+
+
 @pytest.mark.parametrize("isolation", ["read committed", *SNAPSHOTS])
 def test_two_runs_of_one_batch_publish_it_once(isolation, admin, url):
     """Two drivers that commit one batch at the same moment: one publishes it, the other finds it published."""
     meet = threading.Barrier(2, timeout=20)
 
     def commit(query, run):
-        tries = []
-
-        def name_sink(connection):
-            # Both have their snapshot, and neither has asked for the writer's row.
-            connection.exec_driver_sql("SELECT 1")
-            if not tries:
-                meet.wait()
-            tries.append(query)
-            return "shared"
-
-        work = Work(name_sink, lambda connection, _: write(connection, "append", query, 0, [query]))
+        work = Work(meeting_once(meet, "shared"), lambda connection, _: write(connection, "append", query, 0, [query]))
         return commit_batch(settings(url, isolation), batch(query, 0, run_id=f"run {run}"), work)
 
     with ThreadPoolExecutor(2) as pool:
@@ -259,16 +263,7 @@ def test_two_new_queries_of_one_checkpoint_location_see_each_other(isolation, ad
     meet = threading.Barrier(2, timeout=20)
 
     def commit(sink, query):
-        tries = []
-
-        def name_sink(connection):
-            connection.exec_driver_sql("SELECT 1")
-            if not tries:
-                meet.wait()
-            tries.append(query)
-            return f"sink {sink}"
-
-        work = Work(name_sink, lambda *_: Published(0, "test"))
+        work = Work(meeting_once(meet, f"sink {sink}"), lambda *_: Published(0, "test"))
         one = batch(f"{sink}/{query}", 0, checkpoint_location="/checkpoints/shared")
         try:
             return commit_batch(settings(url, isolation), one, work).name

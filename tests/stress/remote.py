@@ -8,7 +8,6 @@ pytest's own driver, the workers' words are in pytest's captured output, out of 
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from fix_driver import Driver
+from fix_driver import Driver, with_tests_on_path
 from fix_spark import spark_settings
 from psycopg import sql
 from spark.inbox import Inbox, create_events
@@ -93,9 +92,8 @@ class Remote:
             "spark.ui.showConsoleProgress": "false",
         }
         here = Path(remote_job.__file__)
-        path = [str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         arguments = [str(self._orders), json.dumps(settings)]
-        self._driver = Driver(here, arguments, {"PYTHONPATH": os.pathsep.join(path)}, directory)
+        self._driver = Driver(here, arguments, with_tests_on_path(), directory)
         self._driver.wait_for_output("ready", 120)
 
     def query(self, url: str, way: str, name: str, inbox: Inbox, **settings: Any) -> RemoteQuery:

@@ -15,6 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from spark.inbox import events
+from spark.session import started_session
 from spark.ways_in import WAYS, Sink
 
 _WAYS = {way.name: way for way in WAYS}
@@ -22,11 +23,7 @@ _WAYS = {way.name: way for way in WAYS}
 
 def main(orders: Path, settings: dict[str, str]) -> None:
     """Obey until killed: ``NAME.start`` starts a query, ``NAME.stop`` stops it."""
-    builder = SparkSession.builder.appName("pgonce-stress")
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    session.sparkContext.setLogLevel("OFF")
+    session = started_session("pgonce-stress", settings, "OFF")
     print("ready", flush=True)
     running: dict[str, StreamingQuery] = {}
     while True:

@@ -1,0 +1,22 @@
+"""
+In which words does a query end that has met another driver on its checkpoint?
+
+Pure. Invariant: no other failure has them.
+"""
+
+from __future__ import annotations
+
+# Of pgonce: by the ledger, or by the checkpoint's files.
+OUR_WORDS = ("[FENCED]", "[OFFSETS_REWRITTEN]", "[NOT_MICRO_BATCH]")
+# Of Spark, where it is the first to notice.
+SPARKS_WORDS = (
+    "CONCURRENT_STREAM_LOG_UPDATE",
+    "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY",
+    "Multiple streaming jobs detected",
+    "Multiple streaming queries",
+)
+
+
+def another_driver(ending: str) -> str | None:
+    """The words that tell of another driver; None where there are none."""
+    return next((word for word in (*OUR_WORDS, *SPARKS_WORDS) if word in ending), None)
