@@ -127,9 +127,11 @@ def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
 
     An error's words are made elsewhere (:mod:`offsets_store.refusals`): this says which case it is.
     """
-    writer = ledger.writer
-    if writer is None:
-        return _first_contact(ledger, batch, remedies)
+    known = _first_contact(ledger, batch, remedies) if ledger.writer is None else _known(ledger, ledger.writer, batch)
+    return Verdict.BACKWARD if known is Verdict.NEW and goes_back(batch.start, batch.end) else known
+
+
+def _known(ledger: Ledger, writer: Writer, batch: Batch) -> Verdict:
     same_id = ledger.same_id
     if same_id and same_id.attempt == batch.attempt:
         return Verdict.LANDED
@@ -141,9 +143,7 @@ def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
         return Verdict.REPLAY if same_id and is_same_batch(same_id, batch) else Verdict.CHANGED
     if batch.batch_id > writer.last_batch_id + 1:
         return Verdict.GAP
-    if not follows(writer, ledger.last, batch):
-        return Verdict.DISJOINT
-    return Verdict.BACKWARD if goes_back(batch.start, batch.end) else Verdict.NEW
+    return Verdict.NEW if follows(writer, ledger.last, batch) else Verdict.DISJOINT
 
 
 def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:

@@ -193,8 +193,11 @@ class World:
     def promised(self, batch: HandIn) -> str:
         """The verdict of docs/guarantees.md, in its order."""
         writer = self.writers.get(batch.folder.query_id)
-        if writer is None:
-            return self._promised_to_strangers(batch)
+        verdict = self._promised_to(writer, batch) if writer else self._promised_to_strangers(batch)
+        goes_back = batch.folder.source.is_kafka and not batch.by_id and batch.plan.end < batch.plan.start
+        return "BACKWARD" if verdict == "NEW" and goes_back else verdict
+
+    def _promised_to(self, writer: Writer, batch: HandIn) -> str:
         n = batch.plan.batch_id
         record = writer.records.get(n)
         if record and record.attempt == batch.attempt:
@@ -211,10 +214,8 @@ class World:
             return "REPLAY" if proven else "CHANGED"
         if n > last + 1:
             return "GAP"
-        if not batch.by_id and (writer.last.by_id or writer.last.plan is not batch.previous):
-            return "DISJOINT"
-        goes_back = batch.folder.source.is_kafka and not batch.by_id and batch.plan.end < batch.plan.start
-        return "BACKWARD" if goes_back else "NEW"
+        follows = batch.by_id or (not writer.last.by_id and writer.last.plan is batch.previous)
+        return "NEW" if follows else "DISJOINT"
 
     def _promised_to_strangers(self, batch: HandIn) -> str:
         n = batch.plan.batch_id

@@ -167,13 +167,13 @@ CASES = {
     ),
     "such a batch, which starts at the rival's end": (
         Ledger(rivals=(RIVAL,)),
-        batch(0, start=kafka(70)),
+        batch(0, start=kafka(70), end=kafka(80)),
         Remedies(replaces="q0"),
         Verdict.NEW,
     ),
     "such a batch, which starts at the rival's end and has a new partition": (
         Ledger(rivals=(RIVAL,)),
-        batch(0, start={"0": {"orders": {"0": 70, "1": 0}}}),
+        batch(0, start={"0": {"orders": {"0": 70, "1": 0}}}, end={"0": {"orders": {"0": 80, "1": 3}}}),
         Remedies(replaces="q0"),
         Verdict.NEW,
     ),
@@ -187,6 +187,24 @@ CASES = {
         Ledger(rivals=(RIVAL,)),
         batch(0, start=None),
         Remedies(replaces="q0"),
+        Verdict.FOREIGN,
+    ),
+    "such a batch, which starts at the rival's end and goes back: the topic was made anew": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0, start=kafka(70), end=kafka(5)),
+        Remedies(replaces="q0"),
+        Verdict.BACKWARD,
+    ),
+    "an adopted batch that goes back": (
+        UNKNOWN_TO_LEDGER,
+        batch(7, end=kafka(5)),
+        Remedies(adopt_checkpoint=7),
+        Verdict.BACKWARD,
+    ),
+    "adoptCheckpoint=0 beside a rival, which says nothing of batch 0": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0),
+        Remedies(adopt_checkpoint=0),
         Verdict.FOREIGN,
     ),
     "a replacement of a query that never fed this sink": (
