@@ -33,11 +33,11 @@ class Hold:
     """
     A connection stopped at a moment until the test lets it go on, or cuts it.
 
-    ``client_port`` tells, once it is reached, which of this machine's sockets is the client's.
+    ``client`` tells, once it is reached, which of this machine's sockets is the client's: its own port, and ours.
     """
 
     reached: threading.Event = field(default_factory=threading.Event)
-    client_port: int = 0
+    client: tuple[int, int] = (0, 0)
     _decided: threading.Event = field(default_factory=threading.Event)
     _goes_on: bool = False
 
@@ -58,7 +58,7 @@ class Hold:
     def decision(self, client: socket.socket) -> bool:
         """Stop here; True to go on."""
         with suppress(OSError):  # it may have gone already
-            self.client_port = client.getpeername()[1]
+            self.client = client.getpeername()[1], client.getsockname()[1]
         self.reached.set()
         self._decided.wait()
         return self._goes_on

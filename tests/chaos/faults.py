@@ -20,7 +20,7 @@ from typing import Literal, NamedTuple
 
 import psutil
 import psycopg
-from chaos.site import CAN_WAIT, Setting, Site, command_of, process_of_port
+from chaos.site import CAN_WAIT, Setting, Site, command_of, process_of_connection
 from chaos.subject import Subject
 from chaos.workloads import WORKLOADS
 from fix_driver import wait_until
@@ -132,7 +132,7 @@ class KillWorker(Fault):
         if not _reached(site, workload, hold):
             return _MISSED
         at = time.monotonic()
-        worker = process_of_port(hold.client_port)
+        worker = process_of_connection(hold.client)
         if worker:
             worker.kill()
         hold.cut()

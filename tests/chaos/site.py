@@ -232,9 +232,14 @@ def command_of(process: psutil.Process) -> str:
     return ""
 
 
-def process_of_port(port: int) -> psutil.Process | None:
-    """The local process whose TCP connection has this port on its own side."""
+def process_of_connection(ports: tuple[int, int]) -> psutil.Process | None:
+    """
+    The local process whose TCP connection has these ports, its own side's first.
+
+    One port is not enough: a connection to somewhere else may have the same one on its side, and twice in a thousand
+    faults it was the driver that was killed for it.
+    """
     for connection in psutil.net_connections(kind="tcp4"):
-        if connection.laddr and connection.laddr.port == port and connection.pid:
+        if connection.raddr and (connection.laddr.port, connection.raddr.port) == ports and connection.pid:
             return psutil.Process(connection.pid)
     return None
