@@ -30,10 +30,12 @@ from screen import about_this_run, write_results
 from typer.testing import CliRunner
 
 from offsets_store.cli import app
+from offsets_store.facts import Batch
 from offsets_store.migrations import migrate
+from offsets_store.record import Published
 from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Batch, Verdict
-from sink.attempt import Published, Work
+from offsets_store.verdict import Verdict
+from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.settings import CommitSettings
 
@@ -61,7 +63,7 @@ class Writer:
         statement = "INSERT INTO public.events VALUES (%s)"
         self.work = Work(
             lambda _: self.sink,
-            lambda connection, batch: Published(
+            lambda connection, batch, _: Published(
                 connection.exec_driver_sql(statement, (batch.batch_id,)).rowcount, "inline"
             ),
         )

@@ -98,6 +98,14 @@ class Checkpoint:
         text = self._text(name)
         return None if text is None else parse_offset_log(text, self._called(name))
 
+    def newest_before(self, batch_id: int) -> tuple[int, OffsetLog] | None:
+        """The newest entry of ``offsets/`` before that of ``batch_id``, with its number; None where there is none."""
+        for number in sorted((n for n in self._numbers("offsets") if n < batch_id), reverse=True):
+            # It may be purged between the listing and the reading.
+            if (found := self.find_offset_log(number)) is not None:
+                return number, found
+        return None
+
     def commit_log(self, batch_id: int) -> CommitLog | None:
         """Spark's note that the batch is done; None where it is not, or is no longer kept."""
         name = f"commits/{batch_id}"

@@ -7,7 +7,7 @@ only, joins no consumer group and commits nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from offsets_store.errors import ConfigurationError, OffsetsError
@@ -37,9 +37,24 @@ def ends_of(topics: Iterable[str], bootstrap_servers: str) -> dict[TopicPartitio
     return dict(_with_consumer(lambda consumer: _ends(consumer, topics), bootstrap_servers))
 
 
+def topic_ids(topics: Iterable[str], bootstrap_servers: str) -> dict[str, str]:
+    """
+    Kafka's id of each topic that there is: one that was deleted and made anew has another.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE.
+    """
+    names = sorted(topics)
+    return _asked(lambda: dict(_topic_ids(names, bootstrap_servers)), bootstrap_servers) if names else {}
+
+
 def _with_consumer(ask: Any, bootstrap_servers: str) -> Any:
+    return _asked(lambda: _ask_consumer(ask, bootstrap_servers), bootstrap_servers)
+
+
+def _asked(ask: Callable[[], Any], bootstrap_servers: str) -> Any:
     try:
-        from confluent_kafka import Consumer, KafkaException
+        from confluent_kafka import KafkaException
     except ImportError as error:
         raise ConfigurationError(
             "NO_KAFKA_CLIENT",
@@ -47,21 +62,8 @@ def _with_consumer(ask: Any, bootstrap_servers: str) -> Any:
             NOTHING,
             "Install it (pip install 'pgonce[kafka]'), or leave the bootstrap servers out.",
         ) from error
-    settings = {
-        "bootstrap.servers": bootstrap_servers,
-        # librdkafka insists on a group; nothing joins or commits to it.
-        "group.id": "pgonce-reads-metadata-only",
-        "enable.auto.commit": False,
-        "allow.auto.create.topics": False,
-        # Otherwise every failed connection is a line on stderr; the error below says it once.
-        "log_level": 0,
-    }
     try:
-        consumer = Consumer(settings)
-        try:
-            return ask(consumer)
-        finally:
-            consumer.close()
+        return ask()
     except (KafkaException, ValueError) as error:
         raise OffsetsError(
             "KAFKA_UNREACHABLE",
@@ -69,6 +71,42 @@ def _with_consumer(ask: Any, bootstrap_servers: str) -> Any:
             NOTHING,
             "Check the bootstrap servers (host:port, several with commas) and that they are reachable from here.",
         ) from error
+
+
+# Otherwise every failed connection is a line on stderr; our error says it once.
+_QUIET = {"log_level": 0}
+
+
+def _ask_consumer(ask: Any, bootstrap_servers: str) -> Any:
+    from confluent_kafka import Consumer
+
+    settings = {
+        "bootstrap.servers": bootstrap_servers,
+        # librdkafka insists on a group; nothing joins or commits to it.
+        "group.id": "pgonce-reads-metadata-only",
+        "enable.auto.commit": False,
+        "allow.auto.create.topics": False,
+        **_QUIET,
+    }
+    consumer = Consumer(settings)
+    try:
+        return ask(consumer)
+    finally:
+        consumer.close()
+
+
+def _topic_ids(topics: list[str], bootstrap_servers: str) -> Iterator[tuple[str, str]]:
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **_QUIET})
+    answers = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_SECONDS)
+    for topic, answer in answers.items():
+        try:
+            yield topic, str(answer.result().topic_id)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise
 
 
 def _partitions(consumer: Any, topics: Iterable[str]) -> list[TopicPartition]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    FromClause,
     Row,
     and_,
     bindparam,
@@ -20,13 +21,14 @@ from sqlalchemy import (
     literal_column,
     or_,
     select,
+    update,
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
+from offsets_store.facts import Batch, Ledger, Recorded, Rival, Writer
 from offsets_store.offsets import kafka_partitions
 from offsets_store.search_path import KEPT_IN, OURS, SET_OURS
-from offsets_store.tables import batches, replays, runs, writers
-from offsets_store.verdict import Batch, Ledger, Recorded, Rival, Writer
+from offsets_store.tables import batches, interventions, replays, runs, writers
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,22 @@ _CREATE = (
 
 _same_id = batches.alias("same_id")
 _last = batches.alias("last")
+_previous = batches.alias("previous")
+
+
+def _record_of(record: FromClause, batch: str) -> ColumnElement[bool]:
+    return and_(
+        record.c.writer_id == bindparam("writer"),
+        record.c.generation == bindparam("generation"),
+        record.c.batch_id == bindparam(batch),
+    )
+
+
 _FACTS = (
     select(
         _same_id,
         _last,
+        _previous,
         select(literal(1))
         .where(runs.c.writer_id == bindparam("writer"), runs.c.run_id == bindparam("run"))
         .exists()
@@ -136,28 +150,17 @@ _FACTS = (
     .select_from(
         select(literal(1).label("one"))
         .subquery()
-        .outerjoin(
-            _same_id,
-            and_(
-                _same_id.c.writer_id == bindparam("writer"),
-                _same_id.c.generation == bindparam("generation"),
-                _same_id.c.batch_id == bindparam("batch"),
-            ),
-        )
-        .outerjoin(
-            _last,
-            and_(
-                _last.c.writer_id == bindparam("writer"),
-                _last.c.generation == bindparam("generation"),
-                _last.c.batch_id == bindparam("last_batch"),
-            ),
-        )
+        .outerjoin(_same_id, _record_of(_same_id, "batch"))
+        .outerjoin(_last, _record_of(_last, "last_batch"))
+        .outerjoin(_previous, _record_of(_previous, "previous_batch"))
     )
     .set_label_style(2)  # type: ignore[arg-type]
 )
 
 
 def _ledger_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: Batch) -> Ledger:
+    # Usually the last one's, whose long text need not travel twice.
+    follows_last = batch.previous_batch_id == row.last_batch_id
     facts = connection.execute(
         _FACTS,
         {
@@ -165,6 +168,7 @@ def _ledger_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: B
             "generation": row.generation,
             "batch": batch.batch_id,
             "last_batch": row.last_batch_id,
+            "previous_batch": None if follows_last else batch.previous_batch_id,
             "run": batch.run_id,
         },
     ).one()
@@ -176,9 +180,11 @@ def _ledger_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: B
             run_id=row.run_id,
             guarantee=row.guarantee,
             replaced_by=row.replaced_by,
+            is_retired=row.retired_at is not None,
         ),
         same_id=_recorded(facts, "same_id"),
         last=_recorded(facts, "last"),
+        previous=_recorded(facts, "last" if follows_last else "previous"),
         was_owner=facts.was_owner,
         skipped_by=facts.skipped_by,
     )
@@ -195,6 +201,28 @@ def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
         start=columns[f"{alias}_start_offsets"],
         end=columns[f"{alias}_end_offsets"],
         offset_log=columns[f"{alias}_offset_log"],
+        positions=columns[f"{alias}_positions"],
+        topic_ids=columns[f"{alias}_topic_ids"],
+    )
+
+
+def is_accepted_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> bool:
+    """Whether a person has said, and it has not been used up, that this writer may publish this batch."""
+    standing = select(literal(1)).where(*_acceptance(locked, batch))
+    return connection.execute(standing).first() is not None
+
+
+def use_acceptance_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    """Let the acceptance of this batch count once."""
+    connection.execute(update(interventions).where(*_acceptance(locked, batch)).values(used_at=func.clock_timestamp()))
+
+
+def _acceptance(locked: LockedWriter, batch: Batch) -> tuple[ColumnElement[bool], ...]:
+    return (
+        interventions.c.writer_id == locked.writer_id,
+        interventions.c.kind == "accept",
+        interventions.c.batch_id == batch.batch_id,
+        interventions.c.used_at.is_(None),
     )
 
 
@@ -207,7 +235,10 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
         writers.c.sink_name == batch.sink_name,
         writers.c.query_id != batch.query_id,
         writers.c.last_batch_id.is_not(None),
-        or_(writers.c.replaced_by.is_(None), writers.c.query_id == literal(replaces)),
+        or_(
+            and_(writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None)),
+            writers.c.query_id == literal(replaces),
+        ),
     )
     # By a snapshot of its own: under a role's repeatable read this transaction does not see a rival that was recorded
     # since it began, though it waited for it (seen: both fed the sink).

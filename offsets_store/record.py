@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 
-from sqlalchemy import Connection, and_, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
+from offsets_store.facts import Batch
 from offsets_store.ledger import LockedWriter
+from offsets_store.offsets import Offsets
+from offsets_store.positions import furthest
 from offsets_store.tables import batches, replays, runs, writers
-from offsets_store.verdict import Batch
 
 # Deleting a few rows every so often is cheaper than one row every time.
 _PRUNE_EVERY = 16
@@ -24,22 +27,53 @@ _PRUNE_EVERY = 16
 _PRUNE_AT_MOST = 1000
 
 
+@dataclass(frozen=True)
+class Published:
+    """
+    What a batch put into the target: rows, and how they came (``inline``, ``staged``, ``function`` ...).
+
+    ``dropped`` are those that it carried besides, and that an earlier batch had published.
+    """
+
+    rows: int
+    transport: str
+    dropped: int = 0
+
+
 def record_batch_in_tx(
-    connection: Connection, locked: LockedWriter, batch: Batch, *, rows: int, transport: str, retain_batches: int
+    connection: Connection,
+    locked: LockedWriter,
+    batch: Batch,
+    published: Published,
+    *,
+    stored: Offsets | None,
+    retain_batches: int,
 ) -> None:
-    """Record the batch, move the writer's row to it, and make this run the owner."""
+    """
+    Record the batch, move the writer's row to it, and make this run the owner.
+
+    :param stored: the positions below which rows were stored before.
+    """
+    generation = generation_of(locked, batch)
+    end = _end(locked, batch)
+    known_ids = (locked.ledger.last and locked.ledger.last.topic_ids) or {}
     connection.execute(
         insert(batches).values(
             writer_id=locked.writer_id,
-            generation=locked.generation,
+            generation=generation,
             batch_id=batch.batch_id,
             run_id=batch.run_id,
             attempt=batch.attempt,
             start_offsets=batch.start,
-            end_offsets=batch.end,
+            end_offsets=end,
             offset_log=batch.offset_log,
-            rows=rows,
-            transport=transport,
+            rows=published.rows,
+            transport=published.transport,
+            positions=batch.span and furthest(stored, batch.span.next),
+            dropped_rows=published.dropped,
+            stateful=batch.stateful,
+            # Where nobody asked this time, what was known stays known.
+            topic_ids={**known_ids, **(batch.topic_ids or {})} or None,
         )
     )
     connection.execute(
@@ -49,8 +83,9 @@ def record_batch_in_tx(
             query_name=batch.query_name,
             checkpoint_location=batch.checkpoint_location,
             run_id=batch.run_id,
+            generation=generation,
             last_batch_id=batch.batch_id,
-            end_offsets=batch.end,
+            end_offsets=end,
             guarantee=batch.guarantee,
             updated_at=func.clock_timestamp(),
         )
@@ -59,7 +94,42 @@ def record_batch_in_tx(
     if owner is None or owner.run_id != batch.run_id:
         _own_in_tx(connection, locked.writer_id, batch)
     if batch.batch_id % _PRUNE_EVERY == 0:
-        _prune_in_tx(connection, locked, batch.batch_id - retain_batches)
+        _prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
+    _fill_in_tx(connection, locked, batch)
+
+
+def _fill_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    # Asynchronous progress tracking may write a batch's entry after its commit: the next commit of the run sees it.
+    previous = locked.ledger.previous
+    if previous is not None and previous.offset_log is None and previous.run_id == batch.run_id:
+        connection.execute(
+            update(batches)
+            .where(
+                batches.c.writer_id == locked.writer_id,
+                batches.c.generation == locked.generation,
+                batches.c.batch_id == previous.batch_id,
+            )
+            .values(offset_log=batch.previous_offset_log)
+        )
+
+
+def generation_of(locked: LockedWriter, batch: Batch) -> int:
+    """The writer's generation, or the next one where a batch id comes again and must not meet its old record."""
+    writer = locked.ledger.writer
+    comes_again = writer is not None and batch.batch_id <= writer.last_batch_id
+    return locked.generation + comes_again
+
+
+def _end(locked: LockedWriter, batch: Batch) -> Offsets | None:
+    """Where the batch ends; where only its rows tell, as far as they and what is known of its start reach."""
+    if batch.end is not None or batch.span is None:
+        return batch.end
+    last = locked.ledger.last
+    owner = locked.ledger.writer
+    is_first_of_run = owner is None or owner.run_id != batch.run_id
+    reached = last.end if last and not is_first_of_run else None
+    # Within a run the entry before may be older than what the run has reached since.
+    return furthest(reached, batch.start, batch.resumes_at, batch.span.next)
 
 
 def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
@@ -75,15 +145,15 @@ def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
     )
 
 
-def _prune_in_tx(connection: Connection, locked: LockedWriter, newest_to_go: int) -> None:
+def _prune_in_tx(connection: Connection, writer_id: int, generation: int, newest_to_go: int) -> None:
     for table in (batches, replays):
-        of_this_writer = and_(table.c.writer_id == locked.writer_id, table.c.generation == locked.generation)
-        oldest = select(func.min(table.c.batch_id)).where(of_this_writer).scalar_subquery()
-        connection.execute(
-            delete(table).where(
-                of_this_writer, table.c.batch_id <= newest_to_go, table.c.batch_id < oldest + _PRUNE_AT_MOST
-            )
-        )
+        of_generation = and_(table.c.writer_id == writer_id, table.c.generation == generation)
+        oldest = select(func.min(table.c.batch_id)).where(of_generation).scalar_subquery()
+        old = and_(of_generation, table.c.batch_id < oldest + _PRUNE_AT_MOST)
+        if generation > 0:
+            # Each generation before took at most retainBatches with it.
+            old = or_(old, and_(table.c.writer_id == writer_id, table.c.generation < generation))
+        connection.execute(delete(table).where(old, table.c.batch_id <= newest_to_go))
 
 
 def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:
@@ -103,7 +173,9 @@ def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> No
     The writer names a batch that is not there yet; the deferred constraint ``last_batch_is_recorded`` refuses that.
     """
     connection.execute(
-        update(writers).where(writers.c.writer_id == locked.writer_id).values(last_batch_id=batch.batch_id)
+        update(writers)
+        .where(writers.c.writer_id == locked.writer_id)
+        .values(generation=generation_of(locked, batch), last_batch_id=batch.batch_id)
     )
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from offsets_store.errors import NOTHING, PgonceError
+from offsets_store.facts import Batch, Ledger, Remedies
 from offsets_store.offsets import goes_back
-from offsets_store.verdict import Batch, Ledger, Remedies, Verdict
+from offsets_store.verdict import Verdict, recreated
 
 
 class RefusedBatch(PgonceError):
@@ -25,6 +26,15 @@ def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) 
 
 def _writer(batch: Batch) -> str:
     return f"query {batch.query_id} into sink {batch.sink_name!r}"
+
+
+def _doctor(batch: Batch) -> str:
+    where = batch.checkpoint_location or "<checkpoint>"
+    return f"`pgonce doctor {where}` tells where both stand, and `pgonce recover {where}` mends what can be proven."
+
+
+def _stored(batch: Batch) -> str:
+    return f"`pgonce offsets {batch.query_id} --starting-offsets`, with replaces={batch.query_id}"
 
 
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
@@ -60,6 +70,13 @@ def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
 
 def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     writer = ledger.writer
+    if writer and writer.is_retired:
+        return (
+            f"The {_writer(batch)} was retired by hand (`pgonce retire`): it was to publish no more.",
+            "Leave this query stopped, or take the sink out of it. If it was retired by mistake, start a new "
+            f"checkpoint at the stored offsets (`pgonce offsets {batch.query_id} --starting-offsets`), with "
+            f"replaces={batch.query_id}.",
+        )
     if writer and writer.replaced_by:
         return (
             f"The {_writer(batch)} was replaced by query {writer.replaced_by}, which publishes now.",
@@ -92,8 +109,8 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"Batch {batch.batch_id} of {_writer(batch)} was published before, {known}: the checkpoint was restored from "
         "an older copy or advanced elsewhere, or the source was replaced.",
-        "Bring back the newest copy of the checkpoint. If it is lost, start a new checkpoint at the stored offsets: "
-        f"`pgonce offsets {batch.query_id} --starting-offsets`, with replaces={batch.query_id}. "
+        f"{_doctor(batch)} Or bring back the newest copy of the checkpoint. If it is lost, start a new checkpoint at "
+        f"the stored offsets: {_stored(batch)}. "
         f"`pgonce history {batch.query_id}` shows what is recorded.",
     )
 
@@ -103,8 +120,8 @@ def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the last one published here is {last}: the "
         "database was restored to an earlier state, or the writer is called only for some batches.",
-        "If the database was restored, restore the checkpoint of the same time, or start a new checkpoint at the "
-        f"stored offsets (`pgonce offsets {batch.query_id} --starting-offsets`, replaces={batch.query_id}). In "
+        f"{_doctor(batch)} If the database was restored, you can also restore the checkpoint of the same time, or "
+        f"start a new checkpoint at the stored offsets ({_stored(batch)}). In "
         "foreachBatch, call the writer for every batch, empty ones too, and let its errors out of the function.",
     )
 
@@ -115,9 +132,18 @@ def _disjoint(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"Batch {batch.batch_id} of {_writer(batch)} does not follow what was published last: it was planned after "
         f"another batch {batch.batch_id - 1} than the recorded one. It starts at {batch.start}; the stored end is "
         f"{end}. Rows would be lost or doubled.",
-        "Bring back the checkpoint that this ledger belongs to (an older copy was advanced elsewhere). If it is lost, "
-        f"start a new checkpoint at the stored offsets: `pgonce offsets {batch.query_id} --starting-offsets`, with "
-        f"replaces={batch.query_id}.",
+        f"{_doctor(batch)} Or bring back the checkpoint that this ledger belongs to (an older copy was advanced "
+        f"elsewhere). If it is lost, start a new checkpoint at the stored offsets: {_stored(batch)}.",
+    )
+
+
+def _recreated(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    return (
+        f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger.last, batch))}, which was "
+        "deleted and made anew since the last batch was published. By its offsets it looks like the old one; its rows "
+        "that lie before the stored end would never be read.",
+        "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
+        "stored ones).",
     )
 
 
@@ -139,5 +165,6 @@ _WORDS: dict[Verdict, Callable[[Ledger, Batch, Remedies], tuple[str, str]]] = {
     Verdict.CHANGED: _changed,
     Verdict.GAP: _gap,
     Verdict.DISJOINT: _disjoint,
+    Verdict.RECREATED: _recreated,
     Verdict.BACKWARD: _backward,
 }

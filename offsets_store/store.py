@@ -7,14 +7,14 @@ answer in one snapshot of the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import ColumnElement, Connection, Select, and_, desc, func, or_, select, true
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, desc, func, or_, select, true
 
 from offsets_store.connect import engine_for
 from offsets_store.find_writer import find_writers, the_writer, where_to_resume
@@ -22,6 +22,7 @@ from offsets_store.kafka_partitions import ends_of, partitions_of
 from offsets_store.lag import Newest, lag_of, newest_of_progress
 from offsets_store.migrations import require_ledger
 from offsets_store.offsets import kafka_partitions
+from offsets_store.positions import furthest
 from offsets_store.postgres_errors import driver_error, ledger_error
 from offsets_store.search_path import SET_OURS
 from offsets_store.starting_offsets import kafka_end, starting_offsets_json
@@ -141,6 +142,7 @@ _WRITERS = (
         writers.c.last_batch_id.label("batch_id"),
         # The listener fills the batch's record even where the next commit keeps it from the writer's row.
         func.coalesce(writers.c.end_offsets, _last.c.end_offsets).label("end_offsets"),
+        _last.c.positions.label("stored_positions"),
         writers.c.guarantee,
         select(func.count()).where(replays.c.writer_id == writers.c.writer_id).scalar_subquery().label("replays"),
         select(func.count())
@@ -149,6 +151,7 @@ _WRITERS = (
         .label("disagreements"),
         writers.c.replaces,
         writers.c.replaced_by,
+        writers.c.retired_at,
         writers.c.created_at,
         writers.c.updated_at,
     )
@@ -190,6 +193,7 @@ def _newest_batches(wanted: ColumnElement[bool], limit: int) -> Select[Any]:
             newest.c.start_offsets,
             newest.c.end_offsets,
             newest.c.rows,
+            newest.c.dropped_rows,
             newest.c.transport,
             skipped.scalar_subquery().label("replays"),
             newest.c.committed_at,
@@ -202,13 +206,24 @@ def _newest_batches(wanted: ColumnElement[bool], limit: int) -> Select[Any]:
 
 
 def _writers(connection: Connection) -> list[StoredWriter]:
-    return [StoredWriter(**row._mapping) for row in connection.execute(_WRITERS)]
+    return _as_stored(connection.execute(_WRITERS))
+
+
+def _as_stored(rows: Iterable[Row[Any]]) -> list[StoredWriter]:
+    found = []
+    for row in rows:
+        values = dict(row._mapping)
+        positions = values.pop("stored_positions")
+        if positions is not None:
+            values["end_offsets"] = furthest(values["end_offsets"], positions) or None
+        found.append(StoredWriter(**values))
+    return found
 
 
 def _writers_of(connection: Connection, query: str, sink: str | None) -> list[StoredWriter]:
     # Only the query's own first: replays and events are counted for each writer that is read.
     ids = select(_named.c.query_id).where(or_(_named.c.query_id == query, _named.c.query_name == query))
-    own = [StoredWriter(**row._mapping) for row in connection.execute(_WRITERS.where(writers.c.query_id.in_(ids)))]
+    own = _as_stored(connection.execute(_WRITERS.where(writers.c.query_id.in_(ids))))
     return find_writers(own or _writers(connection), query, sink)
 
 

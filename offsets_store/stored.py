@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from offsets_store.facts import Guarantee
 from offsets_store.offsets import CurrentOffset, Offsets, as_current
-from offsets_store.verdict import Guarantee
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,9 @@ class StoredWriter:
     offset; a Kafka offset is the next one to read), None where nobody has told. ``guarantee`` is ``offsets`` where a
     replay needs proof, ``ids`` where batch ids alone are compared, which is weaker. ``replays`` counts the proven
     replays that were skipped and are still kept, ``disagreements`` what the listener found to differ. A writer with
-    ``replaced_by`` is an old one: that query has its place.
+    ``replaced_by`` is an old one: that query has its place; one with ``retired_at`` will publish no more. Where rows
+    carry their positions, ``end_offsets`` reach as far as rows are stored, though a batch that is run again may be
+    behind.
     """
 
     query_id: str
@@ -39,6 +41,7 @@ class StoredWriter:
     disagreements: int
     replaces: str | None
     replaced_by: str | None
+    retired_at: datetime | None
     created_at: datetime
     updated_at: datetime
 
@@ -50,7 +53,11 @@ class StoredWriter:
 
 @dataclass(frozen=True)
 class StoredBatch:
-    """One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None where unknown."""
+    """
+    One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None where unknown.
+
+    ``rows`` were published; ``dropped_rows`` were not, for an earlier batch had published them.
+    """
 
     query_id: str
     sink_name: str
@@ -60,6 +67,7 @@ class StoredBatch:
     start_offsets: Offsets | None
     end_offsets: Offsets | None
     rows: int
+    dropped_rows: int
     transport: str
     replays: int
     committed_at: datetime

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import (
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -66,6 +67,7 @@ writers = Table(
     Column("replaced_by", Text),
     _now("created_at"),
     _now("updated_at"),
+    Column("retired_at", DateTime(timezone=True)),
     UniqueConstraint("query_id", "sink_name"),
     CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
     Index("writers_sink_name", "sink_name"),
@@ -94,6 +96,10 @@ batches = Table(
     Column("rows", BigInteger, nullable=False),
     Column("transport", Text, nullable=False),
     _now("committed_at"),
+    Column("positions", JSONB(none_as_null=True)),
+    Column("dropped_rows", BigInteger, nullable=False, server_default=text("0")),
+    Column("stateful", Boolean),
+    Column("topic_ids", JSONB(none_as_null=True)),
 )
 
 runs = Table(
@@ -145,4 +151,22 @@ staged_tables = Table(
     Column("run_id", Text, nullable=False),
     Column("batch_id", BigInteger, nullable=False),
     _now("created_at"),
+)
+
+interventions = Table(
+    "interventions",
+    metadata,
+    Column("intervention_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("writer_id", BigInteger, ForeignKey("pgonce.writers.writer_id", ondelete="CASCADE"), nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("batch_id", BigInteger),
+    Column("reason", Text),
+    Column("details", JSONB(none_as_null=True)),
+    Column("made_by", Text, nullable=False, server_default=text("SESSION_USER")),
+    _now("made_at"),
+    Column("used_at", DateTime(timezone=True)),
+    CheckConstraint(
+        "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint')", name="interventions_kind_check"
+    ),
+    Index("interventions_writer", "writer_id", "kind", "batch_id"),
 )

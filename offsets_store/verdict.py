@@ -7,14 +7,11 @@ proven to be the one that is recorded, and published only where it is proven to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
-from uuid import UUID
 
+from offsets_store.facts import Batch, Ledger, Recorded, Remedies, Writer
 from offsets_store.offsets import Offsets, goes_back, same, says_which_rows
-
-Guarantee = Literal["offsets", "ids"]
+from offsets_store.positions import Span, below, furthest, left_out, places
 
 
 class Verdict(Enum):
@@ -30,95 +27,17 @@ class Verdict(Enum):
     CHANGED = "its id was published before, and it is not proven to be the same batch"
     GAP = "the batch before it was never published here"
     DISJOINT = "it does not start where the last published batch ended"
+    RECREATED = "a topic that it reads was deleted and made anew since"
     BACKWARD = "its range ends before it starts, or a partition of it vanished"
+    OVERLAP = "some of its rows are stored; their positions tell which"
+    ACCEPTED = "a person has said that this batch may follow"
     NEW = "the next batch"
 
 
-PUBLISH = frozenset({Verdict.NEW})
+PUBLISH = frozenset({Verdict.NEW, Verdict.OVERLAP, Verdict.ACCEPTED})
+# What a person may let through, once and on their own word.
+ACCEPTABLE = frozenset({Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT, Verdict.RECREATED, Verdict.BACKWARD})
 SKIP = frozenset({Verdict.LANDED, Verdict.REPLAY, Verdict.ADOPTED})
-
-
-@dataclass(frozen=True)
-class Batch:
-    """
-    One micro-batch, as the commit sees it.
-
-    ``offset_log`` and ``previous_offset_log`` are the texts of ``offsets/N`` and ``offsets/N-1``; None where
-    they cannot be had. ``start`` is inclusive; both offsets map a source's id to its offset.
-    """
-
-    query_id: str
-    sink_name: str
-    run_id: str
-    batch_id: int
-    attempt: UUID
-    offset_log: str | None
-    previous_offset_log: str | None
-    start: Offsets | None
-    end: Offsets | None
-    stateful: bool
-    query_name: str | None = None
-    checkpoint_location: str | None = None
-    guarantee: Guarantee = "offsets"
-
-
-@dataclass(frozen=True)
-class Remedies:
-    """What the user allowed by hand, for a query that the ledger does not know."""
-
-    adopt_checkpoint: int | None = None
-    replaces: str | None = None
-    independent: bool = False
-
-
-@dataclass(frozen=True)
-class Writer:
-    """The writer's row in the ledger."""
-
-    generation: int
-    last_batch_id: int
-    end_offsets: Offsets | None
-    run_id: str
-    guarantee: Guarantee
-    replaced_by: str | None = None
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """A batch's row in the ledger."""
-
-    batch_id: int
-    run_id: str
-    attempt: UUID
-    start: Offsets | None
-    end: Offsets | None
-    offset_log: str | None
-
-
-@dataclass(frozen=True)
-class Rival:
-    """Another query that feeds the same sink, and what it has in common with this one."""
-
-    query_id: str
-    shares: str
-    end_offsets: Offsets | None
-
-
-@dataclass(frozen=True)
-class Ledger:
-    """
-    What the ledger says of this writer and batch, read under the writer's lock.
-
-    ``same_id`` is the record of this batch id, ``last`` that of the newest batch; ``was_owner`` tells whether
-    this run ever owned the writer; ``skipped_by`` is the attempt with which this run skipped this batch id.
-    """
-
-    writer: Writer | None = None
-    same_id: Recorded | None = None
-    last: Recorded | None = None
-    was_owner: bool = False
-    skipped_by: UUID | None = None
-    rivals: tuple[Rival, ...] = ()
 
 
 def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
@@ -128,22 +47,85 @@ def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     An error's words are made elsewhere (:mod:`offsets_store.refusals`): this says which case it is.
     """
     known = _first_contact(ledger, batch, remedies) if ledger.writer is None else _known(ledger, ledger.writer, batch)
-    return Verdict.BACKWARD if known is Verdict.NEW and goes_back(batch.start, batch.end) else known
+    return Verdict.BACKWARD if known in PUBLISH and goes_back(batch.start, batch.end) else known
 
 
 def _known(ledger: Ledger, writer: Writer, batch: Batch) -> Verdict:
     same_id = ledger.same_id
     if same_id and same_id.attempt == batch.attempt:
         return Verdict.LANDED
-    if writer.replaced_by or (ledger.was_owner and writer.run_id != batch.run_id):
+    if writer.replaced_by or writer.is_retired or (ledger.was_owner and writer.run_id != batch.run_id):
         return Verdict.FENCED
     if ledger.skipped_by not in (None, batch.attempt) or (same_id and same_id.run_id == batch.run_id):
         return Verdict.DUPLICATE
+    if same_id and batch.batch_id <= writer.last_batch_id and is_same_batch(same_id, batch):
+        return Verdict.REPLAY
+    if recreated(ledger.last, batch):
+        return Verdict.RECREATED
+    if batch.span is not None and _has_positions(ledger, writer):
+        return _by_position(ledger, writer, batch, batch.span)
     if batch.batch_id <= writer.last_batch_id:
-        return Verdict.REPLAY if same_id and is_same_batch(same_id, batch) else Verdict.CHANGED
+        return Verdict.CHANGED
     if batch.batch_id > writer.last_batch_id + 1:
         return Verdict.GAP
     return Verdict.NEW if follows(writer, ledger.last, batch) else Verdict.DISJOINT
+
+
+def recreated(last: Recorded | None, batch: Batch) -> list[str]:
+    """The topics whose id is another than when the last batch was published; an unknown id tells nothing."""
+    before = (last and last.topic_ids) or {}
+    return sorted(topic for topic, now in (batch.topic_ids or {}).items() if before.get(topic, now) != now)
+
+
+def _has_positions(ledger: Ledger, writer: Writer) -> bool:
+    """Whether what is stored says which rows, be it that nothing was selected yet."""
+    by_row = ledger.last is not None and ledger.last.positions is not None
+    return by_row or says_which_rows(writer.end_offsets)
+
+
+def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Verdict:
+    """
+    Judge a batch whose rows carry their positions: batch ids may come again, and ranges may overlap.
+
+    Only the start can be wrong. It is known of the first batch of a run, for that begins where an entry of ``offsets/``
+    ends; within a run Spark begins each batch where the one before ended, and asynchronous progress tracking may have
+    written neither down.
+    """
+    is_next = batch.batch_id == writer.last_batch_id + 1
+    is_first_of_run = writer.run_id != batch.run_id
+    start = batch.start or (batch.resumes_at if is_first_of_run else None)
+    if start is None:
+        if is_first_of_run or not is_next:
+            return Verdict.CHANGED if batch.batch_id <= writer.last_batch_id else Verdict.GAP
+        if ledger.last and below(span.first, ledger.last.end):
+            return Verdict.BACKWARD
+    elif not _is_recorded(ledger.previous, batch) and left_out(start, stored_end(ledger)):
+        return Verdict.GAP if batch.batch_id > writer.last_batch_id + 1 else Verdict.DISJOINT
+    return Verdict.NEW if is_next and not below(span.first, stored_positions(ledger)) else Verdict.OVERLAP
+
+
+def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
+    """Whether the entry that the batch begins after is proven to be a published batch's."""
+    return (
+        previous is not None
+        and previous.offset_log not in (None, "")
+        and (previous.offset_log == batch.previous_offset_log)
+    )
+
+
+def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offsets | None:
+    """The positions below which rows are in the target, or were never selected; None where nothing is stored."""
+    if ledger.writer is None:
+        replaced = remedies and remedies.replaces
+        return next((rival.end_offsets for rival in ledger.rivals if rival.query_id == replaced), None)
+    if ledger.last is None or ledger.last.positions is None:
+        return ledger.writer.end_offsets
+    return ledger.last.positions
+
+
+def stored_end(ledger: Ledger) -> Offsets:
+    """Where a batch may start at most: past the stored positions lie rows that were not selected."""
+    return furthest(stored_positions(ledger), ledger.writer.end_offsets if ledger.writer else None)
 
 
 def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
@@ -160,31 +142,32 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
     if open_rivals or not takes_over(ledger, batch, remedies):
         return Verdict.FOREIGN
-    return Verdict.NEW
+    overlaps = batch.span is not None and below(batch.span.first, stored_positions(ledger, remedies))
+    return Verdict.OVERLAP if overlaps else Verdict.NEW
 
 
 def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:
     """
     Whether batch 0 starts where the query that it ``replaces`` ended (True where it replaces none).
 
-    A partition that the old query never saw may be new; one that it saw must be there, at the stored offset.
+    A partition that the old query never saw may be new; one that it saw must be there, at the stored offset, or below
+    it where the rows carry their positions.
     """
     if remedies.replaces is None:
         return True
     for rival in ledger.rivals:
         if rival.query_id == remedies.replaces:
-            return _continues(rival.end_offsets, batch.start)
+            return _continues(rival.end_offsets, batch.start, may_overlap=batch.span is not None)
     return False
 
 
-def _continues(end: Offsets | None, start: Offsets | None) -> bool:
+def _continues(end: Offsets | None, start: Offsets | None, *, may_overlap: bool) -> bool:
     if end is None or start is None or not says_which_rows(end) or not says_which_rows(start):
         return False
+    starts = places(start)
     return end.keys() == start.keys() and all(
-        start[source].get(topic, {}).get(partition) == position
-        for source, topics in end.items()
-        for topic, partitions in topics.items()
-        for partition, position in partitions.items()
+        place in starts and (starts[place] == position or (may_overlap and starts[place] < position))
+        for place, position in places(end).items()
     )
 
 
@@ -194,8 +177,11 @@ def is_same_batch(recorded: Recorded, batch: Batch) -> bool:
 
     The text of ``offsets/N`` holds the time at which the batch was planned, so a batch that was planned anew
     differs even where its offsets read the same. Without the text, offsets are proof only where they say which
-    rows (Kafka), the range is not empty (a no-data batch may emit other rows) and no state is involved.
+    rows (Kafka), the range is not empty (a no-data batch may emit other rows) and no state is involved. An entry
+    that is not known to be the one with which the batch was planned proves nothing.
     """
+    if not batch.entry_is_its_own:
+        return False
     if recorded.offset_log is not None and batch.offset_log is not None:
         return recorded.offset_log == batch.offset_log
     if batch.guarantee == "ids":

@@ -20,11 +20,14 @@ from sqlalchemy import Connection, event
 from offsets_store import ledger, record
 from offsets_store.connect import engine_for
 from offsets_store.errors import NOTHING
+from offsets_store.facts import Batch
 from offsets_store.ledger import LockedWriter, TransactionState
 from offsets_store.migrations import ensure_ledger
+from offsets_store.offsets import Offsets
+from offsets_store.record import Published
 from offsets_store.refusals import refusal
 from offsets_store.search_path import leave_in_tx
-from offsets_store.verdict import PUBLISH, SKIP, Batch, Verdict, decide
+from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide, stored_positions
 from sink.errors import CommitError
 from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
@@ -33,23 +36,16 @@ _log = logging.getLogger("pgonce")
 
 
 @dataclass(frozen=True)
-class Published:
-    """What went into the target with a batch: rows, and how they came (``inline``, ``staged``, ``function`` ...)."""
-
-    rows: int
-    transport: str
-
-
-@dataclass(frozen=True)
 class Work:
     """
-    What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows.
+    What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
-    Both run inside the transaction, anew at every try. ``sealed`` is for work that runs SQL of the user's.
+    ``publish`` is told below which positions rows are stored already (None: drop none). Both run inside the
+    transaction, anew at every try. ``sealed`` is for work that runs SQL of the user's.
     """
 
     name_sink: Callable[[Connection], str]
-    publish: Callable[[Connection, Batch], Published]
+    publish: Callable[[Connection, Batch, Offsets | None], Published]
     sealed: bool = False
 
 
@@ -69,9 +65,11 @@ def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatc
         with watch.looking(connection, may_end=True):
             locked = ledger.lock_writer_in_tx(connection, batch, settings.remedies.replaces)
         verdict = decide(locked.ledger, batch, settings.remedies)
+        if verdict in ACCEPTABLE and ledger.is_accepted_in_tx(connection, locked, batch):
+            verdict = Verdict.ACCEPTED
         if verdict in PUBLISH:
             with watch.looking(connection, may_end=False):
-                _publish_in_tx(connection, settings, batch, work, locked, began)
+                _publish_in_tx(connection, settings, batch, work, locked, verdict, began)
         elif verdict in SKIP:
             _skip_in_tx(connection, settings, batch, verdict, locked)
         else:
@@ -106,22 +104,23 @@ def _publish_in_tx(
     batch: Batch,
     work: Work,
     locked: LockedWriter,
+    verdict: Verdict,
     began: TransactionState,
 ) -> None:
+    stored = stored_positions(locked.ledger, settings.remedies)
     if work.sealed:
         event.listen(connection, "after_cursor_execute", _refuse_ended_transaction)
         record.seal_in_tx(connection, locked, batch)
     leave_in_tx(driver_connection(connection))
-    published = work.publish(connection, batch)
+    published = work.publish(connection, batch, stored if verdict is Verdict.OVERLAP else None)
     _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
+    # On a person's word the batch goes on from where it is, below what was stored or past it.
+    floor = None if verdict is Verdict.ACCEPTED else stored
     record.record_batch_in_tx(
-        connection,
-        locked,
-        batch,
-        rows=published.rows,
-        transport=published.transport,
-        retain_batches=settings.retain_batches,
+        connection, locked, batch, published, stored=floor, retain_batches=settings.retain_batches
     )
+    if verdict is Verdict.ACCEPTED:
+        ledger.use_acceptance_in_tx(connection, locked, batch)
     if locked.ledger.writer is None and settings.remedies.replaces:
         record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
     # Deferred triggers of the user's tables run at COMMIT.
@@ -135,7 +134,7 @@ def _skip_in_tx(
         record.record_replay_in_tx(connection, locked, batch)
     elif verdict is Verdict.ADOPTED:
         record.record_batch_in_tx(
-            connection, locked, batch, rows=0, transport="adopted", retain_batches=settings.retain_batches
+            connection, locked, batch, Published(0, "adopted"), stored=None, retain_batches=settings.retain_batches
         )
 
 

@@ -7,16 +7,21 @@ before its tasks ran, read anew for every batch.
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import without_credentials
 from offsets_store.errors import NOTHING, CheckpointError
-from offsets_store.verdict import Batch
+from offsets_store.facts import Batch
+from offsets_store.offsets import OffsetLog, Offsets, says_which_rows
 from sink.errors import SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin
+from sink.row_positions import Reach, span_of
 
 # On an object store a file may be listed before it can be read.
 _WAIT_FOR_OFFSETS_SECONDS = 10.0
@@ -37,22 +42,28 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
         raise SparkError(
             "NOT_MICRO_BATCH",
             f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query runs "
-            "with the continuous trigger (which drops every row of a Python sink), or with asynchronous progress "
-            "tracking; or checkpointLocation is not the location that this query uses; or another driver works on the "
-            "same checkpoint, and has committed this batch.",
+            "with the continuous trigger (which drops every row of a Python sink); or checkpointLocation is not the "
+            "location that this query uses; or another driver works on the same checkpoint, and has committed this "
+            "batch.",
             NOTHING,
-            "Use a micro-batch trigger without asyncProgressTrackingEnabled, give this writer the query's own "
-            "checkpointLocation, and leave one driver running.",
+            "Use a micro-batch trigger, give this writer the query's own checkpointLocation, and leave one driver "
+            "running.",
         )
     return OffsetLogEntry(*newest)
 
 
 def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
     """
-    The entry of the batch being planned; None with offsetsFrom=listener, where the checkpoint need not be readable.
+    The entry of the batch being planned.
+
+    None with offsetsFrom=listener, where the checkpoint need not be readable, and with asynchronous progress tracking,
+    where the entry may come later.
 
     :raises SparkError: as :func:`newest_uncommitted_entry`; with the listener too, where the checkpoint can be read.
     """
+    if options.async_interval_ms is not None:
+        _refuse_continuous(options.checkpoint_location, options.async_interval_ms)
+        return None
     if options.offsets_from == "checkpoint":
         return newest_uncommitted_entry(options.checkpoint_location)
     with suppress(CheckpointError):
@@ -60,23 +71,85 @@ def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
     return None
 
 
-def batch_from_checkpoint(checkpoint_location: str, origin: Origin, query_name: str | None) -> Batch:
+# Checkpoints in which this worker has seen a micro-batch query write.
+_micro_batch: set[str] = set()
+
+
+def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
+    """
+    Refuse a query that has the options of asynchronous progress tracking, but runs continuously.
+
+    Where an entry is due, as it is for the first batch that a run plans, it comes within milliseconds. A continuous
+    query writes its first one after an epoch, which begins only when this has returned.
+    """
+    if checkpoint_location in _micro_batch:
+        return
+    deadline = time.monotonic() + _WAIT_FOR_OFFSETS_SECONDS
+    while True:
+        try:
+            newest_uncommitted_entry(checkpoint_location)
+        except SparkError:
+            if _written_within(interval_ms, checkpoint_location):
+                return
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            _micro_batch.add(checkpoint_location)
+            return
+
+
+def _written_within(interval_ms: int, checkpoint_location: str) -> bool:
+    """Whether a micro-batch was written down so lately that the next entry is not due."""
+    ids, _ = Checkpoint(checkpoint_location).batch_ids()
+    newest = Checkpoint(checkpoint_location).find_offset_log(ids[-1]) if ids else None
+    planned_at = newest.metadata.get("batchTimestampMs") if newest else None
+    return isinstance(planned_at, int) and time.time() * 1000 < planned_at + interval_ms
+
+
+def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None) -> Batch:
     """
     The batch that ``origin`` names, with the offsets that the checkpoint gives it; its sink is named later.
 
+    :param reaches: how far the rows of each task reach, where they carry their positions.
     :raises CheckpointError: where its files cannot be read in time, or belong to another query.
     :raises SparkError: where they are not those of the batch that was planned.
     """
-    if origin.planned is None:
+    if origin.planned is None and options.async_interval_ms is None:
         raise SparkError(
             "NO_IDENTITY",
             "The rows came without the entry of offsets/ with which their batch was planned.",
             NOTHING,
             "Write with df.writeStream on PySpark 4.1 to 4.3; if this comes back, report it with the driver's log.",
         )
-    checkpoint = Checkpoint(checkpoint_location)
+    checkpoint = Checkpoint(options.checkpoint_location)
     refuse_other_query(checkpoint, origin)
-    return describe_batch(checkpoint, origin, query_name)
+    if options.has_sparse_log and origin.batch_id > 0:
+        batch = describe_sparsely(checkpoint, origin, options.query_name)
+    else:
+        batch = describe_batch(checkpoint, origin, options.query_name)
+    if reaches is None:
+        return batch
+    return replace(batch, span=span_of(refuse_without_positions(batch), reaches))
+
+
+def refuse_without_positions(batch: Batch) -> str:
+    """
+    The id of the one source whose positions the rows of ``batch`` carry.
+
+    :raises SparkError: where the query keeps state, or does not read exactly one source, Kafka.
+    """
+    known = batch.end or batch.resumes_at or {}
+    if batch.stateful or len(known) != 1 or not says_which_rows(known):
+        raise SparkError(
+            "NOT_BY_POSITION",
+            "Position columns are given, but "
+            + ("this query keeps state" if batch.stateful else "this query does not read exactly one source, Kafka")
+            + ": the rows of a batch that is run again with another range cannot be told apart by their position.",
+            NOTHING,
+            "Leave the position columns out, and asynchronous progress tracking off.",
+        )
+    return next(iter(known))
 
 
 def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
@@ -96,35 +169,74 @@ def describe_batch(
     checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
 ) -> Batch:
     """
-    As :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's.
+    As :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
 
     :param planned_at: the batch's ``batchTimestampMs``, where somebody knows it otherwise than from the checkpoint.
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
     is_other_entry = origin.planned is not None and origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
     if is_other_entry or planned_at not in (None, log.metadata.get("batchTimestampMs")):
-        raise SparkError(
-            "OFFSETS_REWRITTEN",
-            f"offsets/{origin.batch_id} is not the entry with which this batch was planned: another driver works on "
-            "the same checkpoint.",
-            NOTHING,
-            "Leave one driver running. Give every query a checkpoint of its own.",
-        )
-    previous = checkpoint.find_offset_log(origin.batch_id - 1) if origin.batch_id else None
+        raise rewritten(origin.batch_id)
+    before = origin.batch_id - 1
+    previous = checkpoint.find_offset_log(before) if origin.batch_id else None
     start = previous.offsets if previous else checkpoint.initial_offsets() if origin.batch_id == 0 else None
+    return batch_of_query(
+        checkpoint, origin, query_name, log=log, previous=(before, previous) if previous else None, start=start
+    )
+
+
+def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> Batch:
+    """
+    The batch, where Spark has written the entries of some batches only, and perhaps not yet this one's.
+
+    An entry of this number is noted, but proves no replay: nothing tells whether it is this driver's.
+    """
+    log = checkpoint.find_offset_log(origin.batch_id)
+    entry = checkpoint.newest_before(origin.batch_id)
+    is_next = entry is not None and entry[0] == origin.batch_id - 1
+    batch = batch_of_query(
+        checkpoint, origin, query_name, log=log, previous=entry, start=entry[1].offsets if entry and is_next else None
+    )
+    # Not as the end: only the rows tell how far this batch reached.
+    return replace(batch, end=None, entry_is_its_own=False)
+
+
+def rewritten(batch_id: int) -> SparkError:
+    """The error for an entry of ``offsets/`` that is not this driver's."""
+    return SparkError(
+        "OFFSETS_REWRITTEN",
+        f"offsets/{batch_id} is not the entry with which this batch was planned: another driver works on the same "
+        "checkpoint.",
+        NOTHING,
+        "Leave one driver running. Give every query a checkpoint of its own.",
+    )
+
+
+def batch_of_query(
+    checkpoint: Checkpoint,
+    origin: Origin,
+    query_name: str | None,
+    *,
+    log: OffsetLog | None,
+    previous: tuple[int, OffsetLog] | None,
+    start: Offsets | None,
+) -> Batch:
+    """The batch that ``origin`` names, put together from its own entry and the ``previous`` one with its number."""
     return Batch(
         query_id=origin.query_id,
         sink_name="",
         run_id=origin.run_id,
         batch_id=origin.batch_id,
         attempt=uuid.uuid4(),
-        offset_log=log.text,
-        previous_offset_log=previous.text if previous else None,
+        offset_log=log.text if log else None,
+        previous_offset_log=previous[1].text if previous else None,
         start=start or None,
-        end=log.offsets,
+        end=log.offsets if log else None,
         stateful=checkpoint.is_stateful(),
         query_name=query_name,
         checkpoint_location=checkpoint.location,
+        previous_batch_id=previous[0] if previous else None,
+        resumes_at=previous[1].offsets if previous else None,
     )
 
 

@@ -15,8 +15,9 @@ import psycopg
 import sqlalchemy.exc
 
 from offsets_store.errors import NOTHING, ConnectError, PgonceError
+from offsets_store.facts import Batch
 from offsets_store.postgres_errors import driver_error, is_lost_connection, is_transient, ledger_error
-from offsets_store.verdict import Batch, Verdict
+from offsets_store.verdict import Verdict
 from sink.attempt import Work, try_once
 from sink.backoff import Backoff
 from sink.errors import CommitError

@@ -71,6 +71,8 @@ class PgonceDataSource(DataSource):
         :raises PgonceError: where the options, the schema or the checkpoint do not allow one; no row has moved yet.
         """
         options = parse_options(self.options, overwrite=overwrite)
+        if options.positions:
+            options.positions.check(schema)
         encode_columns(schema)
         # Not for the commit: another driver may have committed this very batch, which is for the ledger to say; and an
         # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
@@ -94,7 +96,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the commit worker: publish the batch, or skip it."""
-        commit_parcels(self.options, encode_columns(self.task_writer.struct_type), messages, batchId)
+        commit_parcels(self.options, encode_columns(self.task_writer.written_type), messages, batchId)
         settle("committing")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002

@@ -13,13 +13,19 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection
 
-from offsets_store.verdict import SKIP, Batch, Remedies
+from offsets_store.facts import Batch, Remedies
+from offsets_store.offsets import Offsets
+from offsets_store.record import Published
+from offsets_store.verdict import SKIP
 from sink.arrow_rows import collected_rows
-from sink.attempt import Published, Work
+from sink.attempt import Work
 from sink.committer import commit_batch
+from sink.frame_positions import below
 from sink.publish import publication
+from sink.row_positions import PositionColumns, position_columns
 from sink.running_query import batch_of
-from sink.settings import Mode, bad_option, commit_settings, destination, refuse_unstorable
+from sink.settings import Mode, bad_option, commit_settings, destination, refuse_unfit_positions, refuse_unstorable
+from sink.topic_ids import with_topic_ids
 from sink.transaction import BatchTransaction
 
 BatchFunction = Callable[[DataFrame, int], None]
@@ -36,6 +42,10 @@ class PostgresBatchWriter:
     :param order_by: for doubled keys in one batch: the greatest value of this column wins.
     :param sink_name: tells two writers of one query apart; the qualified table by default.
     :param create_table: create the table from the frame's schema where it is missing.
+    :param position_columns: the columns that hold Kafka's topic, partition and offset, in this order: a batch that
+        overlaps what is stored is then no error, for rows that are stored are dropped.
+    :param write_positions: whether these columns are also written to the table.
+    :param bootstrap_servers: Kafka brokers (host:port,...) to ask at each start whether a topic was made anew.
     :param retain_batches: how many batch records the ledger keeps, at least 100.
     :param adopt_checkpoint: id of the first batch to publish of a query that has run with another sink.
     :param replaces: id of the query whose place this one takes.
@@ -55,6 +65,9 @@ class PostgresBatchWriter:
         order_by: str | None = None,
         sink_name: str | None = None,
         create_table: bool = False,
+        position_columns: Sequence[str] = (),
+        write_positions: bool = True,
+        bootstrap_servers: str | None = None,
         retain_batches: int = 1000,
         adopt_checkpoint: int | None = None,
         replaces: str | None = None,
@@ -72,12 +85,17 @@ class PostgresBatchWriter:
         self._destination = destination(table, mode, _names(keys), order_by, create_table=create_table)
         refuse_unstorable(sink_name=sink_name)
         self._sink_name = sink_name
+        self._positions = _positions(position_columns, written=write_positions)
+        self._bootstrap_servers = bootstrap_servers
+        if self._positions:
+            refuse_unfit_positions(mode)
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Publish one batch, or skip it where it is proven to be published; what foreachBatch calls."""
-        batch = batch_of(frame, batch_id)
+        batch = batch_of(frame, batch_id, by_position=self._positions is not None)
+        batch = with_topic_ids(batch, self._bootstrap_servers)
         # Before the transaction, and for a replay too: a stateful query fails where its frame is not run.
-        rows = collected_rows(frame)
+        rows = collected_rows(frame, self._positions)
         commit_batch(self._settings, batch, publication(self._sink_name, self._destination, rows, "arrow"))
 
 
@@ -85,6 +103,8 @@ def transactional_batch(
     url: str = "",
     *,
     name: str,
+    position_columns: Sequence[str] = (),
+    bootstrap_servers: str | None = None,
     retain_batches: int = 1000,
     adopt_checkpoint: int | None = None,
     replaces: str | None = None,
@@ -95,8 +115,9 @@ def transactional_batch(
     """
     Make a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
 
-    A proven replay does not call it. ``name`` is the sink's name in the ledger: keep it when the function changes. The
-    other parameters are those of :class:`PostgresBatchWriter`.
+    A proven replay does not call it. ``name`` is the sink's name in the ledger: keep it when the function changes. With
+    ``position_columns``, the frame comes without the rows that are stored already. The other parameters are those of
+    :class:`PostgresBatchWriter`.
 
     :raises ConfigurationError: at once, for arguments that cannot work.
     """
@@ -111,16 +132,26 @@ def transactional_batch(
         retry_timeout=retry_timeout,
     )
 
+    positions = _positions(position_columns)
+
     def decorate(function: Callable[[DataFrame, BatchTransaction], None]) -> BatchFunction:
         @functools.wraps(function)
         def write_batch(frame: DataFrame, batch_id: int) -> None:
-            def publish(connection: Connection, batch: Batch) -> Published:
+            if positions:
+                positions.check(frame.schema)
+
+            def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
                 transaction = BatchTransaction(connection, batch)
-                function(frame, transaction)
-                return Published(transaction.rows, "function")
+                if positions is None or stored is None:
+                    function(frame, transaction)
+                    return Published(transaction.rows, "function")
+                is_stored = below(positions, stored)
+                function(frame.where(~is_stored), transaction)
+                return Published(transaction.rows, "function", frame.where(is_stored).count())
 
             work = Work(lambda _: name, publish, sealed=True)
-            verdict = commit_batch(settings, batch_of(frame, batch_id), work)
+            batch = with_topic_ids(batch_of(frame, batch_id, by_position=positions is not None), bootstrap_servers)
+            verdict = commit_batch(settings, batch, work)
             if verdict in SKIP:
                 # A stateful query fails where a batch's frame is never run.
                 frame.write.format("noop").mode("overwrite").save()
@@ -128,6 +159,10 @@ def transactional_batch(
         return write_batch
 
     return decorate
+
+
+def _positions(columns: Sequence[str], *, written: bool = True) -> PositionColumns | None:
+    return position_columns(_names(columns), written=written) if columns else None
 
 
 def _names(keys: Sequence[str]) -> tuple[str, ...]:

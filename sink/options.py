@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from offsets_store.verdict import Remedies
+from offsets_store.facts import Remedies
+from sink.row_positions import PositionColumns, position_columns
 from sink.settings import (
     CommitSettings,
     Destination,
@@ -21,6 +22,7 @@ from sink.settings import (
     bad_option,
     commit_settings,
     destination,
+    refuse_unfit_positions,
     refuse_unstorable,
 )
 
@@ -38,6 +40,9 @@ OPTIONS = (
     "createTable",
     "retainBatches",
     "offsetsFrom",
+    "positionColumns",
+    "writePositions",
+    "bootstrapServers",
     "adoptCheckpoint",
     "replaces",
     "independent",
@@ -49,11 +54,17 @@ _SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "path", "outputmo
 _SPARK_PREFIXES = ("spark.", "_", "asyncprogresstracking")
 
 DEFAULT_INLINE_BYTES = 8 * 1024 * 1024
+SPARKS_ASYNC_INTERVAL_MS = 1000
 
 
 @dataclass(frozen=True)
 class SinkOptions:
-    """The Data Source's options, parsed; ``inline_bytes`` bounds what one task puts in its commit message."""
+    """
+    The Data Source's options, parsed.
+
+    ``inline_bytes`` bounds what one task puts in its commit message; ``async_interval_ms`` is None without asynchronous
+    progress tracking, and 0 where every entry is written.
+    """
 
     commit: CommitSettings
     destination: Destination
@@ -62,6 +73,14 @@ class SinkOptions:
     query_name: str | None = None
     inline_bytes: int = DEFAULT_INLINE_BYTES
     offsets_from: OffsetsFrom = "checkpoint"
+    positions: PositionColumns | None = None
+    async_interval_ms: int | None = None
+    bootstrap_servers: str | None = None
+
+    @property
+    def has_sparse_log(self) -> bool:
+        """Whether Spark writes the offset log for some batches only, and beside or after them."""
+        return bool(self.async_interval_ms)
 
 
 def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
@@ -72,7 +91,6 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     """
     given = {name.lower(): value for name, value in raw.items()}
     _refuse_unknown(given)
-    _refuse_async_progress(given)
     refuse_unstorable(sinkName=given.get("sinkname"), queryName=given.get("queryname"))
     if not given.get("checkpointlocation"):
         raise bad_option(
@@ -82,6 +100,11 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             "checkpoint's offset log no replay can be proven.",
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
+    mode = _mode(given, overwrite)
+    offsets_from = cast("OffsetsFrom", _choice(given, "offsetsFrom", get_args(OffsetsFrom), "checkpoint"))
+    positions = _positions(given)
+    if positions:
+        refuse_unfit_positions(mode, judged_by_ids=offsets_from == "listener")
     return SinkOptions(
         commit=commit_settings(
             url=given.get("url", ""),
@@ -96,7 +119,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         ),
         destination=destination(
             table=given.get("table", ""),
-            mode=_mode(given, overwrite),
+            mode=mode,
             keys=_columns(given.get("keys", "")),
             order_by=given.get("orderby") or None,
             create_table=_flag(given, "createTable"),
@@ -105,7 +128,10 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         sink_name=given.get("sinkname") or None,
         query_name=given.get("queryname") or None,
         inline_bytes=_number(given, "inlineBytes", DEFAULT_INLINE_BYTES, least=0),
-        offsets_from=cast("OffsetsFrom", _choice(given, "offsetsFrom", get_args(OffsetsFrom), "checkpoint")),
+        offsets_from=offsets_from,
+        positions=positions,
+        async_interval_ms=_async_interval(given, positions, offsets_from),
+        bootstrap_servers=given.get("bootstrapservers") or None,
     )
 
 
@@ -119,9 +145,26 @@ def _refuse_unknown(given: Mapping[str, str]) -> None:
         raise bad_option("UNKNOWN_OPTION", f"There is no option {name!r}.", f"{hint}The options are {_list(OPTIONS)}.")
 
 
-def _refuse_async_progress(given: Mapping[str, str]) -> None:
-    if given.get("asyncprogresstrackingenabled", "").lower() == "true":
+def _positions(given: Mapping[str, str]) -> PositionColumns | None:
+    names = _columns(given.get("positioncolumns", ""))
+    if not names:
+        if "writepositions" in given:
+            raise bad_option(
+                "CLASHING_OPTIONS", "writePositions means nothing without positionColumns.", "Set both, or neither."
+            )
+        return None
+    return position_columns(names, written="writepositions" not in given or _flag(given, "writePositions"))
+
+
+def _async_interval(
+    given: Mapping[str, str], positions: PositionColumns | None, offsets_from: OffsetsFrom
+) -> int | None:
+    if given.get("asyncprogresstrackingenabled", "").lower() != "true":
+        return None
+    interval = _number(given, "asyncProgressTrackingCheckpointIntervalMs", SPARKS_ASYNC_INTERVAL_MS, least=0)
+    if offsets_from == "listener" or (interval > 0 and positions is None):
         raise asynchronous_progress()
+    return interval
 
 
 def _mode(given: Mapping[str, str], overwrite: bool) -> str:

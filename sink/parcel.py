@@ -8,12 +8,14 @@ told nothing but the batch id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from offsets_store.errors import NOTHING
 from sink.errors import SparkError
+from sink.row_positions import Reach
 
 _PARTITIONS_AT_FULL_SIZE = 8
 
@@ -28,7 +30,12 @@ class OffsetLogEntry:
 
 @dataclass(frozen=True)
 class Origin:
-    """The batch a parcel belongs to; ``planned`` is None where the checkpoint is not read (offsetsFrom=listener)."""
+    """
+    The batch a parcel belongs to.
+
+    ``planned`` is None where the checkpoint is not read (offsetsFrom=listener), or where the entry may come later than
+    the planning (asynchronous progress tracking).
+    """
 
     query_id: str
     run_id: str
@@ -41,6 +48,8 @@ class Parcel(WriterCommitMessage):
     """
     One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts.
 
+    Where rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` those of all rows.
+
     Rows in the staging table under other marks are not wanted: of attempts that Spark did not choose, and of COPYs that
     were done again.
     """
@@ -50,6 +59,8 @@ class Parcel(WriterCommitMessage):
     rows: int
     bodies: tuple[bytes, ...] = ()
     staged: tuple[tuple[int, int], ...] = ()
+    positions: tuple[pa.RecordBatch, ...] = ()
+    reach: Reach = field(default_factory=dict)
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.

@@ -17,13 +17,16 @@ from sqlalchemy import Connection
 
 from offsets_store import search_path
 from offsets_store.errors import NOTHING
-from offsets_store.verdict import Batch
-from sink.attempt import Published, Work, driver_connection
+from offsets_store.facts import Batch
+from offsets_store.offsets import Offsets
+from offsets_store.record import Published
+from sink.attempt import Work, driver_connection
 from sink.catalogue import TargetTable, resolve_table
 from sink.copy_encoder import HEADER, TRAILER
 from sink.errors import TargetError
 from sink.settings import Destination
-from sink.staging import StagedRows, check_staged_rows, column_definitions
+from sink.staged_rows import StagedRows, check_staged_rows
+from sink.staging import column_definitions
 from sink.target import ColumnPlan, target_for
 from sink.type_mapping import EncodedColumn, Fit
 from sink.write_modes import Upsert, insert_statement, null_keys_statement, plan_upsert
@@ -37,13 +40,15 @@ class BatchRows:
     The rows of one batch for one table.
 
     ``bodies`` gives the inline rows as bodies of a binary COPY, anew at every call (a lost connection makes a second
-    try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both.
+    try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both. Where rows carry
+    their positions, ``since`` picks those at or past the stored ones (of the staged rows, Postgres picks).
     """
 
     columns: tuple[EncodedColumn, ...]
     count: int
     bodies: Callable[[], Iterable[bytes]]
     staged: StagedRows | None = None
+    since: Callable[[Offsets], BatchRows] | None = None
 
 
 def publication(sink_name: str | None, destination: Destination, rows: BatchRows, transport: str) -> Work:
@@ -56,9 +61,12 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
     def name_sink(connection: Connection) -> str:
         return sink_name or resolve_table(driver_connection(connection), destination.table).qualified_name
 
-    def publish(connection: Connection, _: Batch) -> Published:
-        publish_rows_in_tx(driver_connection(connection), destination, rows)
-        return Published(rows.count, transport)
+    def publish(connection: Connection, _: Batch, stored: Offsets | None) -> Published:
+        chosen = rows.since(stored) if stored and rows.since else rows
+        driver = driver_connection(connection)
+        publish_rows_in_tx(driver, destination, chosen)
+        published = chosen.count - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
+        return Published(published, transport, rows.count - published)
 
     return Work(name_sink, publish)
 

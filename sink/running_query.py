@@ -8,6 +8,7 @@ itself read or wrote for it, through Spark's own file system, so Python needs no
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
@@ -16,11 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import CheckpointFiles, open_location, without_credentials
 from offsets_store.errors import NOTHING, CheckpointError
-from offsets_store.verdict import Batch
-from sink.checkpointed_batch import describe_batch, refuse_other_query
+from offsets_store.facts import Batch
+from offsets_store.positions import Span
+from sink.checkpointed_batch import describe_batch, refuse_other_query, refuse_without_positions
 from sink.errors import SparkError
 from sink.parcel import Origin
-from sink.settings import asynchronous_progress
+from sink.planned_range import batch_in_memory
 
 T = TypeVar("T")
 
@@ -28,10 +30,11 @@ _MICRO_BATCH = "MicroBatchExecution"
 _ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
 
 
-def batch_of(frame: DataFrame, batch_id: int) -> Batch:
+def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> Batch:
     """
     The micro-batch that ``frame`` is, as Spark's own query and checkpoint describe it; its sink is named later.
 
+    :param by_position: whether its rows carry their positions in Kafka: they lie in the range that the query planned.
     :raises SparkError: where this is no foreachBatch call of a running query, or its checkpoint is a temporary one.
     """
     query_id, running_batch_id = _identity(frame)
@@ -44,7 +47,7 @@ def batch_of(frame: DataFrame, batch_id: int) -> Batch:
         )
     query = _running_query(frame, query_id)
     _refuse_temporary_checkpoint(query)
-    _refuse_asynchronous(query)
+    interval = _async_interval(query)
     root = query.resolvedCheckpointRoot()
     # Plain files cost a fraction of a millisecond, the same through the JVM four.
     files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
@@ -56,8 +59,16 @@ def batch_of(frame: DataFrame, batch_id: int) -> Batch:
         refuse_other_query(checkpoint, origin)
     # Not every file system renames so that of two drivers only one believes that offsets/N is its own; the query
     # itself knows when it planned the batch.
-    planned_at = query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
-    return describe_batch(checkpoint, origin, query.name(), planned_at)
+    if interval:
+        batch = batch_in_memory(frame.sparkSession, query, checkpoint, origin)
+    else:
+        # Also with interval 0: once the entry is there, the range of a batch that is run again cannot differ.
+        planned_at = query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
+        batch = describe_batch(checkpoint, origin, query.name(), planned_at)
+    if by_position:
+        refuse_without_positions(batch)
+        return replace(batch, span=Span(batch.start or {}, batch.end or {}))
+    return batch
 
 
 def _identity(frame: DataFrame) -> tuple[str, int]:
@@ -113,12 +124,13 @@ def _refuse_temporary_checkpoint(query: Any) -> None:
         )
 
 
-def _refuse_asynchronous(query: Any) -> None:
+def _async_interval(query: Any) -> int:
+    """Milliseconds between two entries that asynchronous progress tracking writes; 0 where every one is written."""
     kind = query.getClass().getSimpleName()
     if kind == _MICRO_BATCH:
-        return
+        return 0
     if kind == _ASYNCHRONOUS:
-        raise asynchronous_progress()
+        return int(query.asyncProgressTrackingCheckpointingIntervalMs())
     raise SparkError(
         "NOT_MICRO_BATCH",
         f"Spark runs this query as {kind}, not in micro-batches.",

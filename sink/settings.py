@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from offsets_store.errors import ConfigurationError
+from offsets_store.facts import Remedies
 from offsets_store.postgres_errors import is_storable
-from offsets_store.verdict import Remedies
 
 Mode = Literal["append", "upsert", "complete"]
 
@@ -122,10 +122,29 @@ def commit_settings(
 
 
 def asynchronous_progress() -> ConfigurationError:
-    """The refusal of asynchronous progress tracking, whichever way in it was found."""
+    """The refusal of asynchronous progress tracking without positions, whichever way in it was found."""
     return bad_option(
         "ASYNC_PROGRESS",
-        "Asynchronous progress tracking is on. Spark then writes the offset log beside or after the batch, so a batch "
-        "that is run again may have another range, and no replay can be proven.",
-        "Remove asyncProgressTrackingEnabled from this writer.",
+        "Asynchronous progress tracking is on, with an interval: Spark then writes the offset log for some batches "
+        "only, so a batch that is run again may have another range, and nothing here tells which of its rows are "
+        "stored.",
+        "Either name the columns that hold Kafka's topic, partition and offset (positionColumns), so that rows that "
+        "are stored are dropped; or set asyncProgressTrackingCheckpointIntervalMs=0, which writes every entry; or "
+        "remove asyncProgressTrackingEnabled.",
     )
+
+
+def refuse_unfit_positions(mode: str, *, judged_by_ids: bool = False) -> None:
+    """:raises ConfigurationError: where rows cannot be told apart by position."""
+    if mode == "complete":
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "Position columns are given, but the output mode is complete: its rows come from no single record.",
+            "Leave the position columns out.",
+        )
+    if judged_by_ids:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "Position columns are given with offsetsFrom=listener: where a run begins would be unknown.",
+            "Use offsetsFrom=checkpoint, or leave the position columns out.",
+        )

@@ -16,7 +16,6 @@ import psycopg
 from psycopg import sql
 
 from offsets_store.connect import connect
-from offsets_store.errors import NOTHING
 from offsets_store.migrations import ensure_ledger
 from offsets_store.search_path import SET_OURS
 from offsets_store.tables import SCHEMA
@@ -57,27 +56,6 @@ class StagingTable:
     def identifier(self) -> sql.Identifier:
         """Its qualified name, quoted."""
         return sql.Identifier(SCHEMA, self.name)
-
-
-@dataclass(frozen=True)
-class StagedRows:
-    """The rows that the commit messages promised: mark to row count."""
-
-    table: StagingTable
-    promised: tuple[tuple[int, int], ...]
-
-    @property
-    def identifier(self) -> sql.Identifier:
-        """The table's qualified name, quoted."""
-        return self.table.identifier
-
-    @property
-    def wanted(self) -> sql.Composable:
-        """The condition that picks the promised rows, and the inline rows that joined them."""
-        marks = [INLINE_ATTEMPT, *(mark for mark, _ in self.promised)]
-        return sql.SQL("{} OPERATOR(pg_catalog.=) ANY ({}::bigint[])").format(
-            sql.Identifier(ATTEMPT_COLUMN), sql.Literal(marks)
-        )
 
 
 def column_definitions(columns: Iterable[EncodedColumn]) -> sql.Composable:
@@ -146,33 +124,6 @@ def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
             "with one role.",
         )
     return owner is not None
-
-
-def check_staged_rows(connection: psycopg.Connection, staged: StagedRows) -> None:
-    """
-    Refuse staged rows that are not exactly those that were promised: a crash of Postgres empties unlogged tables.
-
-    :raises StagingError: naming the first mark that differs.
-    """
-    counted: dict[int, int] = {}
-    exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
-    if exists and exists[0] is not None:
-        counted = dict(
-            connection.execute(
-                sql.SQL("SELECT {0}, pg_catalog.count(*) FROM {1} GROUP BY {0}").format(
-                    sql.Identifier(ATTEMPT_COLUMN), staged.identifier
-                )
-            ).fetchall()
-        )
-    for mark, rows in staged.promised:
-        if counted.get(mark, 0) != rows:
-            raise StagingError(
-                "STAGED_ROWS_LOST",
-                f"A task staged {rows} rows under mark {mark}, but {counted.get(mark, 0)} are there: Postgres crashed "
-                "in between (unlogged tables empty themselves), or somebody dropped the table.",
-                NOTHING,
-                "Start the query again: Spark runs the batch again from its source.",
-            )
 
 
 def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, last_batch_id: int) -> None:

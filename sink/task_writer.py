@@ -20,6 +20,7 @@ from sink.copy_encoder import CopyEncoder
 from sink.errors import SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap
+from sink.row_positions import Reach, reach, widen
 from sink.stager import Stager
 from sink.staging import StagingTable
 
@@ -31,6 +32,11 @@ class TaskWriter:
     options: SinkOptions
     struct_type: StructType
     planned: OffsetLogEntry | None
+
+    @property
+    def written_type(self) -> StructType:
+        """The columns that go into the target."""
+        return self.options.positions.without(self.struct_type) if self.options.positions else self.struct_type
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
         """
@@ -45,28 +51,54 @@ class TaskWriter:
             raise SparkError("NO_TASK", "write() was called outside a Spark task.", NOTHING, "Let Spark call it.")
         origin = self._origin(context)
         partition_id, attempt_id = context.partitionId(), context.taskAttemptId()
-        encoder = CopyEncoder(self.struct_type)
+        columns = self.options.positions
+        written = self.written_type
+        encoder = CopyEncoder(written)
         cap = inline_cap(self.options.inline_bytes, partition_id)
         held: list[pa.RecordBatch] = []
+        positions: list[pa.RecordBatch] = []
         bodies: list[bytes] = []
         size = 0
         for batch in batches:
-            body = encoder.encode(batch)
+            if columns:
+                positions.append(columns.of(batch))
+                size += positions[-1].nbytes
+            body = encoder.encode(batch.select(written.names) if columns else batch)
             held.append(batch)
             size += len(body)
             if size > cap:
                 bodies.clear()
-                stager = Stager(
-                    self.options.commit.url,
-                    staging_table(self.options, origin),
-                    self.struct_type,
-                    attempt_id,
-                    self.options.commit.retry_timeout,
-                )
-                staged = stager.stage(itertools.chain(held, batches))
-                return Parcel(origin, partition_id, sum(rows for _, rows in staged), staged=staged)
+                positions.clear()
+                return self._staged(origin, partition_id, attempt_id, itertools.chain(held, batches))
             bodies.append(body)
-        return Parcel(origin, partition_id, sum(b.num_rows for b in held), bodies=tuple(bodies))
+        return Parcel(
+            origin,
+            partition_id,
+            sum(batch.num_rows for batch in held),
+            bodies=tuple(bodies),
+            positions=tuple(positions),
+            reach=reach(positions),
+        )
+
+    def _staged(self, origin: Origin, partition_id: int, attempt_id: int, batches: Iterator[pa.RecordBatch]) -> Parcel:
+        stager = Stager(
+            self.options.commit.url,
+            staging_table(self.options, origin),
+            self.struct_type,
+            attempt_id,
+            self.options.commit.retry_timeout,
+        )
+        columns = self.options.positions
+        reached: Reach = {}
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                if columns:
+                    widen(reached, reach([columns.of(batch)]))
+                yield batch
+
+        staged = stager.stage(noted())
+        return Parcel(origin, partition_id, sum(rows for _, rows in staged), staged=staged, reach=reached)
 
     def _origin(self, context: TaskContext) -> Origin:
         query_id = context.getLocalProperty("sql.streaming.queryId")

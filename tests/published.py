@@ -7,8 +7,8 @@ from uuid import uuid4
 
 from offsets_store import ledger, record
 from offsets_store.connect import engine_for
+from offsets_store.facts import Batch
 from offsets_store.migrations import ensure_ledger
-from offsets_store.verdict import Batch
 
 QUERY = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
@@ -33,7 +33,8 @@ def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: An
     batch = Batch(batch_id=batch_id, attempt=uuid4(), end=end, **fields)
     with engine_for(url).begin() as connection:
         locked = ledger.lock_writer_in_tx(connection, batch, None)
-        record.record_batch_in_tx(connection, locked, batch, rows=rows, transport="inline", retain_batches=100)
+        published = record.Published(rows, "inline")
+        record.record_batch_in_tx(connection, locked, batch, published, stored=None, retain_batches=100)
     return batch
 
 

@@ -49,6 +49,7 @@ class Migration:
 MIGRATIONS = (
     Migration(1, 1, "0001_ledger.sql"),
     Migration(2, 1, "0002_progress_indexes.sql", needed=False),
+    Migration(3, 1, "0003_positions_and_interventions.sql"),
 )
 NEWEST = MIGRATIONS[-1].version
 
@@ -165,7 +166,7 @@ def grants(role: str) -> tuple[str, ...]:
 
 # What the code does with each, and nothing more; a test takes them away one by one.
 _PRIVILEGES = {
-    "SELECT, INSERT, UPDATE": ("writers",),
+    "SELECT, INSERT, UPDATE": ("writers", "interventions"),
     "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("runs",),

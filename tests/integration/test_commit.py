@@ -12,9 +12,11 @@ import pytest
 from pyspark.sql import types as t
 
 from offsets_store.errors import PgonceError
+from offsets_store.facts import Batch, Remedies
 from offsets_store.migrations import ensure_ledger
-from offsets_store.verdict import Batch, Remedies, Verdict
-from sink.attempt import Published, Work, application_name, driver_connection
+from offsets_store.record import Published
+from offsets_store.verdict import Verdict
+from sink.attempt import Work, application_name, driver_connection
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
 from sink.publish import BatchRows, publish_rows_in_tx
@@ -34,7 +36,7 @@ def rows(*ids):
 def append(*ids):
     """Work that appends these ids to the table events."""
 
-    def publish(connection, batch):
+    def publish(connection, batch, _):
         publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(*ids))
         return Published(len(ids), "test")
 
@@ -205,7 +207,7 @@ def test_sessions_settings_are_left_as_they_were(admin, url):
     """What a commit sets is gone with its transaction: behind a pooler the session is somebody else's next."""
     seen = []
 
-    def look(connection, _):
+    def look(connection, *_):
         names = ("statement_timeout", "application_name")
         seen.append([connection.exec_driver_sql(f"SHOW {name}").scalar() for name in names])
         return Published(0, "test")

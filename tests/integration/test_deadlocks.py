@@ -17,8 +17,10 @@ from psycopg.conninfo import make_conninfo
 
 from offsets_store.connect import engine_for
 from offsets_store.errors import PgonceError
-from offsets_store.verdict import Batch, Verdict
-from sink.attempt import Published, Work, driver_connection
+from offsets_store.facts import Batch
+from offsets_store.record import Published
+from offsets_store.verdict import Verdict
+from sink.attempt import Work, driver_connection
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
 from sink.publish import BatchRows, publish_rows_in_tx
@@ -140,7 +142,7 @@ def test_upserts_of_the_same_keys_lock_them_in_one_order(writers, admin, url):
     rounds, ids = 15, range(200)
 
     def commit(writer, batch_id, meet):
-        def publish(connection, _):
+        def publish(connection, *_):
             meet()
             return write(connection, "upsert", writer, batch_id, random.sample(ids, len(ids)))
 
@@ -157,7 +159,7 @@ def test_functions_that_lock_in_opposite_orders_all_come_through(writers, admin,
     rounds = 6
 
     def commit(writer, batch_id, meet):
-        def publish(connection, _):
+        def publish(connection, *_):
             meet()
             first, second = ("counter", "other_counter") if writer % 2 else ("other_counter", "counter")
             connection.exec_driver_sql(f"UPDATE {first} SET n = n + 1")
@@ -208,7 +210,7 @@ def test_batches_whose_snapshot_no_longer_holds_are_tried_again(work, isolation,
     writers, rounds = 3, 5
 
     def commit(writer, batch_id, meet):
-        def publish(connection, _):
+        def publish(connection, *_):
             # Every transaction has read, and none has written.
             meet()
             return work(connection, writer, batch_id)
@@ -247,7 +249,7 @@ def test_two_runs_of_one_batch_publish_it_once(isolation, admin, url):
     meet = threading.Barrier(2, timeout=20)
 
     def commit(query, run):
-        work = Work(meeting_once(meet, "shared"), lambda connection, _: write(connection, "append", query, 0, [query]))
+        work = Work(meeting_once(meet, "shared"), lambda connection, *_: write(connection, "append", query, 0, [query]))
         return commit_batch(settings(url, isolation), batch(query, 0, run_id=f"run {run}"), work)
 
     with ThreadPoolExecutor(2) as pool:

@@ -14,9 +14,9 @@ from sqlalchemy import MetaData, create_engine, inspect
 from sqlalchemy.dialects.postgresql import dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from offsets_store import tables
+from offsets_store import migrations, tables
 from offsets_store.errors import LedgerError
-from offsets_store.migrations import MIGRATIONS, ensure_ledger, grants, init_sql, migrate
+from offsets_store.migrations import MIGRATIONS, NEWEST, Migration, ensure_ledger, grants, init_sql, migrate
 from offsets_store.store import OffsetsStore
 
 VERSIONS = [migration.version for migration in MIGRATIONS]
@@ -149,7 +149,7 @@ class TestVersions:
         ensure_ledger(url)
         with psycopg.connect(url, autocommit=True) as connection:
             connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (9, 9)")
-            with pytest.raises(LedgerError, match=r"version 9 .*knows version 2") as refused:
+            with pytest.raises(LedgerError, match=rf"version 9 .*knows version {VERSIONS[-1]}") as refused:
                 migrate(connection)
         with pytest.raises(LedgerError) as unread:
             OffsetsStore(url).queries()
@@ -200,17 +200,18 @@ class TestRole:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute("DELETE FROM pgonce.schema_version")
 
-    def test_a_step_that_only_makes_answers_quicker_stops_nobody(self, url, login):
+    def test_a_step_that_only_makes_answers_quicker_stops_nobody(self, url, login, monkeypatch):
         """A role that may not change an older ledger publishes and reads with code that has such a step."""
         with psycopg.connect(url, autocommit=True) as connection:
             migrate(connection)
             for grant in grants(login.user):
                 connection.execute(grant.encode())
             connection.execute("DROP INDEX pgonce.progress_newest; DROP INDEX pgonce.progress_disagreements")
-            connection.execute("DELETE FROM pgonce.schema_version WHERE version = 2")
+            quicker = Migration(NEWEST + 1, 1, "0002_progress_indexes.sql", needed=False)
+            monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, quicker))
             publish(login.url, 0, {"0": 1})
             assert OffsetsStore(login.url).status()[0][0].batch_id == 0
-            assert migrate(connection) == [2]
+            assert migrate(connection) == [quicker.version]
 
     def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, login, observer):
         """Granting for another role passes over the staging tables that a streaming role owns."""
@@ -247,7 +248,7 @@ def form(table):
 def normal(line):
     """One line of DDL without the names of constraints that Postgres makes up, and with its form of IN."""
     line = re.sub(r"CONSTRAINT \w+ (?=PRIMARY|UNIQUE)", "", line.strip().rstrip(","))
-    line = re.sub(r"CHECK \(guarantee = ANY \(ARRAY\[(.*)\]\)\)", r"CHECK (guarantee IN (\1))", line)
+    line = re.sub(r"CHECK \((\w+) = ANY \(ARRAY\[(.*)\]\)\)", r"CHECK (\1 IN (\2))", line)
     line = re.sub(r"WHERE \((.*)\)$", r"WHERE \1", line)
     line = line.replace("'::text", "'").replace("UNIQUE NULLS DISTINCT", "UNIQUE")
     line = re.sub(r"GENERATED ALWAYS AS IDENTITY.*?( NOT NULL)?$", "IDENTITY", line)

@@ -11,7 +11,8 @@ from offsets_store.errors import PgonceError
 from sink.copy_encoder import CopyEncoder
 from sink.publish import BatchRows, publish_rows_in_tx
 from sink.settings import destination
-from sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, stage_rows, sweep
+from sink.staged_rows import StagedRows
+from sink.staging import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
 from sink.type_mapping import encode_columns
 
 STRUCT = t.StructType([

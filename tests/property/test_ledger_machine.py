@@ -41,16 +41,18 @@ from sqlalchemy import Connection
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.connect import engine_for
 from offsets_store.errors import PgonceError
+from offsets_store.facts import Batch, Remedies
 from offsets_store.migrations import ensure_ledger
-from offsets_store.verdict import Batch, Remedies
-from sink.attempt import Published, Work, driver_connection
+from offsets_store.record import Published
+from sink.attempt import Work, driver_connection
 from sink.checkpointed_batch import batch_by_id, describe_batch
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
 from sink.parcel import OffsetLogEntry, Origin
 from sink.publish import BatchRows, publication
 from sink.settings import CommitSettings, destination
-from sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, stage_rows, sweep
+from sink.staged_rows import StagedRows
+from sink.staging import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
 from sink.type_mapping import encode_columns
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
@@ -798,7 +800,7 @@ def some_of(plan: Plan, start: int, end: int) -> Plan:
 def hooked(work: Work, hook: Callable[[Connection], None]) -> Work:
     """The same work, with something at its end, inside the transaction."""
 
-    def publish(connection: Connection, batch: Batch) -> Published:
+    def publish(connection: Connection, batch: Batch, _: object) -> Published:
         published = work.publish(connection, batch)
         hook(connection)
         return published

@@ -16,12 +16,14 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
 
-from offsets_store.verdict import Batch, Verdict
+from offsets_store.facts import Batch
+from offsets_store.verdict import Verdict
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
 from sink.publish import BatchRows, publication
 from sink.settings import CommitSettings, Destination
-from sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, stage_rows
+from sink.staged_rows import StagedRows
+from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
 from sink.type_mapping import encode_columns
 
 Rows = Sequence[tuple[int, str]]

@@ -18,12 +18,14 @@ from typer.testing import CliRunner
 from offsets_store.cli import app
 from offsets_store.connect import engine_for
 from offsets_store.errors import ConfigurationError, PgonceError
+from offsets_store.facts import Remedies
 from offsets_store.migrations import grants, init_sql
 from offsets_store.offsets import parse_offset_log
+from offsets_store.record import Published
 from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Remedies, Verdict
+from offsets_store.verdict import Verdict
 from pgonce import PostgresBatchWriter, transactional_batch
-from sink.attempt import Published, Work
+from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.options import parse_options
 from sink.settings import CommitSettings, destination
@@ -141,7 +143,7 @@ def refused_by(attempt):
 def call_function(url, batch, name):
     """A transactional function that inserts a row: names in its SQL are its own, values are parameters."""
 
-    def publish(connection, of):
+    def publish(connection, of, _):
         tx = BatchTransaction(connection, of)
         insert = f"INSERT INTO {quoted(name)} VALUES (%s, %s)".replace("%", "%%").replace("%%s, %%s)", "%s, %s)")
         tx.execute(insert, [6, name])

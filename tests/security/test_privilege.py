@@ -86,8 +86,16 @@ def streamer(url, login) -> Iterator[Streamer]:
         engine_for(login.url).dispose()
 
 
-def everything_that_a_streaming_role_does(url: str, query_id: str) -> None:
-    """Publish in every mode by both transports, replay, sweep, look, and store a progress event."""
+# What a recovery and `pgonce accept` write.
+ACCEPT = """
+INSERT INTO pgonce.interventions (writer_id, kind, batch_id, reason)
+SELECT writer_id, 'accept', 7, 'a test' FROM pgonce.writers WHERE query_id = %s
+"""
+
+
+def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> None:
+    """Publish in every mode by both transports, replay, sweep, use an acceptance, look, and store a progress event."""
+    url = streamer.url
     for number, (where, staged) in enumerate(
         [(APPEND, False), (APPEND, True), (UPSERT, False), (UPSERT, True), (COMPLETE, False), (COMPLETE, True)]
     ):
@@ -98,6 +106,10 @@ def everything_that_a_streaming_role_does(url: str, query_id: str) -> None:
         if staged:
             with connect(url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, 0)
+    with connect(url, autocommit=True) as connection:
+        connection.execute(ACCEPT, [f"{query_id} 4"])
+    accepted = planned(7, query_id=f"{query_id} 4", end=None, start=None)
+    assert commit(url, accepted, COMPLETE) is Verdict.ACCEPTED
     assert OffsetsStore(url).latest(f"{query_id} 0").replays == 1
     with connect(url) as connection:
         connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped")
@@ -114,7 +126,7 @@ def store_progress(url: str, query_id: str) -> None:
 
 def test_what_the_document_grants_is_enough(streamer):
     """A role with these grants, and no others, publishes in every mode, inline and staged, and skips replays."""
-    everything_that_a_streaming_role_does(streamer.url, "q")
+    everything_that_a_streaming_role_does(streamer, "q")
     assert rows_in(streamer.admin, "sales.orders") == [(1, "one"), (1, "one"), (2, "two"), (2, "two")]
     assert (
         rows_in(streamer.admin, "sales.totals") == rows_in(streamer.admin, "sales.report") == [(1, "one"), (2, "two")]
@@ -142,11 +154,11 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 9 + 2 + 19 + 3
+    assert len(GRANTS) == 9 + 2 + 22 + 3
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):
-            told = failure_of(lambda of=number: everything_that_a_streaming_role_does(streamer.url, f"q{of}"))
+            told = failure_of(lambda of=number: everything_that_a_streaming_role_does(streamer, f"q{of}"))
         if not re.search(what_is_said_without(grant, streamer.admin.info.dbname), told):
             unexplained.append((grant, told))
     assert unexplained == []
@@ -221,7 +233,7 @@ def test_a_staging_table_that_another_role_prepared_is_refused(streamer, url):
 
 def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_server):
     """The document's second block is enough for `pgonce status`, and writes nothing."""
-    everything_that_a_streaming_role_does(streamer.url, "q")
+    everything_that_a_streaming_role_does(streamer, "q")
     streamer.admin.execute(f"DROP OWNED BY {quoted(streamer.user)}".encode())
     engine_for(streamer.url).dispose()
     streamer.grant(granted_in_the_document("viewer"))

@@ -18,12 +18,14 @@ from security.evil import make_evil
 from offsets_store.cli import app
 from offsets_store.connect import connect, engine_for
 from offsets_store.errors import PgonceError
+from offsets_store.facts import Remedies
 from offsets_store.heard import Heard
 from offsets_store.migrations import _ensured, ensure_ledger, init_sql
 from offsets_store.progress import store_progress_in_tx
+from offsets_store.record import Published
 from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Remedies, Verdict
-from sink.attempt import Published, Work, application_name, driver_connection
+from offsets_store.verdict import Verdict
+from sink.attempt import Work, application_name, driver_connection
 from sink.committer import commit_batch
 from sink.publish import publication, publish_rows_in_tx
 from sink.settings import CommitSettings, destination
@@ -206,7 +208,7 @@ def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(
     url += "&options=-csearch_path%3Dapp"
     where = destination("events", "append", (), None)
 
-    def publish(connection, batch):
+    def publish(connection, batch, _):
         tx = BatchTransaction(connection, batch)
         publish_rows_in_tx(driver_connection(connection), where, inline([(1, "one")]))
         tx.execute("INSERT INTO audit SELECT 'tx', current_setting('search_path')")
@@ -229,7 +231,7 @@ def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(
 def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
     """SET LOCAL search_path in a function holds for what follows it, deferred triggers too, and ends with the batch."""
 
-    def publish(connection, batch):
+    def publish(connection, batch, _):
         tx = BatchTransaction(connection, batch)
         tx.execute("SET LOCAL search_path = app")
         publish_rows_in_tx(
@@ -250,7 +252,7 @@ def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
 def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url):
     """Tables in pg_temp come first for Postgres: the ledger's are named by schema, and a target there is refused."""
 
-    def publish(connection, batch):
+    def publish(connection, batch, _):
         tx = BatchTransaction(connection, batch)
         for name in ("writers", "batches", "replays", "runs", "staged_tables", "schema_version", "pg_class", "events"):
             tx.execute(f"CREATE TEMPORARY TABLE {name} (id bigint, name text)")

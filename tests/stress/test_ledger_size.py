@@ -13,10 +13,12 @@ import pytest
 
 from offsets_store import record
 from offsets_store.connect import engine_for
+from offsets_store.facts import Batch
 from offsets_store.migrations import ensure_ledger
+from offsets_store.record import Published
 from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Batch, Verdict
-from sink.attempt import Published, Work
+from offsets_store.verdict import Verdict
+from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.settings import CommitSettings
 

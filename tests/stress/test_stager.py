@@ -15,8 +15,9 @@ from offsets_store.migrations import ensure_ledger
 from sink import stager
 from sink.publish import BatchRows, publish_rows_in_tx
 from sink.settings import destination
+from sink.staged_rows import StagedRows
 from sink.stager import Stager
-from sink.staging import StagedRows, StagingTable
+from sink.staging import StagingTable
 from sink.type_mapping import encode_columns
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])

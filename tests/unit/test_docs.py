@@ -232,13 +232,13 @@ def commands_in(document: Path) -> set[tuple[str, str]]:
     """The commands that a file names, in backticks or in a shell block: ``("pgonce", "status")``."""
     text = document.read_text()
     quoted = [*re.findall(r"`([^`\n]+)`", text), *"\n".join(blocks(document, "sh")).splitlines()]
-    return {match.groups() for line in quoted if (match := re.match(r"(pgonce|make) ([a-z]+)\b", line))}
+    return {match.groups() for line in quoted if (match := re.match(r"(pgonce|make) ([a-z-]+)\b", line))}
 
 
 def test_every_command_that_is_named_exists():
     """A remedy or a document names only commands of ``pgonce`` and targets of make that there are."""
     named = set().union(*map(commands_in, [*DOCUMENTS, *SOURCES]))
     there = {("pgonce", command.name or command.callback.__name__) for command in app.registered_commands}
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {("pgonce", "offsets"), ("make", "test")} <= named
     assert named - there - {("make", target) for target in targets} == set()

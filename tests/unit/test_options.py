@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from offsets_store.errors import ConfigurationError
-from offsets_store.verdict import Remedies
+from offsets_store.facts import Remedies
 from sink.options import OPTIONS, parse_options
 
 LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}

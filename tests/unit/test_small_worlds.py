@@ -19,7 +19,8 @@ from uuid import UUID
 
 import pytest
 
-from offsets_store.verdict import PUBLISH, SKIP, Batch, Ledger, Recorded, Remedies, Verdict, Writer, decide
+from offsets_store.facts import Batch, Ledger, Recorded, Remedies, Writer
+from offsets_store.verdict import PUBLISH, SKIP, Verdict, decide
 
 Decider = Callable[[Ledger, Batch, Remedies], Verdict]
 NOBODY = -1

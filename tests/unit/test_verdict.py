@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from offsets_store.facts import Batch, Ledger, Recorded, Remedies, Rival, Writer
+from offsets_store.positions import Span
 from offsets_store.refusals import RefusedBatch, refusal
-from offsets_store.verdict import PUBLISH, SKIP, Batch, Ledger, Recorded, Remedies, Rival, Verdict, Writer, decide
+from offsets_store.verdict import PUBLISH, SKIP, Verdict, decide
 
 OURS, THEIRS = UUID(int=1), UUID(int=2)
 NO_REMEDY = Remedies()
@@ -272,6 +274,121 @@ def test_file_offsets_prove_no_replay_without_texts():
     same_id = recorded(7, offset_log=None, start=opaque_start, end=opaque_end)
     this = batch(7, offset_log=None, start=opaque_start, end=opaque_end)
     assert decide(ledger(7, same_id), this, NO_REMEDY) is Verdict.CHANGED
+
+
+def spanning(first, after):
+    """Where the rows of a batch lie, in partition 0."""
+    return Span(kafka(first), kafka(after))
+
+
+def by_position(positions, *, last=7, end=None, run_id="r0", previous=None):
+    """A writer whose rows are stored up to ``positions``; another run than the tests' wrote them."""
+    newest = replace(recorded(last, offset_log=None), positions=kafka(positions), end=kafka(end or positions))
+    return Ledger(writer=Writer(0, last, kafka(end or positions), run_id, "offsets"), last=newest, previous=previous)
+
+
+def resuming(batch_id, at, first, after, **changes):
+    """The first batch of a run, which begins where an entry ends; what it reaches is known by its rows alone."""
+    unwritten = {"offset_log": None, "start": None, "end": None, "entry_is_its_own": False}
+    return batch(batch_id, **{**unwritten, "resumes_at": kafka(at), "span": spanning(first, after), **changes})
+
+
+@pytest.mark.parametrize(
+    ("situation", "known", "this", "expected"),
+    [
+        ("the next batch, from the stored end on", by_position(80), resuming(8, 80, 80, 90), Verdict.NEW),
+        (
+            "an id that comes again over a wider range",
+            by_position(100, last=9),
+            resuming(6, 20, 20, 70),
+            Verdict.OVERLAP,
+        ),
+        ("the next id, over rows that are stored", by_position(100), resuming(8, 70, 70, 90), Verdict.OVERLAP),
+        (
+            "an id that comes again over rows of which none is stored",
+            by_position(100),
+            resuming(7, 100, 100, 110),
+            Verdict.OVERLAP,
+        ),
+        ("an id further on, over rows that are stored", by_position(100), resuming(20, 70, 70, 120), Verdict.OVERLAP),
+        ("a start past the stored end", by_position(80), resuming(8, 90, 90, 99), Verdict.DISJOINT),
+        ("a start past the stored end, and an id further on", by_position(80), resuming(9, 90, 90, 99), Verdict.GAP),
+        ("rows between both that were never selected", by_position(80, end=90), resuming(8, 90, 90, 99), Verdict.NEW),
+        (
+            "such a start, after an entry that is recorded",
+            by_position(80, previous=recorded(7)),
+            resuming(8, 90, 90, 99, previous_offset_log=recorded(7).offset_log),
+            Verdict.NEW,
+        ),
+        (
+            "such a start, after another entry than the recorded one",
+            by_position(80, previous=recorded(7)),
+            resuming(8, 90, 90, 99, previous_offset_log="another"),
+            Verdict.DISJOINT,
+        ),
+        (
+            "a partition of which nothing is stored, not from its first row on",
+            by_position(80),
+            resuming(8, 80, 80, 90, resumes_at={"0": {"orders": {"0": 80, "1": 5}}}),
+            Verdict.DISJOINT,
+        ),
+        ("within a run, where no start is known", by_position(80, run_id="r1"), resuming(8, 20, 80, 90), Verdict.NEW),
+        (
+            "within a run that runs batches again",
+            by_position(100, end=70, run_id="r1"),
+            resuming(8, 20, 70, 90),
+            Verdict.OVERLAP,
+        ),
+        (
+            "within a run, rows before its own last ones",
+            by_position(80, run_id="r1"),
+            resuming(8, 20, 5, 90),
+            Verdict.BACKWARD,
+        ),
+        ("within a run, an id left out", by_position(80, run_id="r1"), resuming(9, 20, 90, 99), Verdict.GAP),
+        ("within a run, an old id", by_position(80, run_id="r1"), resuming(5, 20, 50, 60), Verdict.CHANGED),
+        (
+            "a known range that goes back",
+            by_position(80),
+            resuming(8, 80, 80, 90, start=kafka(80), end=kafka(5)),
+            Verdict.BACKWARD,
+        ),
+        (
+            "an entry of this id that may be another driver's",
+            replace(by_position(80), same_id=recorded(7)),
+            resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log),
+            Verdict.OVERLAP,
+        ),
+        (
+            "an entry of this id that is the recorded one",
+            replace(by_position(80), same_id=recorded(7)),
+            resuming(7, 70, 70, 80, offset_log=recorded(7).offset_log, entry_is_its_own=True),
+            Verdict.REPLAY,
+        ),
+        (
+            "a writer that has published by other offsets than Kafka's",
+            Ledger(writer=Writer(0, 7, {"0": 5}, "r0", "offsets"), last=recorded(7)),
+            resuming(6, 20, 20, 70),
+            Verdict.CHANGED,
+        ),
+    ],
+)
+def test_by_position(situation, known, this, expected):
+    """Where rows carry their positions, a range that overlaps is published in part; one that leaves out is refused."""
+    assert decide(known, this, NO_REMEDY) is expected, situation
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, Verdict.OVERLAP), (70, Verdict.NEW), (71, Verdict.FOREIGN)])
+def test_a_replacement_by_position_may_start_before_the_old_end(start, expected):
+    """A new checkpoint that reads from the beginning drops what the old query has published."""
+    this = batch(0, start=kafka(start), end=kafka(80), span=spanning(start, 80))
+    assert decide(Ledger(rivals=(RIVAL,)), this, Remedies(replaces="q0")) is expected
+
+
+def test_a_retired_writer_publishes_no_more():
+    """Retiring is for good, as being replaced is."""
+    known = ledger(6)
+    assert decide(replace(known, writer=replace(known.writer, is_retired=True)), batch(7), NO_REMEDY) is Verdict.FENCED
 
 
 REFUSED = [name for name, case in CASES.items() if case[3] not in PUBLISH | SKIP]

@@ -1,0 +1,112 @@
+"""
+What is known when a batch is judged: the batch itself, and what the ledger says of its writer.
+
+Pure: made in the commit, in recoveries and in tests. Invariant: what is not known is None, and proves nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from offsets_store.offsets import Offsets
+from offsets_store.positions import Span
+
+Guarantee = Literal["offsets", "ids"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """
+    One micro-batch, as the commit sees it.
+
+    ``offset_log`` and ``previous_offset_log`` are the texts of ``offsets/N`` and of the entry before it, which is
+    that of ``previous_batch_id``; None where they cannot be had. ``start`` is inclusive; both offsets map a source's id
+    to its offset. ``resumes_at`` is where the entry before ends, and so where the first batch of a run starts, even
+    where it is not that of the batch before. ``span`` says where the rows lie, if they carry their positions.
+    ``entry_is_its_own`` is False where ``offset_log`` may be another driver's entry of the same number.
+    """
+
+    query_id: str
+    sink_name: str
+    run_id: str
+    batch_id: int
+    attempt: UUID
+    offset_log: str | None
+    previous_offset_log: str | None
+    start: Offsets | None
+    end: Offsets | None
+    stateful: bool
+    query_name: str | None = None
+    checkpoint_location: str | None = None
+    guarantee: Guarantee = "offsets"
+    previous_batch_id: int | None = None
+    resumes_at: Offsets | None = None
+    span: Span | None = None
+    entry_is_its_own: bool = True
+    topic_ids: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """What the user allowed by hand, for a query that the ledger does not know."""
+
+    adopt_checkpoint: int | None = None
+    replaces: str | None = None
+    independent: bool = False
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The writer's row in the ledger."""
+
+    generation: int
+    last_batch_id: int
+    end_offsets: Offsets | None
+    run_id: str
+    guarantee: Guarantee
+    replaced_by: str | None = None
+    is_retired: bool = False
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A batch's row in the ledger."""
+
+    batch_id: int
+    run_id: str
+    attempt: UUID
+    start: Offsets | None
+    end: Offsets | None
+    offset_log: str | None
+    positions: Offsets | None = None
+    topic_ids: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Another query that feeds the same sink, and what it has in common with this one."""
+
+    query_id: str
+    shares: str
+    end_offsets: Offsets | None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """
+    What the ledger says of this writer and batch, read under the writer's lock.
+
+    ``same_id`` is the record of this batch id, ``last`` that of the newest batch, ``previous`` that of the batch whose
+    entry in ``offsets/`` stands before this one's; ``was_owner`` tells whether this run ever owned the writer;
+    ``skipped_by`` is the attempt with which this run skipped this batch id.
+    """
+
+    writer: Writer | None = None
+    same_id: Recorded | None = None
+    last: Recorded | None = None
+    previous: Recorded | None = None
+    was_owner: bool = False
+    skipped_by: UUID | None = None
+    rivals: tuple[Rival, ...] = ()

@@ -1,0 +1,33 @@
+"""
+Is the topic still the one that was read before?
+
+Runs in the commit worker, or on the driver. Invariant: the brokers are asked once a run, before its first batch: while
+the query is stopped, nothing else would tell that a topic was made anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from offsets_store.facts import Batch
+from offsets_store.kafka_partitions import topic_ids
+from offsets_store.offsets import kafka_partitions
+
+
+def with_topic_ids(batch: Batch, bootstrap_servers: str | None) -> Batch:
+    """
+    The batch, with Kafka's ids of the topics that it reads.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE.
+    """
+    if bootstrap_servers is None:
+        return batch
+    topics = tuple(sorted({topic for topic, _ in kafka_partitions(batch.end or batch.resumes_at or {})}))
+    return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, bootstrap_servers)))
+
+
+@lru_cache(maxsize=64)
+def _asked_once(_: str, topics: tuple[str, ...], bootstrap_servers: str) -> tuple[tuple[str, str], ...]:
+    return tuple(topic_ids(topics, bootstrap_servers).items())
