@@ -6,8 +6,10 @@ The public names, in one place. ``format("pgonce")`` needs no import at all.
 
 from offsets_store.errors import PgonceError
 from offsets_store.listener import OffsetsListener
+from offsets_store.recovery.recover import recover_checkpoint
 from offsets_store.store import OffsetsStore
 from sink.foreach_batch import PostgresBatchWriter, transactional_batch
+from sink.start import recover_and_start
 from sink.transaction import BatchTransaction
 
 __all__ = [
@@ -16,5 +18,7 @@ __all__ = [
     "OffsetsStore",
     "PgonceError",
     "PostgresBatchWriter",
+    "recover_and_start",
+    "recover_checkpoint",
     "transactional_batch",
 ]

@@ -7,62 +7,29 @@ which kind of error it was, and no password is ever shown.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from enum import IntEnum
 from importlib.metadata import version
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import psycopg
 import typer
 
+from offsets_store import cli_recover
 from offsets_store import cli_tables as show
+from offsets_store.cli_terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
 from offsets_store.connect import connect
-from offsets_store.errors import ConfigurationError, OffsetsError, PgonceError
 from offsets_store.migrations import grants, init_sql, migrate
-from offsets_store.postgres_errors import ledger_error, scrub
+from offsets_store.postgres_errors import ledger_error
 from offsets_store.store import OffsetsStore
-
-
-class ExitCode(IntEnum):
-    """What the exit code of ``pgonce`` means."""
-
-    OK = 0
-    FAILED = 1
-    USAGE = 2
-    NOT_FOUND = 3
-    NO_ANSWER = 4
-
-
-_EXIT_CODES = {
-    ExitCode.OK: "the answer is on stdout",
-    ExitCode.FAILED: "Postgres, Kafka or the ledger (missing, too new, not permitted) is in the way",
-    ExitCode.USAGE: "the command line or the connection string cannot be read",
-    ExitCode.NOT_FOUND: "no query or sink has that name, or several have",
-    ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
-}
-_NOT_FOUND = {"QUERY_NOT_FOUND", "QUERY_AMBIGUOUS", "SINK_NOT_FOUND", "SINK_NEEDED"}
 
 app = typer.Typer(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
-    epilog="Exit codes: " + "; ".join(f"{int(code)}: {meaning}" for code, meaning in _EXIT_CODES.items()) + ".",
+    epilog="Exit codes: " + "; ".join(f"{int(code)}: {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
     add_completion=False,
     # A traceback with local variables would show connection strings.
     pretty_exceptions_enable=False,
 )
 
-Url = Annotated[
-    str,
-    typer.Option(
-        envvar="PGONCE_URL",
-        help="libpq URI or key=value string. Without it: libpq's environment (PGHOST, PGSERVICE, ...).",
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="JSON with stable keys, for programs.")]
-Query = Annotated[str, typer.Argument(help="Name or id of the query, as `pgonce status` shows it.")]
-Sink = Annotated[str | None, typer.Option(help="Name of the sink, where the query has several.")]
 Brokers = Annotated[
     str | None,
     typer.Option("--bootstrap-servers", help="Kafka brokers (host:port,...) to ask for partitions and ends."),
@@ -77,7 +44,7 @@ def main() -> None:
 @app.command()
 def status(url: Url = "", as_json: Json = False) -> None:
     """Where every query stands: last batch, end offsets, lag, replays skipped."""
-    with _errors_as_text():
+    with errors_as_text():
         known = OffsetsStore(url).status()
         if as_json:
             show.print_json(show.status_records(known))
@@ -100,7 +67,7 @@ def offsets(
     as_json: Json = False,
 ) -> None:
     """Where a query stands, by topic and partition; or what a new checkpoint of it must start at."""
-    with _errors_as_text():
+    with errors_as_text():
         store = OffsetsStore(url)
         if starting_offsets:
             # JSON for a program already, so that --json changes nothing.
@@ -123,7 +90,7 @@ def history(
     as_json: Json = False,
 ) -> None:
     """The newest published batches of a query: rows, offsets, run, time."""
-    with _errors_as_text():
+    with errors_as_text():
         batches = OffsetsStore(url).history(query, sink, limit)
         if as_json:
             show.print_json(show.history_records(batches))
@@ -139,7 +106,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Create the ledger, or bring it up to date. Run it again after an upgrade; it changes nothing twice."""
-    with _errors_as_text():
+    with errors_as_text():
         if sql:
             typer.echo(init_sql(role), nl=False)
             return
@@ -172,23 +139,8 @@ def _root(
         raise typer.Exit(ExitCode.OK)
 
 
-@contextmanager
-def _errors_as_text() -> Iterator[None]:
-    try:
-        yield
-    except PgonceError as error:
-        _fail(error)
-
-
-def _fail(error: PgonceError) -> NoReturn:
-    print(show.printable(scrub(f"Error: {error}")), file=sys.stderr)  # noqa: T201 (this is the output)
-    raise typer.Exit(exit_code(error)) from None
-
-
-def exit_code(error: PgonceError) -> ExitCode:
-    """The exit code that says which kind of error it was."""
-    if isinstance(error, ConfigurationError):
-        return ExitCode.FAILED if error.code == "NO_KAFKA_CLIENT" else ExitCode.USAGE
-    if not isinstance(error, OffsetsError) or error.code == "KAFKA_UNREACHABLE":
-        return ExitCode.FAILED
-    return ExitCode.NOT_FOUND if error.code in _NOT_FOUND else ExitCode.NO_ANSWER
+app.command()(cli_recover.doctor)
+app.command()(cli_recover.recover)
+app.command()(cli_recover.accept)
+app.command()(cli_recover.retire)
+app.command("new-checkpoint")(cli_recover.new_checkpoint)

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from offsets_store.lag import total_lag
 from offsets_store.offsets import Offsets, is_kafka
+from offsets_store.recovery.doctor import Diagnosis
 from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
 
 Status = tuple[StoredWriter, list[PartitionLag]]
@@ -47,14 +48,15 @@ def status_table(status: Sequence[Status]) -> Table:
     """One row a writer."""
     table = _table("Query, id, owner", "Sink", "Last batch", "End offsets", "Lag", "Replays")
     for writer, lag in status:
-        old = writer.replaced_by is not None
+        old = writer.replaced_by is not None or writer.retired_at is not None
         _add_row(
             table,
             _lines(
                 writer.query_name or "-",
                 writer.query_id,
                 f"run {_text(writer.run_id)}",
-                f"replaced by\n{writer.replaced_by}" if old else "",
+                f"replaced by\n{writer.replaced_by}" if writer.replaced_by else "",
+                f"retired {_time(writer.retired_at)}" if writer.retired_at else "",
             ),
             writer.sink_name,
             _lines(
@@ -131,12 +133,31 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
                 f"run {batch.run_id}",
             ),
             batch.sink_name,
-            str(batch.rows),
+            _lines(str(batch.rows), f"{batch.dropped_rows} dropped" if batch.dropped_rows else ""),
             _offsets(batch.start_offsets),
             _offsets(batch.end_offsets),
             str(batch.replays),
         )
     return table
+
+
+def diagnosis_lines(found: Diagnosis) -> list[str]:
+    """What the doctor found, line by line."""
+    again = "which is planned already" if found.runs_again else "which is yet to be planned"
+    begins, ends = (_offsets(at).replace("\n", ", ") for at in (found.begins, found.ends))
+    return [
+        f"Checkpoint {found.location} of query {_text(found.query_id)}:",
+        f"  offsets/ ends with batch {_text(found.newest_offsets)}, commits/ with {_text(found.newest_commit)}.",
+        *(
+            f"Sink {sink.sink_name}: last batch {sink.last_batch_id}, end "
+            + _offsets(sink.end_offsets).replace("\n", ", ")
+            for sink in found.sinks
+        ),
+        f"Next start: batch {found.next_batch_id}, {again}, from {begins} to {ends}.",
+        *(f"  {sink.sink_name}: {sink.verdict.name + ', ' if sink.verdict else ''}{sink.says}" for sink in found.sinks),
+        *found.remarks,
+        found.advice,
+    ]
 
 
 def print_table(table: Table) -> None:

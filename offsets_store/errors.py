@@ -52,3 +52,7 @@ class LedgerError(PgonceError):
 
 class OffsetsError(PgonceError):
     """The stored offsets cannot answer what was asked of them."""
+
+
+class RecoveryError(PgonceError):
+    """A checkpoint that cannot be mended from the ledger, or a writer to which a person cannot do what was asked."""

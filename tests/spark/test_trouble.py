@@ -18,8 +18,9 @@ from pyspark.errors import PySparkException
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.errors import ConfigurationError, PgonceError
 from offsets_store.migrations import grants, migrate
-from pgonce import PostgresBatchWriter, transactional_batch
+from pgonce import PostgresBatchWriter, recover_and_start, transactional_batch
 from sink.checkpointed_batch import batch_from_checkpoint, newest_uncommitted_entry
+from sink.options import parse_options
 from sink.parcel import Origin
 
 pytestmark = pytest.mark.spark
@@ -403,21 +404,17 @@ def test_update_mode_is_refused_by_spark_for_the_data_source(spark, url, events,
         )
 
 
-def test_asynchronous_progress_tracking_is_refused(spark, admin, url, checkpoint):
-    """With and without Spark's own allow list, an asynchronous query stops before a row is written."""
+FORCED_ASYNC = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}
+
+
+def test_asynchronous_progress_tracking_without_positions_is_refused(spark, admin, url, checkpoint):
+    """With Spark's own allow list switched off, a sparse log without positions stops before a row is written."""
     admin.execute("CREATE TABLE events (value bigint, timestamp timestamptz)")
-    forced = {
-        "asyncProgressTrackingEnabled": "true",
-        "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
-        "checkpointLocation": checkpoint,
-    }
     frame = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
-    source = frame.writeStream.format("pgonce").options(url=url, table="events", **forced)
-    adapter = frame.writeStream.foreachBatch(PostgresBatchWriter(url, table="events")).options(**forced)
-    for writer in (source, adapter):
-        query = writer.start()
-        with pytest.raises(PySparkException, match="ASYNC_PROGRESS"):
-            query.awaitTermination(60)
+    options = {"url": url, "table": "events", "checkpointLocation": checkpoint, **FORCED_ASYNC}
+    query = frame.writeStream.format("pgonce").options(**options).start()
+    with pytest.raises(PySparkException, match="ASYNC_PROGRESS"):
+        query.awaitTermination(60)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
@@ -433,6 +430,20 @@ def test_the_continuous_trigger_is_refused(spark, admin, url, checkpoint):
     )
     with pytest.raises(PySparkException, match="NOT_MICRO_BATCH"):
         query.awaitTermination(60)
+
+
+def test_the_continuous_trigger_is_refused_with_asynchronous_options_too(spark, admin, url, checkpoint):
+    """Where the entry of a batch may come late, no entry at all still tells that Spark runs continuously."""
+    admin.execute("CREATE TABLE events (value bigint, timestamp timestamptz)")
+    frame = spark.readStream.format("rate").option("rowsPerSecond", 10).load()
+    options = {"url": url, "table": "events", **FORCED_ASYNC, "asyncProgressTrackingCheckpointIntervalMs": "0"}
+    writer = frame.writeStream.format("pgonce").options(**options).trigger(continuous="1 second")
+    query = writer.option("checkpointLocation", checkpoint).start()
+    with pytest.raises(PySparkException, match="NOT_MICRO_BATCH"):
+        query.awaitTermination(60)
+    assert not list(Path(checkpoint, "commits").iterdir())
+    with pytest.raises(PgonceError, match="NOT_MICRO_BATCH"):
+        recover_and_start(writer, checkpoint + "-2", url)
 
 
 def test_foreach_batch_without_a_checkpoint_location_is_refused(spark, url, events):
@@ -544,6 +555,11 @@ def test_an_error_of_the_functions_own_rolls_everything_back(spark, admin, url, 
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
+def options_for(checkpoint):
+    """The options of a sink that reads this checkpoint."""
+    return parse_options({"table": "events", "checkpointLocation": checkpoint}, overwrite=False)
+
+
 def planned_by(checkpoint):
     """What tasks would report of a batch 0 that was planned on this checkpoint."""
     return Origin(Checkpoint(checkpoint).query_id(), "run", 0, newest_uncommitted_entry(checkpoint))
@@ -577,7 +593,7 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
     origin = planned_by(checkpoint)
     damage(Path(checkpoint))
     with pytest.raises(PgonceError, match=f"\\[{code}\\].*Help: "):
-        batch_from_checkpoint(checkpoint, origin, None)
+        batch_from_checkpoint(options_for(checkpoint), origin, None)
 
 
 def test_rows_that_nobody_planned_are_not_committed(spark, admin, url, events, checkpoint):
@@ -586,7 +602,7 @@ def test_rows_that_nobody_planned_are_not_committed(spark, admin, url, events, c
     assert run("data source", stream(spark, events), url, checkpoint, {}) == ""
     (Path(checkpoint) / "commits" / "0").unlink()
     with pytest.raises(PgonceError, match="NO_IDENTITY"):
-        batch_from_checkpoint(checkpoint, replace(planned_by(checkpoint), planned=None), None)
+        batch_from_checkpoint(options_for(checkpoint), replace(planned_by(checkpoint), planned=None), None)
 
 
 def test_a_batch_whose_offsets_are_committed_already_is_not_planned(spark, admin, url, events, checkpoint):

@@ -1,0 +1,178 @@
+"""
+What is wrong between a checkpoint and the ledger, what happens at the next start, and what mends it?
+
+Pure, but for :func:`examine`: runs in the command ``pgonce doctor``. Invariant: it changes nothing, and its verdicts
+are those that the commit will give.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from offsets_store.checkpoint_files import open_location
+from offsets_store.errors import CheckpointError, RecoveryError
+from offsets_store.offsets import Offsets
+from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
+from offsets_store.recovery.next_start import NextStart, begins_at, goes_on, next_start, verdict_on
+from offsets_store.recovery.plan import plan_recovery
+from offsets_store.recovery.read_facts import read_checkpoint
+from offsets_store.recovery.recover import known_sinks
+from offsets_store.recovery.refusals import no_checkpoint
+from offsets_store.store import OffsetsStore
+from offsets_store.verdict import Verdict
+
+
+class Finding(Enum):
+    """What the whole comes to; each has an exit code."""
+
+    AGREE = "checkpoint and ledger agree"
+    RECOVERABLE = "`pgonce recover` mends it"
+    NEEDS_PERSON = "a person must decide"
+
+
+@dataclass(frozen=True)
+class SinkStanding:
+    """
+    One sink: where it stands, and what it will say to the next batch (None where it may publish no more).
+
+    ``says`` is the verdict in words.
+    """
+
+    sink_name: str
+    last_batch_id: int
+    end_offsets: Offsets | None
+    verdict: Verdict | None
+    says: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """
+    ``next_batch_id`` is the batch that Spark runs first, ``runs_again`` whether it is planned already, ``begins`` and
+    ``ends`` its range as far as it is written down. ``remarks`` and ``advice`` are sentences.
+    """
+
+    location: str
+    query_id: str | None
+    finding: Finding
+    newest_offsets: int | None
+    newest_commit: int | None
+    next_batch_id: int
+    runs_again: bool
+    begins: Offsets | None
+    ends: Offsets | None
+    sinks: tuple[SinkStanding, ...]
+    remarks: tuple[str, ...]
+    advice: str
+
+    def record(self) -> dict[str, Any]:
+        """The same for programs: plain JSON values, with stable keys."""
+        sinks = [
+            {
+                "sink_name": sink.sink_name,
+                "last_batch_id": sink.last_batch_id,
+                "end_offsets": sink.end_offsets,
+                "verdict": sink.verdict.name if sink.verdict else None,
+            }
+            for sink in self.sinks
+        ]
+        rest = {name: value for name, value in vars(self).items() if name not in ("finding", "sinks", "remarks")}
+        return {**rest, "finding": self.finding.name, "sinks": sinks, "remarks": list(self.remarks)}
+
+
+def examine(checkpoint_location: str, url: str = "") -> Diagnosis:
+    """
+    Compare a checkpoint with the ledger, over all sinks of its query.
+
+    :raises CheckpointError: where there is no checkpoint, or it cannot be read.
+    :raises LedgerError: where the ledger cannot be read.
+    """
+    checkpoint = read_checkpoint(open_location(checkpoint_location))
+    if checkpoint.query_id is None and not checkpoint.offsets:
+        raise no_checkpoint(checkpoint)
+    return diagnose(checkpoint, known_sinks(OffsetsStore(url), checkpoint))
+
+
+def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnosis:
+    """What the facts come to."""
+    start = next_start(checkpoint)
+    remarks = list(_remarks(checkpoint, sinks, start))
+    try:
+        plan = plan_recovery(checkpoint, sinks)
+    except (RecoveryError, CheckpointError) as error:
+        finding, advice = Finding.NEEDS_PERSON, f"{error.what} {error.remedy}"
+    else:
+        if plan.changes:
+            finding = Finding.RECOVERABLE
+            advice = f"`pgonce recover {checkpoint.location}` mends this: it {plan.does}."
+        else:
+            finding, advice = Finding.AGREE, f"Nothing to mend: `pgonce recover` {plan.does}."
+    if finding is not Finding.NEEDS_PERSON and _is_continuous(checkpoint):
+        finding = Finding.NEEDS_PERSON
+        advice = (
+            "Start the query on a new checkpoint, or put Spark's metadata line "
+            '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}} into the empty second line of the newest two '
+            "entries in offsets/."
+        )
+    entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
+    return Diagnosis(
+        location=checkpoint.location,
+        query_id=checkpoint.query_id,
+        finding=finding,
+        newest_offsets=checkpoint.newest,
+        newest_commit=checkpoint.newest_commit,
+        next_batch_id=start.batch_id,
+        runs_again=start.runs_again,
+        begins=begins_at(checkpoint, start),
+        ends=entry.offsets if entry else None,
+        sinks=tuple(_standing(checkpoint, sink, start) for sink in sinks),
+        remarks=tuple(remarks),
+        advice=advice,
+    )
+
+
+def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> SinkStanding:
+    if not sink.is_living:
+        gone = f"replaced by query {sink.replaced_by}" if sink.replaced_by else f"retired at {sink.retired_at}"
+        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, None, f"it was {gone}")
+    verdict = verdict_on(checkpoint, sink, start)
+    says = verdict.value
+    if not start.runs_again and not sink.drops_by_position:
+        says += f" (it must be batch {sink.last_batch_id + 1}, and begin where the recorded batch before it ends)"
+    if verdict is Verdict.REPLAY and not goes_on(checkpoint, sink, start):
+        says += f", but batch {start.batch_id + 1}, which was published too, is then planned anew and refused"
+    return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, verdict, says)
+
+
+def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> list[str]:
+    remarks = []
+    if not sinks and checkpoint.query_id is not None:
+        remarks.append(f"The ledger does not know query {checkpoint.query_id}.")
+    if start.lacks is not None:
+        remarks.append(
+            f'The offset log is sparse (asynchronous progress tracking): a synchronous start fails with "batch '
+            f"{start.lacks} doesn't exist\"."
+        )
+    if checkpoint.orphans:
+        remarks.append(
+            f"{', '.join(checkpoint.orphans)} lie there without their files: Spark's next write of these files fails."
+        )
+    if _is_continuous(checkpoint):
+        remarks.append(
+            f"The metadata line of offsets/{checkpoint.newest} is empty: a continuous query wrote it, and a "
+            "micro-batch query cannot go on from it."
+        )
+    if checkpoint.is_stateful:
+        remarks.append("The query keeps state: its checkpoint can be moved neither forward nor back.")
+    if checkpoint.newest_commit is not None and (checkpoint.newest or -1) < checkpoint.newest_commit:
+        remarks.append(
+            f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were taken away by hand."
+        )
+    return remarks
+
+
+def _is_continuous(checkpoint: CheckpointFacts) -> bool:
+    return checkpoint.newest is not None and checkpoint.offsets[checkpoint.newest].is_continuous

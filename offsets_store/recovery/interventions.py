@@ -1,0 +1,179 @@
+"""
+What people do to a writer by hand, and what a recovery does to it: one row in the ledger each, with its reason.
+
+Runs in the command ``pgonce``, and on the driver before a start. Invariant: the row and what it tells of are one
+transaction, under the locks that a commit takes; nothing here publishes a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import sqlalchemy.exc
+from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+
+from offsets_store.connect import engine_for
+from offsets_store.errors import ConfigurationError, RecoveryError
+from offsets_store.migrations import require_ledger
+from offsets_store.postgres_errors import driver_error, ledger_error
+from offsets_store.recovery.facts import SinkFacts
+from offsets_store.recovery.refusals import NOTHING
+from offsets_store.search_path import SET_OURS
+from offsets_store.tables import batches, interventions, writers
+
+RECOVERY = "recovery-"
+"""Begins the run id that a recovery gives to a writer, so that the run before it is refused."""
+
+# A commit that is under way holds the row for as long as it takes; that query runs, and must be stopped first.
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
+
+
+def fence(
+    url: str,
+    sinks: Sequence[SinkFacts],
+    kind: str,
+    stands_at: int | None,
+    details: dict[str, Any],
+    entry: str | None = None,
+) -> str:
+    """
+    Take the sinks from the runs that own them, and note why: those are refused from now on. The new owner's id.
+
+    :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
+    :raises RecoveryError: RECOVERY_RUNNING, where a sink has moved since it was read.
+    """
+    recovery = f"{RECOVERY}{uuid4()}"
+    with writing(url) as connection:
+        # In the order of their keys: two recoveries at once must not hold what the other needs.
+        for sink in sorted(sinks, key=lambda sink: sink.writer_id):
+            _lock_unmoved(connection, sink)
+            connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
+            note(connection, sink, kind, batch_id=stands_at, details={**details, "recovery": recovery})
+            if entry is not None:
+                connection.execute(update(batches).where(*_newest_unwritten(sink)).values(offset_log=entry))
+    return recovery
+
+
+def _newest_unwritten(sink: SinkFacts) -> tuple[ColumnElement[bool], ...]:
+    return (
+        batches.c.writer_id == sink.writer_id,
+        batches.c.generation == sink.generation,
+        batches.c.batch_id == sink.last_batch_id,
+        batches.c.offset_log.is_(None),
+    )
+
+
+def _lock_unmoved(connection: Connection, sink: SinkFacts) -> None:
+    row = connection.execute(
+        select(writers).where(writers.c.writer_id == sink.writer_id).with_for_update()
+    ).one_or_none()
+    if row is None or (row.run_id, row.generation, row.last_batch_id) != (
+        sink.run_id,
+        sink.generation,
+        sink.last_batch_id,
+    ):
+        raise moved(sink.sink_name)
+
+
+def moved(what: str, data: str = NOTHING) -> RecoveryError:
+    """Something that was read has changed before it could be written."""
+    return RecoveryError(
+        "RECOVERY_RUNNING",
+        f"The query seems to run, or somebody else recovers it: {what} has moved since it was looked at.",
+        data,
+        "Stop the query everywhere and try again.",
+    )
+
+
+def note(connection: Connection, sink: SinkFacts, kind: str, **values: Any) -> None:
+    """Record an intervention."""
+    connection.execute(insert(interventions).values(writer_id=sink.writer_id, kind=kind, **values))
+
+
+def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
+    """
+    Let batch ``batch_id`` of a sink through, once, whatever the ledger thinks of it.
+
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED.
+    """
+    refuse_no_reason(reason)
+    refuse_gone(sink)
+    refuse_accepted(sink, batch_id)
+    with writing(url) as connection:
+        _lock_unmoved(connection, sink)
+        note(connection, sink, "accept", batch_id=batch_id, reason=reason.strip())
+
+
+def retire(url: str, sink: SinkFacts, reason: str | None) -> None:
+    """
+    Say that a sink will publish no more; if its query comes back, it is refused.
+
+    :raises RecoveryError: WRITER_GONE.
+    """
+    refuse_gone(sink)
+    with writing(url) as connection:
+        _lock_unmoved(connection, sink)
+        connection.execute(
+            update(writers).where(writers.c.writer_id == sink.writer_id).values(retired_at=func.clock_timestamp())
+        )
+        note(connection, sink, "retire", batch_id=sink.last_batch_id, reason=reason)
+
+
+def refuse_no_reason(reason: str) -> None:
+    """:raises ConfigurationError: NO_REASON, for a blank one."""
+    if not reason.strip():
+        raise ConfigurationError(
+            "NO_REASON",
+            "No reason is given.",
+            NOTHING,
+            "Say in --reason why this batch may follow: the ledger keeps it for those who come after you.",
+        )
+
+
+def refuse_accepted(sink: SinkFacts, batch_id: int) -> None:
+    """:raises RecoveryError: ALREADY_ACCEPTED, where this batch has been let through and has not come yet."""
+    if batch_id in sink.accepted:
+        raise RecoveryError(
+            "ALREADY_ACCEPTED",
+            f"Batch {batch_id} of sink {sink.sink_name!r} has been accepted already, and has not come yet.",
+            NOTHING,
+            "Start the query.",
+        )
+
+
+def refuse_gone(sink: SinkFacts) -> None:
+    """:raises RecoveryError: WRITER_GONE, for a sink that was retired or replaced."""
+    if sink.is_living:
+        return
+    how = f"replaced by query {sink.replaced_by}" if sink.replaced_by else f"retired at {sink.retired_at}"
+    raise RecoveryError(
+        "WRITER_GONE",
+        f"The sink {sink.sink_name!r} of this query was {how}, and publishes no more.",
+        NOTHING,
+        "`pgonce status` shows which queries there are.",
+    )
+
+
+@contextmanager
+def writing(url: str) -> Iterator[Connection]:
+    """A transaction on the ledger, under our search_path; the ledger must be there."""
+    try:
+        with engine_for(url).begin() as connection:
+            raw = connection.connection.driver_connection
+            assert isinstance(raw, psycopg.Connection)  # noqa: S101 (narrows the type)
+            raw.execute(SET_OURS)
+            raw.execute(_LOCK_TIMEOUT)
+            require_ledger(raw)
+            yield connection
+    except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
+        cause = driver_error(error)
+        if cause is None:
+            raise
+        if isinstance(cause, psycopg.errors.LockNotAvailable):
+            raise moved("a row of it in the ledger, which a commit has locked,") from error
+        raise ledger_error(cause, "writing the ledger") from error

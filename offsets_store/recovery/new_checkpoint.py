@@ -1,0 +1,177 @@
+"""
+Write a checkpoint from the ledger, for a query whose own is lost: the same query id, at the batch where the ledger is.
+
+Runs in the command ``pgonce new-checkpoint``. Invariant: as with a recovery, the checkpoint is judged before it is
+written, and every sink goes on from it; it is written only where nothing lies.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from offsets_store.errors import RecoveryError
+from offsets_store.offsets import Offsets, parse_offset_log, same
+from offsets_store.recovery.changes import FIRST_COMMIT
+from offsets_store.recovery.checkpoint_writer import CheckpointWriter
+from offsets_store.recovery.facts import Change, CheckpointFacts, SinkFacts, tells_which_rows
+from offsets_store.recovery.interventions import fence
+from offsets_store.recovery.next_start import goes_on, next_start
+from offsets_store.recovery.read_facts import read_sinks
+from offsets_store.recovery.refusals import NOTHING, apart, by_numbers, no_common_text, unknown_query, unproven
+from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
+from offsets_store.store import OffsetsStore
+from offsets_store.verdict import stored_end
+
+# Where a writer's rows carry positions, the newest recorded text may be some batches old.
+_LOOK_BACK = 1000
+_BARE_METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+
+
+@dataclass(frozen=True)
+class NewCheckpoint:
+    """
+    The files in the order in which they are written, and the batch at which the checkpoint stands.
+
+    ``entry`` is the text that the ledger must record with that batch, where it had none; ``does`` says all in words.
+    """
+
+    query_id: str
+    files: tuple[Change, ...]
+    stands_at: int
+    entry: str | None
+    does: str
+
+
+def new_checkpoint(
+    query: str,
+    path: str,
+    url: str = "",
+    *,
+    dry_run: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
+    wait_seconds: float = 0,
+) -> NewCheckpoint:
+    """
+    Write a checkpoint for ``query`` (its id or name) to ``path``, where nothing may lie yet.
+
+    :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
+    :raises OffsetsError: where no query, or several, have that name.
+    """
+    store = OffsetsStore(url)
+    query_id = store.status_of(query)[0][0].query_id
+    with store._reading() as connection:
+        last = max((sink.last_batch_id for sink in read_sinks(connection, query_id)), default=0)
+        sinks = read_sinks(connection, query_id, range(max(0, last - _LOOK_BACK), last))
+    writer = CheckpointWriter(path)
+    if not writer.is_empty():
+        raise RecoveryError(
+            "PATH_NOT_EMPTY",
+            f"There is something at {writer.location} already.",
+            NOTHING,
+            "Give a path where nothing lies. A checkpoint that is there, and does not agree with the ledger, is mended "
+            "by `pgonce recover`.",
+        )
+    plan = plan_new_checkpoint(query_id, sinks)
+    if dry_run:
+        return plan
+    living = [sink for sink in sinks if sink.is_living]
+    refuse_running(store, None, None, living, query_id, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
+    details = {"location": writer.location, "files": [name for name, _ in plan.files]}
+    fence(url, living, "new-checkpoint", plan.stands_at, details, plan.entry)
+    for name, text in plan.files:
+        writer.put(name, (text or "").encode())
+    return plan
+
+
+def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpoint:
+    """
+    What to write, from what the ledger has.
+
+    :raises RecoveryError: where that does not suffice.
+    """
+    # First of all, though a start from it alone would be refused: without it an older Spark makes up a new query.
+    metadata = Change("metadata", json.dumps({"id": query_id}, separators=(",", ":")))
+    empty = CheckpointFacts(f"of query {query_id}", query_id, {}, {}, frozenset(), {}, {}, is_stateful=False)
+    living = [sink for sink in sinks if sink.is_living]
+    if not living:
+        raise unknown_query(empty, sinks)
+    if any(sink.stateful is not False for sink in living):
+        raise _perhaps_stateful(query_id)
+    if any(sink.guarantee == "ids" for sink in living):
+        raise by_numbers(living)
+    newest = max(sink.last_batch_id for sink in living)
+    behind = [sink for sink in living if sink.last_batch_id < newest]
+    if any(sink.last_batch_id < newest - 1 for sink in behind):
+        raise apart(living)
+    ahead = [sink for sink in living if sink.last_batch_id == newest]
+    text = _recorded_entry(ahead, newest)
+    entry, made_up = (text, None) if text is not None else (_entry_at_the_end(ahead, newest),) * 2
+    _refuse_opaque(parse_offset_log(entry).offsets)
+    before = _recorded_entry(behind or ahead, newest - 1) if newest else None
+    if before is None and behind:
+        raise no_common_text(behind, newest - 1)
+    files = [metadata]
+    if newest:
+        # Of a batch that is done Spark reads the end only; the entry before it must be there.
+        files.append(Change(f"offsets/{newest - 1}", before or entry))
+    files.append(Change(f"offsets/{newest}", entry))
+    if not behind:
+        files.append(Change(f"commits/{newest}", FIRST_COMMIT))
+    checkpoint = empty.after(files)
+    start = next_start(checkpoint)
+    recorded = [_with_text(sink, made_up) for sink in living]
+    if not all(goes_on(checkpoint, sink, start) for sink in recorded):
+        raise unproven(f"Batch {start.batch_id} after a checkpoint made from the ledger would be refused.")
+    how = "to be run again by the sinks that lack it" if behind else "done"
+    return NewCheckpoint(query_id, tuple(files), newest, made_up, f"a checkpoint with batch {newest} {how}")
+
+
+def _recorded_entry(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:
+    """The recorded text of an entry; None where no sink has one, or they differ."""
+    texts = {sink.text_of(batch_id) for sink in sinks}
+    return texts.pop() if len(texts) == 1 else None
+
+
+def _entry_at_the_end(sinks: Sequence[SinkFacts], newest: int) -> str:
+    """An entry at the stored end, in the form of the newest recorded one, for rows that carry their positions."""
+    ends = [stored_end(sink.ledger(newest, None)) for sink in sinks]
+    if not all(sink.drops_by_position for sink in sinks) or not all(same(ends[0], end) for end in ends):
+        raise no_common_text(sinks, newest)
+    (source_id, offset), *others = ends[0].items()
+    if others:
+        raise unproven("The query reads several sources, and no text of offsets/ says in which order.")
+    texts = [text for sink in sinks for number in sorted(sink.records) if (text := sink.text_of(number)) is not None]
+    form = parse_offset_log(texts[-1]) if texts else None
+    version = form.version if form else 1
+    metadata = json.dumps(form.metadata, separators=(",", ":")) if form else _BARE_METADATA
+    line = json.dumps(offset, separators=(",", ":"))
+    return f"v{version}\n{metadata}\n{line if version == 1 else f'{source_id}:{line}'}"
+
+
+def _refuse_opaque(offsets: Offsets) -> None:
+    for source_id, offset in offsets.items():
+        if not tells_which_rows(offset):
+            kind = "no offset yet" if offset is None else f"offset {offset!r}"
+            raise unproven(
+                f"Source {source_id} has {kind}, which does not say which rows come next without the lost checkpoint."
+            )
+
+
+def _with_text(sink: SinkFacts, text: str | None) -> SinkFacts:
+    if text is None or sink.last is None:
+        return sink
+    last = replace(sink.last, offset_log=text)
+    return replace(sink, records={**sink.records, sink.last_batch_id: last})
+
+
+def _perhaps_stateful(query_id: str) -> RecoveryError:
+    return RecoveryError(
+        "RECOVERY_STATEFUL",
+        f"Query {query_id} keeps state, or the ledger was not told that it keeps none (batches of older versions).",
+        NOTHING,
+        "State cannot be made from the ledger. Start a new checkpoint at the stored offsets (Kafka): "
+        f"`pgonce offsets {query_id} --starting-offsets`, with replaces={query_id}; a stateful query begins with empty "
+        "state then.",
+    )

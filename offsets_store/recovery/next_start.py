@@ -1,0 +1,106 @@
+"""
+Which batch will Spark run when the query is started next, and what will each sink say to it?
+
+Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the verdict comes from the very
+function that the commit uses (:func:`offsets_store.verdict.decide`); there is no second set of rules.
+
+Source for what Spark does: ``MicroBatchExecution.populateStartOffsets``. The newest entry of ``offsets/`` is run again
+unless ``commits/`` ends with it; ``validateOffsetLogAndGetPrevOffset`` wants the entry before it in either case, by
+number, or with asynchronous progress tracking whichever is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import uuid4
+
+from offsets_store.facts import Batch, Remedies
+from offsets_store.offsets import Offsets
+from offsets_store.positions import Span
+from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
+from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
+
+# What no record's text can be equal to: the entry of this batch is yet to be written.
+_NOT_PLANNED = ""
+
+
+@dataclass(frozen=True)
+class NextStart:
+    """
+    The first batch of the next run.
+
+    ``runs_again`` tells whether its entry is in ``offsets/`` already; ``after`` is the entry at whose end it begins;
+    ``lacks`` is the entry whose absence makes a synchronous start fail ("batch N doesn't exist"), None where all is
+    there.
+    """
+
+    batch_id: int
+    runs_again: bool
+    after: int | None
+    lacks: int | None
+
+
+def next_start(checkpoint: CheckpointFacts) -> NextStart:
+    """The batch that Spark will run first, as ``offsets/`` and ``commits/`` stand."""
+    newest = checkpoint.newest
+    if newest is None:
+        return NextStart(0, runs_again=False, after=None, lacks=None)
+    lacks = newest - 1 if newest > 0 and newest - 1 not in checkpoint.offsets else None
+    if checkpoint.newest_commit == newest:
+        return NextStart(newest + 1, runs_again=False, after=newest, lacks=lacks)
+    return NextStart(newest, runs_again=True, after=checkpoint.entry_before(newest), lacks=lacks)
+
+
+def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> Verdict:
+    """
+    What ``sink`` will say to the first batch of the next run.
+
+    A batch that is not planned yet is judged by where it begins; where it will end is left out of account.
+    """
+    entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
+    previous = None if start.after is None else checkpoint.offsets[start.after]
+    begins = previous.offsets if previous else (checkpoint.initial or None)
+    ends = entry.offsets if entry else begins
+    batch = Batch(
+        query_id=checkpoint.query_id or "",
+        sink_name=sink.sink_name,
+        run_id=str(uuid4()),
+        batch_id=start.batch_id,
+        attempt=uuid4(),
+        offset_log=entry.text if entry else _NOT_PLANNED,
+        previous_offset_log=previous.text if previous else None,
+        start=begins,
+        end=ends,
+        stateful=checkpoint.is_stateful,
+        guarantee=sink.guarantee,
+        previous_batch_id=start.after,
+        resumes_at=begins,
+        span=Span(begins or {}, ends or {}) if sink.drops_by_position else None,
+    )
+    verdict = decide(sink.ledger(start.batch_id, start.after), batch, Remedies())
+    if verdict is Verdict.REPLAY and entry is None:
+        # By number alone (offsetsFrom=listener): it would be skipped, whatever rows it gets.
+        verdict = Verdict.CHANGED
+    if verdict in ACCEPTABLE and start.batch_id in sink.accepted:
+        return Verdict.ACCEPTED
+    return verdict
+
+
+def goes_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> bool:
+    """
+    Whether the query goes on from there for this sink, with nothing lost or doubled.
+
+    A proven replay of an older batch than the sink's last one is not enough: the batch after it is planned anew, under
+    a number that is published already. Only positions tell what of it is stored.
+    """
+    verdict = verdict_on(checkpoint, sink, start)
+    if verdict is Verdict.REPLAY and not sink.drops_by_position:
+        return start.batch_id == sink.last_batch_id
+    return verdict in PUBLISH | SKIP
+
+
+def begins_at(checkpoint: CheckpointFacts, start: NextStart) -> Offsets | None:
+    """Where the first batch of the next run begins; None where nobody has written it down."""
+    if start.after is None:
+        return checkpoint.initial or None
+    return checkpoint.offsets[start.after].offsets

@@ -1,0 +1,202 @@
+"""
+Which files make a stopped query's checkpoint agree with the ledger?
+
+Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: a plan is proven before it is given
+out: the checkpoint as it will be is judged once more, and every sink goes on from there. Otherwise: a RecoveryError.
+
+A checkpoint "stands at" batch L where ``offsets/`` ends with L-1 and L and ``commits/`` with L. The texts are those
+that the ledger has recorded, byte for byte: only then is the next batch proven to follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from offsets_store.offsets import parse_offset_log
+from offsets_store.recovery.changes import Target, changes_for
+from offsets_store.recovery.facts import (
+    Change,
+    CheckpointFacts,
+    SinkFacts,
+    side_log_number,
+    tells_which_rows,
+)
+from offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
+from offsets_store.recovery.refusals import (
+    apart,
+    by_numbers,
+    made_anew,
+    no_checkpoint,
+    no_common_text,
+    side_log_behind,
+    stateful,
+    unknown_query,
+    unproven,
+)
+from offsets_store.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    The changes, in the order in which they must be made, and what they do, in words; no changes where all is well.
+
+    ``stands_at`` is the newest batch in ``offsets/`` afterwards; None in a checkpoint without any.
+    """
+
+    changes: tuple[Change, ...]
+    stands_at: int | None
+    does: str
+
+
+def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Plan:
+    """
+    What must be done to the checkpoint before its query is started again.
+
+    :raises RecoveryError: where nothing proves what to do.
+    """
+    if checkpoint.query_id is None:
+        raise no_checkpoint(checkpoint)
+    living = [sink for sink in sinks if sink.is_living]
+    if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits:
+        return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
+    if not living:
+        raise unknown_query(checkpoint, sinks)
+    start = next_start(checkpoint)
+    if _all_go_on(checkpoint, living, start) and start.lacks is None:
+        changes = tuple(Change(name, None) for name in checkpoint.orphans)
+        does = (
+            "takes away checksums whose files are gone" if changes else "changes nothing: checkpoint and ledger agree"
+        )
+        return Plan(changes, checkpoint.newest, does)
+    if checkpoint.is_stateful or any(sink.stateful for sink in living):
+        raise stateful(checkpoint)
+    if any(verdict_on(checkpoint, sink, start) is Verdict.BACKWARD for sink in living):
+        raise made_anew(start.batch_id)
+    target = _target(checkpoint, living, start)
+    changes = tuple(changes_for(checkpoint, target))
+    mended = checkpoint.after(changes)
+    after = next_start(mended)
+    if after.lacks is not None or not _all_go_on(mended, living, after):
+        verdicts = {sink.sink_name: verdict_on(mended, sink, after).name for sink in living}
+        raise unproven(
+            f"A recovery that {target.does} would not help, for batch {after.batch_id} would be refused: {verdicts}."
+        )
+    return Plan(changes, target.newest, target.does)
+
+
+def _all_go_on(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> bool:
+    return all(goes_on(checkpoint, sink, start) for sink in sinks)
+
+
+def _target(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> Target:
+    if _all_go_on(checkpoint, living, start):
+        return _dense(checkpoint, living, start)
+    exact = [sink for sink in living if not sink.drops_by_position]
+    if exact:
+        return _at_the_ledger(checkpoint, exact)
+    return _at_a_proven_entry(checkpoint, living)
+
+
+def _dense(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> Target:
+    """As it is, with the entry that a synchronous start lacks."""
+    newest = start.batch_id if start.runs_again else start.batch_id - 1
+    return Target(
+        entries=_entry_before(checkpoint, sinks, newest),
+        newest=newest,
+        is_committed=not start.runs_again,
+        does=f"puts the entry before batch {newest} in its place, without which only an asynchronous start works",
+    )
+
+
+def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
+    """At the newest batch that any sink has; left uncommitted where another sink still lacks it."""
+    newest = max(sink.last_batch_id for sink in sinks)
+    behind = [sink for sink in sinks if sink.last_batch_id < newest]
+    if any(sink.last_batch_id < newest - 1 for sink in behind):
+        raise apart(sinks)
+    if any(sink.guarantee == "ids" for sink in sinks):
+        raise by_numbers(sinks)
+    entry = _common_text([sink for sink in sinks if sink.last_batch_id == newest], newest)
+    _refuse_unreachable(checkpoint, sinks, newest, entry)
+    if behind:
+        before = {newest - 1: _common_text(behind, newest - 1)}
+        missing = ", ".join(sink.sink_name for sink in behind)
+        does = f"leaves batch {newest} to be run again, which {missing} has not published yet and the others skip"
+    else:
+        before = _entry_before(checkpoint, sinks, newest, done=entry)
+        does = f"puts the checkpoint at batch {newest}, where the ledger is"
+    return Target({**before, newest: entry}, newest, is_committed=not behind, does=does)
+
+
+def _at_a_proven_entry(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
+    """
+    At the newest entry after which no sink leaves anything out; what is stored already is dropped by its position.
+
+    Batch 0, run again from where it began, is the last resort.
+    """
+    for number in sorted(checkpoint.offsets, reverse=True):
+        start = NextStart(number + 1, runs_again=False, after=number, lacks=None)
+        if _all_go_on(checkpoint, sinks, start):
+            does = f"puts the checkpoint back at batch {number}; rows that are stored are dropped by their positions"
+            before = _entry_before(checkpoint, sinks, number, done=checkpoint.offsets[number].text)
+            return Target(before, number, is_committed=True, does=does)
+    again = NextStart(0, runs_again=True, after=None, lacks=None)
+    if 0 in checkpoint.offsets and _all_go_on(checkpoint, sinks, again):
+        does = "leaves batch 0 to be run again; rows that are stored are dropped by their positions"
+        return Target({}, 0, is_committed=False, does=does)
+    raise unproven("No entry in offsets/ is proven to be a published batch's, or to end at or below the stored end.")
+
+
+def _entry_before(
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, *, done: str | None = None
+) -> dict[int, str]:
+    """
+    The text for ``offsets/<newest-1>``, empty for batch 0.
+
+    Spark reads it to start, and uses it only where it runs ``newest`` again. There the ledger proves the batch by its
+    own text, or drops rows by position: so where the true text is not recorded, that of the entry before does. Where
+    ``newest`` is not run again, because it is ``done``, its own text does too.
+    """
+    if newest == 0:
+        return {}
+    recorded = next((text for sink in sinks if (text := sink.text_of(newest - 1)) is not None), None)
+    if recorded is not None:
+        return {newest - 1: recorded}
+    before = checkpoint.entry_before(newest)
+    text = done if before is None else checkpoint.offsets[before].text
+    if text is None:
+        raise no_common_text(sinks, newest - 1)
+    return {newest - 1: text}
+
+
+def _common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
+    texts = {sink.text_of(batch_id) for sink in sinks}
+    text = texts.pop()
+    if text is None or texts:
+        raise no_common_text(sinks, batch_id)
+    return text
+
+
+def _refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, entry: str) -> None:
+    """Refuse where the sources need more than the entry to go on from it: a list of files, or nobody knows what."""
+    for source_id, offset in parse_offset_log(entry).offsets.items():
+        if offset is None or tells_which_rows(offset):
+            continue
+        number = side_log_number(offset)
+        if number is None:
+            raise unproven(f"Source {source_id} stands at {offset!r}, which does not say which rows come next.")
+        log = checkpoint.side_logs.get(source_id)
+        if (checkpoint.newest or 0) > newest or log is None or not log.covers(number):
+            raise side_log_behind(checkpoint, source_id, number)
+        if not _is_of_one_past(checkpoint, sinks):
+            raise unproven(
+                f"Source {source_id} reads files, and the newest entry in offsets/ is not the one that the ledger has "
+                "recorded: the list of files in sources/ may be another past's."
+            )
+
+
+def _is_of_one_past(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> bool:
+    newest = checkpoint.newest
+    return newest is not None and any(sink.text_of(newest) == checkpoint.offsets[newest].text for sink in sinks)

@@ -1,0 +1,216 @@
+"""
+Mend the checkpoint of a stopped query from the ledger, and take that back.
+
+Runs on the driver before ``.start()``, and in the command ``pgonce recover``. Invariant: before the first file is
+touched, the ledger has taken the query from the run that owned it, and everything that is replaced lies kept aside; cut
+short anywhere, a second recovery mends what the first one left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from offsets_store.errors import LedgerError, RecoveryError
+from offsets_store.migrations import ensure_ledger
+from offsets_store.recovery.checkpoint_writer import CheckpointWriter
+from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
+from offsets_store.recovery.interventions import RECOVERY, fence, moved
+from offsets_store.recovery.kept_files import FOLDER, Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
+from offsets_store.recovery.plan import plan_recovery
+from offsets_store.recovery.read_facts import read_checkpoint, read_sinks
+from offsets_store.recovery.refusals import NOTHING, no_checkpoint
+from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
+from offsets_store.store import OffsetsStore
+
+WAIT_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """
+    What was done to a checkpoint, or would be.
+
+    ``does`` says it in words; ``written`` and ``removed`` are files of the checkpoint, ``kept`` those of them that were
+    there before, ``kept_in`` the folder in the checkpoint where these lie. ``stands_at`` is the newest batch in
+    ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet.
+    """
+
+    location: str
+    query_id: str | None
+    does: str
+    stands_at: int | None
+    written: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    kept_in: str | None = None
+    is_done: bool = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is anything to change."""
+        return bool(self.written or self.removed)
+
+
+def recover_checkpoint(
+    checkpoint_location: str,
+    url: str = "",
+    *,
+    dry_run: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
+    wait_seconds: float = WAIT_SECONDS,
+) -> Recovery:
+    """
+    Make a stopped query's checkpoint agree with the ledger; call it on the driver, before ``.start()``.
+
+    Forward where the ledger is ahead (asynchronous progress tracking, an older copy of the checkpoint), back where it
+    is behind (a restored database). Where all is well, and where there is no checkpoint yet, it changes nothing.
+
+    :param checkpoint_location: as given to Spark: a path, or a URI that Python can read and write.
+    :param url: a libpq URI or key=value string; empty for libpq's environment.
+    :param dry_run: only say what would be done.
+    :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, if something is to be
+        changed: a query that runs writes to both.
+    :param wait_seconds: how long to wait, at most, for that silence.
+    :raises RecoveryError: where the query is stateful or runs, or nothing proves what to do.
+    :raises CheckpointError: where the checkpoint cannot be read or written.
+    :raises LedgerError: where the ledger cannot be read or written.
+    """
+    writer = CheckpointWriter(checkpoint_location)
+    checkpoint = read_checkpoint(writer.files)
+    if checkpoint.query_id is None and not checkpoint.offsets and not checkpoint.commits:
+        return Recovery(writer.location, None, "changes nothing: there is no checkpoint yet", None)
+    store = OffsetsStore(url)
+    try:
+        sinks = known_sinks(store, checkpoint)
+    except LedgerError as error:
+        if dry_run or error.code != "LEDGER_TOO_OLD":
+            raise
+        # The query's first commit would bring it up to date, and comes too late for this.
+        ensure_ledger(url)
+        sinks = known_sinks(store, checkpoint)
+    plan = plan_recovery(checkpoint, sinks)
+    recovery = Recovery(
+        writer.location,
+        checkpoint.query_id,
+        plan.does,
+        plan.stands_at,
+        written=tuple(name for name, text in plan.changes if text is not None),
+        removed=tuple(name for name, text in plan.changes if text is None),
+        kept=tuple(name for name, _ in plan.changes if writer.files.exists(name)),
+    )
+    if dry_run or not plan.changes:
+        return recovery
+    folder = kept_folder()
+    stopped = _Stopped(store, url, writer, checkpoint, sinks, quiet_seconds, wait_seconds)
+    details = {"does": plan.does, "files": [name for name, _ in plan.changes], "kept_in": folder}
+    owner = stopped.take_over("recover", plan.stands_at, details)
+    mended = checkpoint.after(plan.changes)
+    keep_aside(writer, folder, owner, plan.changes, (mended.newest, mended.newest_commit))
+    for name, text in plan.changes:
+        writer.put(name, None if text is None else text.encode())
+    return replace(recovery, kept_in=folder, is_done=True)
+
+
+def undo_recovery(
+    checkpoint_location: str,
+    url: str = "",
+    *,
+    dry_run: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
+    wait_seconds: float = WAIT_SECONDS,
+) -> Recovery:
+    """
+    Bring back what the newest recovery has replaced; arguments as for :func:`recover_checkpoint`.
+
+    :raises RecoveryError: NOTHING_TO_UNDO; UNDO_TOO_LATE, where the query has run since; RECOVERY_RUNNING.
+    """
+    writer = CheckpointWriter(checkpoint_location)
+    kept = newest_kept(writer)
+    checkpoint = read_checkpoint(writer.files)
+    files = undoing(writer, kept, (checkpoint.newest, checkpoint.newest_commit))
+    store = OffsetsStore(url)
+    sinks = known_sinks(store, checkpoint)
+    _refuse_published_since(kept, writer, sinks)
+    undo = Recovery(
+        writer.location,
+        checkpoint.query_id,
+        f"brings back what the recovery of {kept.folder.removeprefix(FOLDER + '/')} replaced",
+        None,
+        written=tuple(name for name, data in files if data is not None),
+        removed=tuple(name for name, data in files if data is None),
+    )
+    if dry_run:
+        return undo
+    details = {"undone": kept.recovery, "files": [name for name, _ in files], "kept_in": kept.folder}
+    stopped = _Stopped(store, url, writer, checkpoint, sinks, quiet_seconds, wait_seconds)
+    owner = stopped.take_over("undo", None, details)
+    for name, data in files:
+        writer.put(name, data)
+    mark_undone(writer, kept, owner)
+    return replace(undo, kept_in=kept.folder, is_done=True)
+
+
+def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequence[SinkFacts]) -> None:
+    for sink in sinks:
+        if sink.is_living and not sink.run_id.startswith(RECOVERY):
+            raise RecoveryError(
+                "UNDO_TOO_LATE",
+                f"Run {sink.run_id} has published into {sink.sink_name} since the recovery of {kept.folder}.",
+                NOTHING,
+                f"What the recovery replaced still lies in {writer.location}/{kept.folder}.",
+            )
+
+
+def known_sinks(store: OffsetsStore, checkpoint: CheckpointFacts) -> list[SinkFacts]:
+    """
+    The sinks of the checkpoint's query, as the ledger has them; none where there is no ledger yet.
+
+    :raises LedgerError: where the ledger cannot be read.
+    """
+    if checkpoint.query_id is None:
+        return []
+    try:
+        with store._reading() as connection:
+            return read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
+    except LedgerError as error:
+        if error.code == "NO_LEDGER" and checkpoint.newest in (None, 0):
+            return []
+        raise
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """A query that should not run, and what was read of it."""
+
+    store: OffsetsStore
+    url: str
+    writer: CheckpointWriter
+    checkpoint: CheckpointFacts
+    sinks: Sequence[SinkFacts]
+    quiet_seconds: float
+    wait_seconds: float
+
+    def take_over(self, kind: str, stands_at: int | None, details: dict[str, Any]) -> str:
+        """Make sure that it does not run, and that nobody goes on from what was read; the new owner's id."""
+        if self.checkpoint.query_id is None:
+            raise no_checkpoint(self.checkpoint)
+        living = [sink for sink in self.sinks if sink.is_living]
+        refuse_running(
+            self.store,
+            self.writer,
+            self.checkpoint,
+            living,
+            self.checkpoint.query_id,
+            quiet_seconds=self.quiet_seconds,
+            wait_seconds=self.wait_seconds,
+        )
+        owner = fence(self.url, living, kind, stands_at, details)
+        # After the fence: only now can no batch be published any more, and until now one may have been planned.
+        if read_checkpoint(self.writer.files) != self.checkpoint:
+            raise moved(
+                "the checkpoint",
+                "No file was changed. The ledger has taken the query from its run, which is refused at its next batch.",
+            )
+        return owner

@@ -1,0 +1,128 @@
+"""
+Does the query still run?
+
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: what is found is evidence, in words;
+nothing found is no proof. What holds in any case is the fence that :mod:`offsets_store.recovery.interventions` sets
+before a file is touched: a run that lives after all is refused at its next batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, extract, func, select, text
+
+from offsets_store.errors import RecoveryError
+from offsets_store.recovery.checkpoint_writer import CheckpointWriter
+from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
+from offsets_store.recovery.refusals import NOTHING
+from offsets_store.store import OffsetsStore
+from offsets_store.tables import replays, writers
+
+QUIET_SECONDS = 5.0
+"""
+How long nothing may have been written.
+
+Spark writes a file for each batch, with asynchronous progress tracking one a second by default, and the ledger gets a
+row for each batch: a query that has work is silent for so long only within a batch. A query without work is silent for
+ever; that one has no batch under way, and the fence meets its next one.
+"""
+
+_POLL_SECONDS = 0.2
+
+
+def refuse_running(
+    store: OffsetsStore,
+    writer: CheckpointWriter | None,
+    checkpoint: CheckpointFacts | None,
+    sinks: Sequence[SinkFacts],
+    query_id: str,
+    *,
+    quiet_seconds: float,
+    wait_seconds: float,
+) -> None:
+    """
+    Wait until nothing shows that the query runs, at most ``wait_seconds``.
+
+    :raises RecoveryError: RECOVERY_RUNNING, with what shows it.
+    """
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        signs = signs_of_life(store, writer, checkpoint, sinks, query_id, quiet_seconds)
+        if not signs:
+            return
+        if time.monotonic() >= deadline:
+            raise RecoveryError(
+                "RECOVERY_RUNNING",
+                f"Query {query_id} seems to run: {'; '.join(signs)}.",
+                NOTHING,
+                f"Stop the query everywhere, wait {quiet_seconds:g} seconds (--wait does that), and try again.",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def signs_of_life(
+    store: OffsetsStore,
+    writer: CheckpointWriter | None,
+    checkpoint: CheckpointFacts | None,
+    sinks: Sequence[SinkFacts],
+    query_id: str,
+    quiet_seconds: float,
+) -> list[str]:
+    """What shows that the query runs, in words; empty where nothing does."""
+    signs = ["it is active in this very process"] if _is_active_here(query_id) else []
+    with store._reading() as connection:
+        signs += _sessions(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
+    if writer is not None and checkpoint is not None:
+        signs += _young_files(writer, checkpoint, quiet_seconds)
+    return signs
+
+
+def _is_active_here(query_id: str) -> bool:
+    # Only where Spark is there already: this must not start one, nor need it installed.
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    session: Any = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
+    if session is None:
+        return False
+    if hasattr(session, "_jsparkSession"):
+        # Of all sessions of this driver: a query is listed only by the one that started it.
+        key = session._jvm.java.util.UUID.fromString(query_id)
+        return bool(session._jsparkSession.sharedState().activeStreamingQueries().containsKey(key))
+    return any(query.id == query_id for query in session.streams.active)
+
+
+def _sessions(connection: Connection, sinks: Sequence[SinkFacts]) -> list[str]:
+    runs = [f"pgonce {sink.run_id}" for sink in sinks]
+    found = connection.execute(
+        text("SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE application_name = ANY(:runs)"),
+        {"runs": runs},
+    )
+    return [f"its run commits in session {pid} ({application})" for pid, application in found]
+
+
+def _young_rows(connection: Connection, sinks: Sequence[SinkFacts], quiet_seconds: float) -> list[str]:
+    ids = [sink.writer_id for sink in sinks]
+    published = select(func.max(writers.c.updated_at)).where(writers.c.writer_id.in_(ids)).scalar_subquery()
+    skipped = select(func.max(replays.c.skipped_at)).where(replays.c.writer_id.in_(ids)).scalar_subquery()
+    age = extract("epoch", func.clock_timestamp() - func.greatest(published, skipped))
+    seconds = connection.execute(select(age)).scalar_one()
+    if seconds is None or float(seconds) >= quiet_seconds:
+        return []
+    return [f"the ledger heard of it {float(seconds):.1f} s ago"]
+
+
+def _young_files(writer: CheckpointWriter, checkpoint: CheckpointFacts, quiet_seconds: float) -> list[str]:
+    newest = [("offsets", checkpoint.newest), ("commits", checkpoint.newest_commit)]
+    signs = []
+    for name in [f"{folder}/{number}" for folder, number in newest if number is not None]:
+        written = writer.written_at(name)
+        if written is not None and (datetime.now(UTC) - written).total_seconds() < quiet_seconds:
+            signs.append(f"{name} was written at {written:%H:%M:%S.%f}, less than {quiet_seconds:g} s ago")
+    return signs

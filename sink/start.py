@@ -1,0 +1,57 @@
+"""
+One call that mends a query's checkpoint where it must, and starts the query.
+
+Runs on the driver, in the caller's thread. Invariant: what mends a checkpoint comes before Spark reads it, and a query
+that Spark would run without delivering rows does not stay started.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from offsets_store.errors import NOTHING
+from offsets_store.recovery.recover import recover_checkpoint
+from offsets_store.recovery.still_running import QUIET_SECONDS
+from sink.errors import SparkError
+
+# Spark allows asynchronous progress tracking for sinks that it knows; its name is Spark's own.
+_LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"
+
+
+def recover_and_start(
+    writer: DataStreamWriter, checkpoint_location: str, url: str = "", *, quiet_seconds: float = QUIET_SECONDS
+) -> StreamingQuery:
+    """
+    Start a query whose sink is pgonce, with asynchronous progress tracking if the writer's options ask for it.
+
+    Spark's restart may run batches again whose entries it never wrote down. Here the checkpoint is first made to agree
+    with the ledger (:func:`recover_checkpoint`), and where the two agree already nothing is touched.
+
+    :param writer: the writer, before ``start()``, without a ``checkpointLocation``.
+    :param checkpoint_location: as Spark takes it.
+    :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
+    :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, where files must be changed.
+    :raises RecoveryError: where the checkpoint cannot be mended, or the query runs already.
+    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger.
+    """
+    recover_checkpoint(checkpoint_location, url, quiet_seconds=quiet_seconds)
+    options = {"checkpointLocation": checkpoint_location, _LET_ANY_SINK: "true"}
+    query = writer.options(**options).start()
+    _stop_if_continuous(query)
+    return query
+
+
+def _stop_if_continuous(query: StreamingQuery) -> None:
+    wrapped: Any = getattr(query, "_jsq", None)
+    if wrapped is None or wrapped.streamingQuery().getClass().getSimpleName() != "ContinuousExecution":
+        return
+    query.stop()
+    raise SparkError(
+        "NOT_MICRO_BATCH",
+        "The query was started with the continuous trigger, under which Spark drops every row of a Python sink.",
+        NOTHING,
+        "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
+    )
