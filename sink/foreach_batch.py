@@ -142,12 +142,12 @@ def transactional_batch(
 
             def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
                 transaction = BatchTransaction(connection, batch)
-                if positions is None or stored is None:
+                if positions is None:
                     function(frame, transaction)
                     return Published(transaction.rows, "function")
                 is_stored = below(positions, stored)
                 function(frame.where(~is_stored), transaction)
-                return Published(transaction.rows, "function", frame.where(is_stored).count())
+                return Published(transaction.rows, "function", frame.where(is_stored).count() if stored else 0)
 
             work = Work(lambda _: name, publish, sealed=True)
             batch = with_topic_ids(batch_of(frame, batch_id, by_position=positions is not None), bootstrap_servers)

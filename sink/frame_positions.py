@@ -14,16 +14,15 @@ from offsets_store.positions import places
 from sink.row_positions import PositionColumns
 
 
-def below(columns: PositionColumns, stored: Offsets) -> Column:
-    """Whether a row lies below the stored positions."""
+def below(columns: PositionColumns, stored: Offsets | None) -> Column:
+    """Whether a row lies below the stored positions; where there are none, no row does."""
     topic, partition, offset = (f.col(_quoted(name)) for name in columns.names)
-    known = [(f"{p} {t}", position) for (_, t, p), position in places(stored).items()]
-    if not known:
-        return f.lit(False)
-    pairs = [part for key, position in known for part in (f.lit(key), f.lit(position))]
-    # One look into a map, however many partitions there are.
-    position = f.element_at(f.create_map(*pairs), f.concat_ws(" ", partition.cast("string"), topic))
-    is_below = f.coalesce(offset < position, f.lit(False))
+    pairs = [part for (_, t, p), position in places(stored).items() for part in (f.lit(f"{p} {t}"), f.lit(position))]
+    is_below = f.lit(False)
+    if pairs:
+        # One look into a map, however many partitions there are.
+        position = f.element_at(f.create_map(*pairs), f.concat_ws(" ", partition.cast("string"), topic))
+        is_below = f.coalesce(offset < position, is_below)
     lacks = topic.isNull() | partition.isNull() | offset.isNull()
     refusal = f.raise_error(f.lit("[NULL_POSITION] A row has no whole position in Kafka: " + ", ".join(columns.names)))
     return f.when(lacks, refusal.cast("boolean")).otherwise(is_below)

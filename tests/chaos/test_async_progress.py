@@ -26,7 +26,7 @@ from fix_spark import spark_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.kafka]
 
-KILLS = int(os.environ.get("PGONCE_ASYNC_KILLS", "4"))
+KILLS = int(os.environ.get("PGONCE_ASYNC_KILLS", "2"))
 SEED = int(os.environ.get("PGONCE_ASYNC_SEED", str(secrets.randbelow(10**6))))
 PARTITIONS = 3
 

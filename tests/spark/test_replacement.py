@@ -6,39 +6,12 @@ import json
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
 from spark.exactly_once import query_id, wrong_ledger, wrong_rows
+from spark.messages import Messages
 from spark.running import assert_refused, finish
 from spark.ways_in import WAYS, Sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
-
-
-class Messages:
-    """A topic of two partitions; ``rows`` are what was sent, as the target should have them."""
-
-    def __init__(self, bootstrap_servers, topic):
-        self.topic = topic
-        self.rows = []
-        self._servers = bootstrap_servers
-        self._sent = [0, 0]
-
-    def send(self, count):
-        """Send so many messages, in turn to one partition and the other."""
-        producer = Producer({"bootstrap.servers": self._servers})
-        for number in range(count):
-            partition = number % 2
-            row = (partition * 1000 + self._sent[partition], f"message {len(self.rows)}")
-            producer.produce(self.topic, value=row[1], partition=partition)
-            self._sent[partition] += 1
-            self.rows.append(row)
-        assert producer.flush(30) == 0
-
-    def frame(self, spark, starting_offsets):
-        """All messages from there on."""
-        source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", self._servers)
-        source = source.option("subscribe", self.topic).option("startingOffsets", starting_offsets).load()
-        return source.selectExpr("partition * 1000 + offset AS id", "CAST(value AS STRING) AS text")
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
