@@ -87,20 +87,22 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
     """
     Judge a batch whose rows carry their positions: batch ids may come again, and ranges may overlap.
 
-    Only the start can be wrong. It is known of the first batch of a run, for that begins where an entry of ``offsets/``
-    ends; within a run Spark begins each batch where the one before ended, and asynchronous progress tracking may have
-    written neither down.
+    Only the start can be wrong. Within a run Spark begins each batch where the one before ended, whatever of that it
+    has written down; a run's first batch begins where an entry of ``offsets/`` ends.
     """
     is_next = batch.batch_id == writer.last_batch_id + 1
-    is_first_of_run = writer.run_id != batch.run_id
-    start = batch.start or (batch.resumes_at if is_first_of_run else None)
-    if start is None:
-        if is_first_of_run or not is_next:
-            return Verdict.CHANGED if batch.batch_id <= writer.last_batch_id else Verdict.GAP
+    out_of_order = Verdict.CHANGED if batch.batch_id <= writer.last_batch_id else Verdict.GAP
+    if writer.run_id == batch.run_id:
+        if not is_next:
+            return out_of_order
         if ledger.last and below(span.first, ledger.last.end):
             return Verdict.BACKWARD
-    elif not _is_recorded(ledger.previous, batch) and left_out(start, stored_end(ledger)):
-        return Verdict.GAP if batch.batch_id > writer.last_batch_id + 1 else Verdict.DISJOINT
+    else:
+        start = batch.start or batch.resumes_at
+        if start is None:
+            return out_of_order
+        if not _is_recorded(ledger.previous, batch) and left_out(start, stored_end(ledger)):
+            return Verdict.GAP if batch.batch_id > writer.last_batch_id + 1 else Verdict.DISJOINT
     return Verdict.NEW if is_next and not below(span.first, stored_positions(ledger)) else Verdict.OVERLAP
 
 

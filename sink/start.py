@@ -7,12 +7,14 @@ that Spark would run without delivering rows does not stay started.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from offsets_store.errors import NOTHING
+from offsets_store.errors import NOTHING, RecoveryError
 from offsets_store.recovery.recover import recover_checkpoint
 from offsets_store.recovery.still_running import QUIET_SECONDS
 from sink.errors import SparkError
@@ -37,11 +39,22 @@ def recover_and_start(
     :raises RecoveryError: where the checkpoint cannot be mended, or the query runs already.
     :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger.
     """
-    recover_checkpoint(checkpoint_location, url, quiet_seconds=quiet_seconds)
+    with _unknown_to_the_ledger():
+        recover_checkpoint(checkpoint_location, url, quiet_seconds=quiet_seconds)
     options = {"checkpointLocation": checkpoint_location, _LET_ANY_SINK: "true"}
     query = writer.options(**options).start()
     _stop_if_continuous(query)
     return query
+
+
+@contextmanager
+def _unknown_to_the_ledger() -> Iterator[None]:
+    # A query that wrote elsewhere before: adoptCheckpoint is for the sink to judge, at the first batch.
+    try:
+        yield
+    except RecoveryError as error:
+        if error.code != "RECOVERY_UNKNOWN_QUERY":
+            raise
 
 
 def _stop_if_continuous(query: StreamingQuery) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from offsets_store.checkpoint_files import open_location
 from offsets_store.errors import CheckpointError, RecoveryError
 from offsets_store.offsets import Offsets
+from offsets_store.recovery.continuous import is_continuous
 from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
 from offsets_store.recovery.next_start import NextStart, begins_at, goes_on, next_start, verdict_on
 from offsets_store.recovery.plan import plan_recovery
@@ -110,12 +111,13 @@ def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnos
             advice = f"`pgonce recover {checkpoint.location}` mends this: it {plan.does}."
         else:
             finding, advice = Finding.AGREE, f"Nothing to mend: `pgonce recover` {plan.does}."
-    if finding is not Finding.NEEDS_PERSON and _is_continuous(checkpoint):
+    if finding is Finding.AGREE and is_continuous(checkpoint):
         finding = Finding.NEEDS_PERSON
-        advice = (
-            "Start the query on a new checkpoint, or put Spark's metadata line "
-            '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}} into the empty second line of the newest two '
-            "entries in offsets/."
+        advice = "Start the query on a new checkpoint at the stored offsets: docs/operations.md, A lost checkpoint."
+    elif finding is Finding.RECOVERABLE and not sinks:
+        advice += (
+            f" Then start the query with adoptCheckpoint={start.batch_id}, if batch {start.batch_id} is still to be "
+            f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: docs/replace-your-foreachbatch.md."
         )
     entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
     return Diagnosis(
@@ -160,7 +162,7 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
         remarks.append(
             f"{', '.join(checkpoint.orphans)} lie there without their files: Spark's next write of these files fails."
         )
-    if _is_continuous(checkpoint):
+    if is_continuous(checkpoint):
         remarks.append(
             f"The metadata line of offsets/{checkpoint.newest} is empty: a continuous query wrote it, and a "
             "micro-batch query cannot go on from it."
@@ -172,7 +174,3 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
             f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were taken away by hand."
         )
     return remarks
-
-
-def _is_continuous(checkpoint: CheckpointFacts) -> bool:
-    return checkpoint.newest is not None and checkpoint.offsets[checkpoint.newest].is_continuous

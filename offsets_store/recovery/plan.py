@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from offsets_store.offsets import parse_offset_log
 from offsets_store.recovery.changes import Target, changes_for
+from offsets_store.recovery.continuous import fit_for_micro_batches, is_continuous
 from offsets_store.recovery.facts import (
     Change,
     CheckpointFacts,
@@ -61,6 +62,9 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     living = [sink for sink in sinks if sink.is_living]
     if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits:
         return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
+    if not sinks and is_continuous(checkpoint):
+        target = fit_for_micro_batches(checkpoint)
+        return Plan(tuple(changes_for(checkpoint, target)), target.newest, target.does)
     if not living:
         raise unknown_query(checkpoint, sinks)
     start = next_start(checkpoint)

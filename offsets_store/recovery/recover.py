@@ -15,6 +15,7 @@ from typing import Any
 from offsets_store.errors import LedgerError, RecoveryError
 from offsets_store.migrations import ensure_ledger
 from offsets_store.recovery.checkpoint_writer import CheckpointWriter
+from offsets_store.recovery.continuous import is_continuous
 from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
 from offsets_store.recovery.interventions import RECOVERY, fence, moved
 from offsets_store.recovery.kept_files import FOLDER, Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
@@ -102,6 +103,8 @@ def recover_checkpoint(
     )
     if dry_run or not plan.changes:
         return recovery
+    # A checkpoint that is to be adopted may be mended before there is a ledger.
+    ensure_ledger(url)
     folder = kept_folder()
     stopped = _Stopped(store, url, writer, checkpoint, sinks, quiet_seconds, wait_seconds)
     details = {"does": plan.does, "files": [name for name, _ in plan.changes], "kept_in": folder}
@@ -175,7 +178,8 @@ def known_sinks(store: OffsetsStore, checkpoint: CheckpointFacts) -> list[SinkFa
         with store._reading() as connection:
             return read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
     except LedgerError as error:
-        if error.code == "NO_LEDGER" and checkpoint.newest in (None, 0):
+        # Nothing is asked of the ledger for these.
+        if error.code == "NO_LEDGER" and (checkpoint.newest in (None, 0) or is_continuous(checkpoint)):
             return []
         raise
 

@@ -46,6 +46,7 @@ class Planned:
     start: Positions
     end: Positions
     is_due: bool
+    is_first_of_run: bool
 
 
 class SparseQuery:
@@ -68,6 +69,7 @@ class SparseQuery:
         """Begin a run, as ``populateStartOffsets`` does."""
         self.run_id = str(uuid.uuid4())
         self._is_first = True
+        self._has_run = False
         self._again: int | None = None
         entries, done = self.numbers("offsets"), self.numbers("commits")
         newest = max(entries, default=-1)
@@ -80,8 +82,9 @@ class SparseQuery:
     def plan(self, advance: dict[int, int], *, is_due: bool) -> Planned | None:
         """The next batch, ``advance`` records further in each partition; None where there is nothing new."""
         if self._again is not None:
-            planned = Planned(self._again, self._at, self._end(self._again), is_due=True)
+            planned = Planned(self._again, self._at, self._end(self._again), is_due=True, is_first_of_run=True)
             self._again = None
+            self._has_run = True
             return planned
         heads = self.topic.heads
         begins = {p: self._at.get(p, 0) for p in heads}
@@ -90,8 +93,9 @@ class SparseQuery:
             return None
         # A partition that was added since is not among the start offsets, and is read from its first record.
         start = {p: at for p, at in begins.items() if p in self._at}
-        planned = Planned(self._next, start, end, is_due=is_due or self._is_first)
+        planned = Planned(self._next, start, end, is_due or self._is_first, is_first_of_run=not self._has_run)
         self._is_first = False
+        self._has_run = True
         return planned
 
     def write_entry(self, planned: Planned) -> None:

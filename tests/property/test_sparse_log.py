@@ -194,6 +194,7 @@ def recover(job, planned, refused: PgonceError):
     """Only a start that lies past the stored rows, after an entry that nobody recorded, is refused: go back."""
     assert refused.code == "DISJOINT", refused
     job.refused[refused.code] += 1
+    assert planned.is_first_of_run
     provable = job.provable()
     assert any(provable < number < planned.batch_id for number in job.query.numbers("offsets"))
     job.query.roll_back(provable)

@@ -10,6 +10,7 @@ import pytest
 from stopped import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
 
 from offsets_store.errors import CheckpointError, RecoveryError
+from offsets_store.offsets import parse_offset_log
 from offsets_store.recovery.changes import FIRST_COMMIT
 from offsets_store.recovery.facts import Change, SideLog, tells_which_rows
 from offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
@@ -351,6 +352,33 @@ class TestPositions:
         assert plan_recovery(facts, [ahead, exact]).stands_at == 5
         behind = self.dropping(record(2, None, positions={"0": kafka(25)}), end_offsets={"0": kafka(25)})
         refused("RECOVERY_UNPROVEN", facts, [behind, exact])
+
+
+def continuous(number):
+    """An entry as a continuous query writes it: without its metadata."""
+    version, _, offsets = entry(number).split("\n")
+    return f"{version}\n\n{offsets}"
+
+
+class TestContinuous:
+    @pytest.mark.parametrize("commits", [(4, 5), (4,)])
+    def test_made_fit_for_micro_batches(self, commits):
+        """The newest two entries get a metadata line; offsets and commits stay as they are."""
+        facts = checkpoint({number: continuous(number) for number in (3, 4, 5)}, commits)
+        plan = plan_recovery(facts, [])
+        offsets, committed = stands(facts.after(plan.changes))
+        assert committed == list(commits)
+        assert offsets[3] == continuous(3)
+        for number in (4, 5):
+            found = parse_offset_log(offsets[number])
+            assert not found.is_continuous
+            assert found.offsets == parse_offset_log(continuous(number)).offsets
+        assert plan_recovery_is_over(facts.after(plan.changes))
+
+
+def plan_recovery_is_over(facts):
+    """What is made fit is a checkpoint like any other whose query the ledger does not know."""
+    return refused("RECOVERY_UNKNOWN_QUERY", facts, []).code
 
 
 class TestRefused:
