@@ -37,7 +37,7 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint check bench bench-ledger soak clean
+.PHONY: help setup java demo test lint check bench bench-async bench-ledger soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -67,6 +67,9 @@ bench: setup ## compare with Spark's JDBC writer and with a sink that does nothi
 soak: setup ## N=10000 small batches of each way in, one driver after the other: what grows? WAYS=inline,staged runs some
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/soak.py --batches $(or $(N),10000) \
 	$(if $(WAYS),--ways $(WAYS))
+
+bench-async: setup ## trigger times with and without asynchronous progress tracking, from Kafka
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/async_triggers.py
 
 bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py

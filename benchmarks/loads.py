@@ -39,6 +39,7 @@ class Load:
     rounds: int
     warm_up: int
     measured: int
+    columns: str = COLUMNS
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """The stream, which has a next batch whenever Spark asks."""
@@ -49,6 +50,28 @@ class Load:
             .load()
         )
         return source.selectExpr(*_EXPRESSIONS)
+
+
+@dataclass(frozen=True)
+class KafkaLoad(Load):
+    """The same from a topic, with the place in Kafka that each row comes from."""
+
+    topic: str = ""
+    bootstrap_servers: str = ""
+    columns: str = f'{COLUMNS}, topic text, partition integer, "offset" bigint'
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """All records that are there, so many rows a batch."""
+        source = (
+            spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.bootstrap_servers)
+            .option("subscribe", self.topic)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", self.rows)
+            .load()
+        )
+        numbered = source.selectExpr(f"offset * {self.partitions} + partition AS value", "topic", "partition", "offset")
+        return numbered.selectExpr(*_EXPRESSIONS, "topic", "partition", "offset")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import psutil
 import psycopg
 from contenders import Contender, Place
-from loads import COLUMNS, Load
+from loads import Load
 from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -47,7 +47,10 @@ class Bench:
         """The trigger times (ms) of one contender in one round: a new query, whose table is empty before and after."""
         place = Place(self.url, self.jdbc_url, contender.table or "")
         least = load.rows * (load.warm_up + load.measured)
-        with _empty_table(self.url, contender.table) as rows, tempfile.TemporaryDirectory(prefix="bench-") as root:
+        with (
+            _empty_table(self.url, contender.table, load.columns) as rows,
+            tempfile.TemporaryDirectory(prefix="bench-") as root,
+        ):
             writer = load.frame(self.spark).writeStream.option("checkpointLocation", f"{root}/checkpoint")
             query = contender.write(writer, place).start()
             try:
@@ -85,7 +88,7 @@ def _trigger_times(query: StreamingQuery, load: Load) -> list[int]:
 
 
 @contextmanager
-def _empty_table(url: str, table: str | None) -> Iterator[Callable[[], int]]:
+def _empty_table(url: str, table: str | None, columns: str) -> Iterator[Callable[[], int]]:
     """Yields a count of the table's rows."""
     if table is None:
         yield lambda: 0
@@ -97,7 +100,7 @@ def _empty_table(url: str, table: str | None) -> Iterator[Callable[[], int]]:
             row = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
             return row[0] if row else 0
 
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({COLUMNS})")
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
         connection.execute(sql.SQL("TRUNCATE {}").format(name))
         try:
             yield count

@@ -123,7 +123,7 @@ def _alternating(bench: Bench, load: Load, console: Console) -> dict[str, list[l
 def _bench() -> Iterator[tuple[Bench, str]]:
     """Both servers, and Postgres's version."""
     jar = postgres_jdbc_jar()
-    with EmbeddedPostgres(settings=POSTGRES) as postgres, _spark(jar) as spark:
+    with EmbeddedPostgres(settings=POSTGRES) as postgres, spark_session(jar) as spark:
         with psycopg.connect(postgres.uri()) as connection:
             version = connection.info.parameter_status("server_version") or "unknown"
         # Java knows no Unix sockets, so all use TCP.
@@ -132,7 +132,7 @@ def _bench() -> Iterator[tuple[Bench, str]]:
 
 
 @contextmanager
-def _spark(jar: Path) -> Iterator[SparkSession]:
+def spark_session(*jars: Path) -> Iterator[SparkSession]:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     warnings.filterwarnings("ignore", module="pyspark")
     # stop() interrupts a batch, which cuts this server's line, and it would print a traceback.
@@ -141,7 +141,7 @@ def _spark(jar: Path) -> Iterator[SparkSession]:
     builder = (
         SparkSession.builder.appName("pgonce-bench")
         .master(f"local[{os.cpu_count() or 2}]")
-        .config("spark.jars", str(jar))
+        .config("spark.jars", ",".join(map(str, jars)))
         .config("spark.driver.memory", "4g")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")

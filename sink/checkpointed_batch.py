@@ -32,7 +32,7 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
     The newest entry of the offset log, which must be that of the batch being planned.
 
     A synchronous micro-batch query writes ``offsets/N`` before it plans batch N and ``commits/N`` after it. Where the
-    newest entry is committed, or there is none, Spark runs another way: continuous, or asynchronous.
+    newest entry is committed, or there is none, Spark runs another way.
 
     :raises SparkError: where that is so.
     """
