@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from offsets_store.checkpoint_files import CheckpointFiles, open_location
@@ -98,11 +99,13 @@ class Checkpoint:
         text = self._text(name)
         return None if text is None else parse_offset_log(text, self._called(name))
 
-    def newest_before(self, batch_id: int) -> tuple[int, OffsetLog] | None:
-        """The newest entry of ``offsets/`` before that of ``batch_id``, with its number; None where there is none."""
+    def newest_before(
+        self, batch_id: int, counts: Callable[[OffsetLog], bool] = lambda _: True
+    ) -> tuple[int, OffsetLog] | None:
+        """The newest entry that ``counts`` before that of ``batch_id``, with its number; None where there is none."""
         for number in sorted((n for n in self._numbers("offsets") if n < batch_id), reverse=True):
             # It may be purged between the listing and the reading.
-            if (found := self.find_offset_log(number)) is not None:
+            if (found := self.find_offset_log(number)) is not None and counts(found):
                 return number, found
         return None
 

@@ -25,7 +25,8 @@ class Batch:
     that of ``previous_batch_id``; None where they cannot be had. ``start`` is inclusive; both offsets map a source's id
     to its offset. ``resumes_at`` is where the entry before ends, and so where the first batch of a run starts, even
     where it is not that of the batch before. ``span`` says where the rows lie, if they carry their positions.
-    ``entry_is_its_own`` is False where ``offset_log`` may be another driver's entry of the same number.
+    ``entry_is_its_own`` is False where ``offset_log`` may be another driver's entry of the same number;
+    ``planned_end`` is then where that entry ends, which is reason enough to refuse, and never to publish.
     """
 
     query_id: str
@@ -44,6 +45,7 @@ class Batch:
     previous_batch_id: int | None = None
     resumes_at: Offsets | None = None
     span: Span | None = None
+    planned_end: Offsets | None = None
     entry_is_its_own: bool = True
     topic_ids: dict[str, str] | None = None
 
@@ -86,11 +88,16 @@ class Recorded:
 
 @dataclass(frozen=True)
 class Rival:
-    """Another query that feeds the same sink, and what it has in common with this one."""
+    """
+    Another query that feeds the same sink, and what it has in common with this one.
+
+    ``end_offsets`` reach as far as its rows are stored.
+    """
 
     query_id: str
     shares: str
     end_offsets: Offsets | None
+    topic_ids: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)

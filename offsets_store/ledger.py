@@ -8,8 +8,10 @@ they read of a writer is read under the lock on its row. From begin to the user'
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import (
+    BindParameter,
     ColumnElement,
     Connection,
     FromClause,
@@ -27,6 +29,7 @@ from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
 from offsets_store.facts import Batch, Ledger, Recorded, Rival, Writer
 from offsets_store.offsets import kafka_partitions
+from offsets_store.positions import furthest
 from offsets_store.search_path import KEPT_IN, OURS, SET_OURS
 from offsets_store.tables import batches, interventions, replays, runs, writers
 
@@ -38,6 +41,7 @@ class LockedWriter:
     writer_id: int
     generation: int
     ledger: Ledger
+    has_acceptances: bool = False
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,8 @@ def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None
         # Two new queries of one sink that start together would not see each other as rivals.
         connection.execute(_ONE_FIRST_CONTACT, {"sink": batch.sink_name})
         return LockedWriter(row.writer_id, row.generation, Ledger(rivals=_rivals_in_tx(connection, batch, replaces)))
-    return LockedWriter(row.writer_id, row.generation, _ledger_in_tx(connection, row, batch))
+    facts = _facts_in_tx(connection, row, batch)
+    return LockedWriter(row.writer_id, row.generation, _ledger(row, batch, facts), facts.has_acceptances)
 
 
 def _identity(batch: Batch) -> dict[str, str]:
@@ -128,6 +133,14 @@ def _record_of(record: FromClause, batch: str) -> ColumnElement[bool]:
     )
 
 
+def _is_open(writer_id: int | BindParameter[int]) -> ColumnElement[bool]:
+    return and_(
+        interventions.c.writer_id == writer_id,
+        interventions.c.kind == "accept",
+        interventions.c.used_at.is_(None),
+    )
+
+
 _FACTS = (
     select(
         _same_id,
@@ -137,6 +150,7 @@ _FACTS = (
         .where(runs.c.writer_id == bindparam("writer"), runs.c.run_id == bindparam("run"))
         .exists()
         .label("was_owner"),
+        select(literal(1)).where(_is_open(bindparam("writer"))).exists().label("has_acceptances"),
         select(replays.c.attempt)
         .where(
             replays.c.writer_id == bindparam("writer"),
@@ -158,20 +172,23 @@ _FACTS = (
 )
 
 
-def _ledger_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: Batch) -> Ledger:
-    # Usually the last one's, whose long text need not travel twice.
-    follows_last = batch.previous_batch_id == row.last_batch_id
-    facts = connection.execute(
+def _facts_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: Batch) -> Row[tuple[Any, ...]]:
+    return connection.execute(
         _FACTS,
         {
             "writer": row.writer_id,
             "generation": row.generation,
             "batch": batch.batch_id,
             "last_batch": row.last_batch_id,
-            "previous_batch": None if follows_last else batch.previous_batch_id,
+            # Usually the last one's, whose long text need not travel twice.
+            "previous_batch": None if batch.previous_batch_id == row.last_batch_id else batch.previous_batch_id,
             "run": batch.run_id,
         },
     ).one()
+
+
+def _ledger(row: Row[tuple[object, ...]], batch: Batch, facts: Row[tuple[Any, ...]]) -> Ledger:
+    follows_last = batch.previous_batch_id == row.last_batch_id
     return Ledger(
         writer=Writer(
             generation=row.generation,
@@ -208,22 +225,22 @@ def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
 
 def is_accepted_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> bool:
     """Whether a person has said, and it has not been used up, that this writer may publish this batch."""
-    standing = select(literal(1)).where(*_acceptance(locked, batch))
-    return connection.execute(standing).first() is not None
+    standing = select(literal(1)).where(_is_open(locked.writer_id), interventions.c.batch_id == batch.batch_id)
+    return locked.has_acceptances and connection.execute(standing).first() is not None
 
 
-def use_acceptance_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
-    """Let the acceptance of this batch count once."""
-    connection.execute(update(interventions).where(*_acceptance(locked, batch)).values(used_at=func.clock_timestamp()))
+def close_acceptances_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    """Let what was accepted up to this batch count no more, now that it is published, with or without need of that."""
+    if locked.has_acceptances:
+        up_to_this = and_(_is_open(locked.writer_id), interventions.c.batch_id <= batch.batch_id)
+        connection.execute(update(interventions).where(up_to_this).values(used_at=func.clock_timestamp()))
 
 
-def _acceptance(locked: LockedWriter, batch: Batch) -> tuple[ColumnElement[bool], ...]:
-    return (
-        interventions.c.writer_id == locked.writer_id,
-        interventions.c.kind == "accept",
-        interventions.c.batch_id == batch.batch_id,
-        interventions.c.used_at.is_(None),
-    )
+_is_last = and_(
+    _last.c.writer_id == writers.c.writer_id,
+    _last.c.generation == writers.c.generation,
+    _last.c.batch_id == writers.c.last_batch_id,
+)
 
 
 def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Rival, ...]:
@@ -231,7 +248,7 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
     if replaces is not None:
         # The old query may still run: it must not publish between this look at its end and the taking of its place.
         connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
-    theirs = select(writers).where(
+    theirs = select(writers, _last.c.positions, _last.c.topic_ids, _last.c.end_offsets.label("last_end")).where(
         writers.c.sink_name == batch.sink_name,
         writers.c.query_id != batch.query_id,
         writers.c.last_batch_id.is_not(None),
@@ -240,6 +257,7 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
             writers.c.query_id == literal(replaces),
         ),
     )
+    theirs = theirs.select_from(writers.outerjoin(_last, _is_last))
     # By a snapshot of its own: under a role's repeatable read this transaction does not see a rival that was recorded
     # since it began, though it waited for it (seen: both fed the sink).
     with connection.engine.execution_options(isolation_level="READ COMMITTED").connect() as fresh:
@@ -255,10 +273,14 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
             shares.append(f"the same checkpoint location {batch.checkpoint_location}")
         if batch.query_name and other.query_name == batch.query_name:
             shares.append(f"the same query name {batch.query_name!r}")
-        if common := ours & kafka_partitions(other.end_offsets or {}):
+        end = other.end_offsets or other.last_end
+        if other.positions is not None:
+            # A batch that was run again may have ended before what is stored.
+            end = furthest(end, other.positions)
+        if common := ours & kafka_partitions(end or {}):
             shares.append(f"the same Kafka partitions of {', '.join(sorted({topic for topic, _ in common}))}")
         if other.query_id == replaces and not shares:
             shares.append("named by replaces")
         if shares:
-            rivals.append(Rival(other.query_id, " and ".join(shares), other.end_offsets))
+            rivals.append(Rival(other.query_id, " and ".join(shares), end, other.topic_ids))
     return tuple(rivals)

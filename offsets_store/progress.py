@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sqlalchemy import Connection, and_, delete, desc, func, select, tuple_, update
+from sqlalchemy import Connection, and_, case, delete, desc, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
 from offsets_store.heard import Heard, LedgerSide, disagreement
@@ -47,13 +47,15 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
 
 
 def _sides_in_tx(connection: Connection, heard: Heard) -> list[LedgerSide]:
+    told_by_rows = and_(batches.c.positions.is_not(None), batches.c.offset_log.is_(None))
     rows = connection.execute(
         select(
             writers.c.sink_name,
             writers.c.run_id,
             writers.c.last_batch_id,
             batches.c.batch_id.is_not(None),
-            batches.c.end_offsets,
+            # Where only the rows told, it is a lower bound.
+            case((told_by_rows, None), else_=batches.c.end_offsets),
         )
         .select_from(
             writers.outerjoin(

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 from offsets_store.errors import NOTHING, PgonceError
 from offsets_store.facts import Batch, Ledger, Remedies
-from offsets_store.offsets import goes_back
-from offsets_store.verdict import Verdict, recreated
+from offsets_store.verdict import Verdict, backwards, recreated
 
 
 class RefusedBatch(PgonceError):
@@ -31,6 +30,12 @@ def _writer(batch: Batch) -> str:
 def _doctor(batch: Batch) -> str:
     where = batch.checkpoint_location or "<checkpoint>"
     return f"`pgonce doctor {where}` tells where both stand, and `pgonce recover {where}` mends what can be proven."
+
+
+def _mend(ledger: Ledger, batch: Batch) -> str:
+    if batch.span is None and ledger.last is not None and ledger.last.positions is not None:
+        return "The stored rows carry positions: set positionColumns again."
+    return _doctor(batch)
 
 
 def _stored(batch: Batch) -> str:
@@ -109,8 +114,8 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"Batch {batch.batch_id} of {_writer(batch)} was published before, {known}: the checkpoint was restored from "
         "an older copy or advanced elsewhere, or the source was replaced.",
-        f"{_doctor(batch)} Or bring back the newest copy of the checkpoint. If it is lost, start a new checkpoint at "
-        f"the stored offsets: {_stored(batch)}. "
+        f"{_mend(ledger, batch)} Or bring back its newest copy. If that is lost, start a new checkpoint "
+        f"at the stored offsets: {_stored(batch)}. "
         f"`pgonce history {batch.query_id}` shows what is recorded.",
     )
 
@@ -132,14 +137,14 @@ def _disjoint(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"Batch {batch.batch_id} of {_writer(batch)} does not follow what was published last: it was planned after "
         f"another batch {batch.batch_id - 1} than the recorded one. It starts at {batch.start}; the stored end is "
         f"{end}. Rows would be lost or doubled.",
-        f"{_doctor(batch)} Or bring back the checkpoint that this ledger belongs to (an older copy was advanced "
+        f"{_mend(ledger, batch)} Or bring back the checkpoint that this ledger belongs to (an older copy was advanced "
         f"elsewhere). If it is lost, start a new checkpoint at the stored offsets: {_stored(batch)}.",
     )
 
 
-def _recreated(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+def _recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     return (
-        f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger.last, batch))}, which was "
+        f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger, batch, remedies))}, which was "
         "deleted and made anew since the last batch was published. By its offsets it looks like the old one; its rows "
         "that lie before the stored end would never be read.",
         "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
@@ -147,10 +152,14 @@ def _recreated(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     )
 
 
-def _backward(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
+def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    last = ledger.last.end if ledger.last else None
+    reasons = backwards(batch) or [
+        f"its first rows are {batch.span and batch.span.first}, the last batch ended at {last}"
+    ]
     return (
         f"The range of batch {batch.batch_id} of {_writer(batch)} goes back: "
-        f"{'; '.join(goes_back(batch.start, batch.end))}. "
+        f"{'; '.join(reasons)}. "
         "The topic was deleted and made anew, or lost partitions.",
         "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
         "stored ones).",

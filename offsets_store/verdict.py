@@ -36,7 +36,7 @@ class Verdict(Enum):
 
 PUBLISH = frozenset({Verdict.NEW, Verdict.OVERLAP, Verdict.ACCEPTED})
 # What a person may let through, once and on their own word.
-ACCEPTABLE = frozenset({Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT, Verdict.RECREATED, Verdict.BACKWARD})
+ACCEPTABLE = frozenset({Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT, Verdict.BACKWARD})
 SKIP = frozenset({Verdict.LANDED, Verdict.REPLAY, Verdict.ADOPTED})
 
 
@@ -46,11 +46,20 @@ def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
 
     An error's words are made elsewhere (:mod:`offsets_store.refusals`): this says which case it is.
     """
-    known = _first_contact(ledger, batch, remedies) if ledger.writer is None else _known(ledger, ledger.writer, batch)
-    return Verdict.BACKWARD if known in PUBLISH and goes_back(batch.start, batch.end) else known
+    known = (
+        _first_contact(ledger, batch, remedies)
+        if ledger.writer is None
+        else _known(ledger, ledger.writer, batch, remedies)
+    )
+    return Verdict.BACKWARD if known in PUBLISH and backwards(batch) else known
 
 
-def _known(ledger: Ledger, writer: Writer, batch: Batch) -> Verdict:
+def backwards(batch: Batch) -> list[str]:
+    """The Kafka partitions in which the batch's range goes back, in words."""
+    return goes_back(batch.start, batch.end) or goes_back(batch.start or batch.resumes_at, batch.planned_end)
+
+
+def _known(ledger: Ledger, writer: Writer, batch: Batch, remedies: Remedies) -> Verdict:
     same_id = ledger.same_id
     if same_id and same_id.attempt == batch.attempt:
         return Verdict.LANDED
@@ -60,21 +69,31 @@ def _known(ledger: Ledger, writer: Writer, batch: Batch) -> Verdict:
         return Verdict.DUPLICATE
     if same_id and batch.batch_id <= writer.last_batch_id and is_same_batch(same_id, batch):
         return Verdict.REPLAY
-    if recreated(ledger.last, batch):
+    if recreated(ledger, batch, remedies):
         return Verdict.RECREATED
     if batch.span is not None and _has_positions(ledger, writer):
         return _by_position(ledger, writer, batch, batch.span)
     if batch.batch_id <= writer.last_batch_id:
         return Verdict.CHANGED
+    if needs_positions(ledger, batch):
+        return Verdict.DISJOINT
     if batch.batch_id > writer.last_batch_id + 1:
         return Verdict.GAP
     return Verdict.NEW if follows(writer, ledger.last, batch) else Verdict.DISJOINT
 
 
-def recreated(last: Recorded | None, batch: Batch) -> list[str]:
+def recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> list[str]:
     """The topics whose id is another than when the last batch was published; an unknown id tells nothing."""
-    before = (last and last.topic_ids) or {}
+    replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
+    known = replaced if ledger.writer is None else ledger.last
+    before = (known and known.topic_ids) or {}
     return sorted(topic for topic, now in (batch.topic_ids or {}).items() if before.get(topic, now) != now)
+
+
+def needs_positions(ledger: Ledger, batch: Batch) -> bool:
+    """Whether rows below the batch's end may be stored by position, which only their positions can tell."""
+    stored = ledger.last.positions if ledger.last else None
+    return batch.span is None and stored is not None and (batch.start is None or below(batch.start, stored))
 
 
 def _has_positions(ledger: Ledger, writer: Writer) -> bool:
@@ -125,6 +144,17 @@ def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offset
     return ledger.last.positions
 
 
+def accepted_positions(ledger: Ledger, batch: Batch) -> Offsets | None:
+    """What is stored, where a person let the batch through: of a topic whose range goes back, nothing counts."""
+    starts, ends = places(batch.start or batch.resumes_at), places(batch.end or batch.planned_end)
+    gone = {place[:2] for place, start in starts.items() if ends and ends.get(place, -1) < start}
+    kept: Offsets = {}
+    for (source_id, topic, partition), position in places(stored_positions(ledger)).items():
+        if (source_id, topic) not in gone:
+            kept.setdefault(source_id, {}).setdefault(topic, {})[partition] = position
+    return kept if batch.span is not None else None
+
+
 def stored_end(ledger: Ledger) -> Offsets:
     """Where a batch may start at most: past the stored positions lie rows that were not selected."""
     return furthest(stored_positions(ledger), ledger.writer.end_offsets if ledger.writer else None)
@@ -144,6 +174,8 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
     if open_rivals or not takes_over(ledger, batch, remedies):
         return Verdict.FOREIGN
+    if recreated(ledger, batch, remedies):
+        return Verdict.RECREATED
     overlaps = batch.span is not None and below(batch.span.first, stored_positions(ledger, remedies))
     return Verdict.OVERLAP if overlaps else Verdict.NEW
 

@@ -27,7 +27,7 @@ from offsets_store.offsets import Offsets
 from offsets_store.record import Published
 from offsets_store.refusals import refusal
 from offsets_store.search_path import leave_in_tx
-from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide, stored_positions
+from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, accepted_positions, decide, stored_positions
 from sink.errors import CommitError
 from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
@@ -107,20 +107,20 @@ def _publish_in_tx(
     verdict: Verdict,
     began: TransactionState,
 ) -> None:
-    stored = stored_positions(locked.ledger, settings.remedies)
+    accepted = verdict is Verdict.ACCEPTED
+    stored = (
+        accepted_positions(locked.ledger, batch) if accepted else stored_positions(locked.ledger, settings.remedies)
+    )
     if work.sealed:
         event.listen(connection, "after_cursor_execute", _refuse_ended_transaction)
         record.seal_in_tx(connection, locked, batch)
     leave_in_tx(driver_connection(connection))
-    published = work.publish(connection, batch, stored if verdict is Verdict.OVERLAP else None)
+    published = work.publish(connection, batch, None if verdict is Verdict.NEW else stored)
     _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
-    # On a person's word the batch goes on from where it is, below what was stored or past it.
-    floor = None if verdict is Verdict.ACCEPTED else stored
     record.record_batch_in_tx(
-        connection, locked, batch, published, stored=floor, retain_batches=settings.retain_batches
+        connection, locked, batch, published, stored=stored, retain_batches=settings.retain_batches
     )
-    if verdict is Verdict.ACCEPTED:
-        ledger.use_acceptance_in_tx(connection, locked, batch)
+    ledger.close_acceptances_in_tx(connection, locked, batch)
     if locked.ledger.writer is None and settings.remedies.replaces:
         record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
     # Deferred triggers of the user's tables run at COMMIT.

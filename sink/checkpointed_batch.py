@@ -139,7 +139,7 @@ def refuse_without_positions(batch: Batch) -> str:
 
     :raises SparkError: where the query keeps state, or does not read exactly one source, Kafka.
     """
-    known = batch.end or batch.resumes_at or {}
+    known = batch.end or batch.planned_end or batch.resumes_at or {}
     if batch.stateful or len(known) != 1 or not says_which_rows(known):
         raise SparkError(
             "NOT_BY_POSITION",
@@ -175,6 +175,7 @@ def describe_batch(
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
     is_other_entry = origin.planned is not None and origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
+    is_other_entry |= not origin.may_have_planned(log)
     if is_other_entry or planned_at not in (None, log.metadata.get("batchTimestampMs")):
         raise rewritten(origin.batch_id)
     before = origin.batch_id - 1
@@ -191,14 +192,16 @@ def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | 
 
     An entry of this number is noted, but proves no replay: nothing tells whether it is this driver's.
     """
-    log = checkpoint.find_offset_log(origin.batch_id)
-    entry = checkpoint.newest_before(origin.batch_id)
+    found = checkpoint.find_offset_log(origin.batch_id)
+    log = found if found and origin.may_have_planned(found) else None
+    # A worker that outlived its driver must not take the next run's entries for its own.
+    entry = checkpoint.newest_before(origin.batch_id, origin.may_have_planned)
     is_next = entry is not None and entry[0] == origin.batch_id - 1
     batch = batch_of_query(
         checkpoint, origin, query_name, log=log, previous=entry, start=entry[1].offsets if entry and is_next else None
     )
     # Not as the end: only the rows tell how far this batch reached.
-    return replace(batch, end=None, entry_is_its_own=False)
+    return replace(batch, end=None, planned_end=batch.end, entry_is_its_own=False)
 
 
 def rewritten(batch_id: int) -> SparkError:

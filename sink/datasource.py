@@ -9,6 +9,7 @@ commit messages, offsets from the checkpoint.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, MutableMapping
 from typing import Any
 
@@ -86,7 +87,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def __init__(self, options: SinkOptions, struct_type: StructType, planned: OffsetLogEntry | None) -> None:
         self.options = options
-        self.task_writer = TaskWriter(options, struct_type, planned)
+        # After Spark has dated the entry, if there is to be one.
+        self.task_writer = TaskWriter(options, struct_type, planned, int(time.time() * 1000))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
         """In a task: encode the partition."""

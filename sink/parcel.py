@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from offsets_store.errors import NOTHING
+from offsets_store.offsets import OffsetLog
 from sink.errors import SparkError
 from sink.row_positions import Reach
 
@@ -34,13 +35,20 @@ class Origin:
     The batch a parcel belongs to.
 
     ``planned`` is None where the checkpoint is not read (offsetsFrom=listener), or where the entry may come later than
-    the planning (asynchronous progress tracking).
+    the planning (asynchronous progress tracking); ``planned_by_ms`` is when the planner's worker ran, by the clock by
+    which Spark dates an entry.
     """
 
     query_id: str
     run_id: str
     batch_id: int
     planned: OffsetLogEntry | None
+    planned_by_ms: int | None = None
+
+    def may_have_planned(self, entry: OffsetLog) -> bool:
+        """Whether an entry was there when this batch was planned: one that was planned later is another run's."""
+        planned_at = entry.metadata.get("batchTimestampMs")
+        return self.planned_by_ms is None or not isinstance(planned_at, int) or planned_at <= self.planned_by_ms
 
 
 @dataclass(frozen=True)

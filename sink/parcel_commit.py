@@ -98,7 +98,7 @@ def transport(parcels: Iterable[Parcel]) -> str:
 def _sweep(options: SinkOptions, batch: Batch, label: str) -> None:
     try:
         with connect(options.commit.url, autocommit=True) as connection:
-            sweep(connection, batch.query_id, label, batch.batch_id)
+            sweep(connection, batch.query_id, label, batch.run_id, batch.batch_id)
     except (psycopg.Error, PgonceError) as error:
         # The batch is published; what is left over is found by the next batch's sweep.
         _log.warning("staging tables are left for the next sweep: %s", error)

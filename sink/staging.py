@@ -126,16 +126,20 @@ def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
     return owner is not None
 
 
-def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, last_batch_id: int) -> None:
+def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id: str, last_batch_id: int) -> None:
     """
-    Drop the writer's staging tables up to batch ``last_batch_id``, which is published: they are decided, whichever run
-    filled them. Only the ledger decides, never age, for a backfill may stage for hours.
+    Drop the writer's staging tables up to batch ``last_batch_id``, which ``run_id`` has published: its own, and those
+    that were there when it became the owner. A successor may fill others for the same ids; and age alone decides
+    nothing, for a backfill may stage for hours.
     """
     with connection.transaction():
         connection.execute(SET_OURS)
         rows = connection.execute(
-            "SELECT table_name FROM pgonce.staged_tables WHERE query_id = %s AND sink_name = %s AND batch_id <= %s",
-            [query_id, sink_name, last_batch_id],
+            "SELECT table_name FROM pgonce.staged_tables AS s "
+            "WHERE query_id = %s AND sink_name = %s AND batch_id <= %s "
+            "AND (run_id = %s OR created_at < (SELECT max(r.started_at) FROM pgonce.runs AS r "
+            "JOIN pgonce.writers AS w USING (writer_id) WHERE w.query_id = s.query_id AND r.run_id = %s))",
+            [query_id, sink_name, last_batch_id, run_id, run_id],
         ).fetchall()
     for (name,) in rows:
         drop_staging_table(connection, name)

@@ -32,6 +32,7 @@ class TaskWriter:
     options: SinkOptions
     struct_type: StructType
     planned: OffsetLogEntry | None
+    planned_by_ms: int | None = None
 
     @property
     def written_type(self) -> StructType:
@@ -111,7 +112,7 @@ class TaskWriter:
                 NOTHING,
                 "Write with df.writeStream on PySpark 4.1 to 4.3; do not clear the job group inside the query.",
             )
-        return Origin(query_id, run_id, int(batch_id), self.planned)
+        return Origin(query_id, run_id, int(batch_id), self.planned, self.planned_by_ms)
 
 
 def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:

@@ -13,6 +13,7 @@ from functools import lru_cache
 from offsets_store.facts import Batch
 from offsets_store.kafka_partitions import topic_ids
 from offsets_store.offsets import kafka_partitions
+from offsets_store.positions import furthest
 
 
 def with_topic_ids(batch: Batch, bootstrap_servers: str | None) -> Batch:
@@ -24,7 +25,8 @@ def with_topic_ids(batch: Batch, bootstrap_servers: str | None) -> Batch:
     """
     if bootstrap_servers is None:
         return batch
-    topics = tuple(sorted({topic for topic, _ in kafka_partitions(batch.end or batch.resumes_at or {})}))
+    known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
+    topics = tuple(sorted({topic for topic, _ in kafka_partitions(known)}))
     return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, bootstrap_servers)))
 
 

@@ -11,6 +11,26 @@ COMMENT ON COLUMN pgonce.batches.topic_ids IS 'Topic to Kafka''s id of it, where
 
 ALTER TABLE pgonce.writers
     ADD COLUMN retired_at timestamptz;
+
+-- As before, but where rows carry their positions: a batch that is run again may end before what is stored.
+CREATE OR REPLACE VIEW pgonce.current_offsets AS
+SELECT w.query_id, w.query_name, w.sink_name, w.last_batch_id AS batch_id, s.key AS source,
+       t.topic, t.partition,
+       CASE WHEN t.topic IS NULL THEN s.value ELSE to_jsonb(greatest(
+           t.next_offset::bigint, (b.positions -> s.key -> t.topic ->> t.partition::text)::bigint)) END AS end_offset,
+       w.updated_at AS committed_at
+FROM pgonce.writers AS w
+LEFT JOIN pgonce.batches AS b
+    ON (b.writer_id, b.generation, b.batch_id) = (w.writer_id, w.generation, w.last_batch_id)
+CROSS JOIN LATERAL jsonb_each(coalesce(w.end_offsets, b.end_offsets)) AS s
+LEFT JOIN LATERAL (
+    SELECT topics.key AS topic, parts.key::integer AS partition, parts.value AS next_offset
+    FROM jsonb_each(CASE WHEN jsonb_typeof(s.value) = 'object' THEN s.value ELSE '{}' END) AS topics
+    CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(topics.value) = 'object' THEN topics.value ELSE '{}' END) AS parts
+    WHERE parts.key ~ '^[0-9]{1,9}$' AND jsonb_typeof(parts.value) = 'number'
+) AS t ON true
+WHERE w.replaced_by IS NULL AND w.retired_at IS NULL;
+
 COMMENT ON COLUMN pgonce.writers.retired_at IS 'When a person said that this writer will publish no more; null while it may.';
 
 CREATE TABLE pgonce.interventions (

@@ -167,6 +167,8 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
             f"The metadata line of offsets/{checkpoint.newest} is empty: a continuous query wrote it, and a "
             "micro-batch query cannot go on from it."
         )
+    if any(sink.drops_by_position for sink in sinks):
+        remarks.append("The stored rows carry positions: this holds where the job still names its positionColumns.")
     if checkpoint.is_stateful:
         remarks.append("The query keeps state: its checkpoint can be moved neither forward nor back.")
     if checkpoint.newest_commit is not None and (checkpoint.newest or -1) < checkpoint.newest_commit:

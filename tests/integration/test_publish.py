@@ -205,20 +205,26 @@ def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres
 
 
 def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
-    """Tables up to the published batch go, whichever run filled them; a later batch's and another sink's stay."""
+    """Tables up to the published batch go, its run's and older ones; later batches', other sinks', successors' stay."""
     later = StagingTable("query", "events", "run", 8)
     zombies = StagingTable("query", "events", "older run", 7)
     other_sink = StagingTable("query", "other", "run", 7)
+    successors = StagingTable("query", "events", "next run", 6)
     for table in (STAGING, later, zombies, other_sink):
         stage(url, ROWS, 1, table)
-    sweep(admin, "query", "events", 7)
+    admin.execute(
+        "WITH w AS (INSERT INTO pgonce.writers (query_id, sink_name) VALUES ('query', 'events') RETURNING writer_id) "
+        "INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id) SELECT writer_id, 'run', 7 FROM w"
+    )
+    stage(url, ROWS, 1, successors)
+    sweep(admin, "query", "events", "run", 7)
     left = {row[0] for row in admin.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()}
     there = {
         row[0]
         for row in admin.execute("SELECT relname FROM pg_class WHERE relname LIKE 'staged\\_%' AND relkind = 'r'")
         if row[0] != "staged_tables"
     }
-    assert left == there == {later.name, other_sink.name}
+    assert left == there == {later.name, other_sink.name, successors.name}
 
 
 def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):
@@ -226,9 +232,9 @@ def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):
     stage(url, ROWS, 1)
     with psycopg.connect(url) as zombie:
         zombie.execute(f"INSERT INTO pgonce.{STAGING.name} (id) VALUES (1)".encode())
-        sweep(admin, "query", "events", 7)
+        sweep(admin, "query", "events", "run", 7)
         assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (1,)
-    sweep(admin, "query", "events", 7)
+    sweep(admin, "query", "events", "run", 7)
     assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (0,)
 
 

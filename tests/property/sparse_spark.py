@@ -47,6 +47,7 @@ class Planned:
     end: Positions
     is_due: bool
     is_first_of_run: bool
+    planned_at_ms: int
 
 
 class SparseQuery:
@@ -82,7 +83,14 @@ class SparseQuery:
     def plan(self, advance: dict[int, int], *, is_due: bool) -> Planned | None:
         """The next batch, ``advance`` records further in each partition; None where there is nothing new."""
         if self._again is not None:
-            planned = Planned(self._again, self._at, self._end(self._again), is_due=True, is_first_of_run=True)
+            planned = Planned(
+                self._again,
+                self._at,
+                self._end(self._again),
+                is_due=True,
+                is_first_of_run=True,
+                planned_at_ms=self._tick(),
+            )
             self._again = None
             self._has_run = True
             return planned
@@ -93,7 +101,8 @@ class SparseQuery:
             return None
         # A partition that was added since is not among the start offsets, and is read from its first record.
         start = {p: at for p, at in begins.items() if p in self._at}
-        planned = Planned(self._next, start, end, is_due or self._is_first, is_first_of_run=not self._has_run)
+        is_due |= self._is_first
+        planned = Planned(self._next, start, end, is_due, not self._has_run, self._tick())
         self._is_first = False
         self._has_run = True
         return planned
@@ -102,8 +111,7 @@ class SparseQuery:
         """Spark's writer thread puts ``offsets/N`` down, if that is due."""
         path = self.root / "offsets" / str(planned.batch_id)
         if planned.is_due and not path.exists():
-            self._clock += 1
-            metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": self._clock, "conf": {}})
+            metadata = json.dumps({"batchWatermarkMs": 0, "batchTimestampMs": planned.planned_at_ms, "conf": {}})
             path.write_text(f"v1\n{metadata}\n{self._offset(planned.end)}")
 
     def write_commit(self, planned: Planned) -> None:
@@ -129,6 +137,10 @@ class SparseQuery:
     def remove(self) -> None:
         """Delete the checkpoint's files."""
         shutil.rmtree(self.root)
+
+    def _tick(self) -> int:
+        self._clock += 1
+        return self._clock
 
     def _end(self, batch_id: int) -> Positions:
         if batch_id < 0:

@@ -656,7 +656,7 @@ class LedgerMachine(RuleBasedStateMachine):
             # Spark then calls abort.
             drop_staging_table(self.site.admin, driver.staging_table.name)
             return error.code
-        sweep(self.site.admin, folder.query_id, "events", batch.batch_id)
+        sweep(self.site.admin, folder.query_id, "events", batch.run_id, batch.batch_id)
         return verdict.name
 
     def _judged(self, driver: Driver, answer: str, expected: str, effect: str | None = None) -> None:

@@ -61,7 +61,7 @@ class Job:
 
     def commit(self, planned, *, parts, staged):
         """Hand the batch in as Spark's tasks and its commit worker do."""
-        origin = Origin(self.query.query_id, self.query.run_id, planned.batch_id, None)
+        origin = Origin(self.query.query_id, self.query.run_id, planned.batch_id, None, planned.planned_at_ms)
         rows = self.topic.rows(planned.start, planned.end)
         parcels = []
         for number in range(parts):

@@ -191,7 +191,9 @@ def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, databa
 def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, database_url):
     """Neither a terminal nor a table's markup takes a name for a command; --json has it unchanged."""
     plain = destination("shown", "append", (), None, create_table=True)
-    batch = planned(query_id="shown", query_name=name, checkpoint_location=name, end={name: {name: {"0": 1}}})
+    batch = planned(
+        query_id="shown", query_name=name, checkpoint_location=name, start=None, end={name: {name: {"0": 1}}}
+    )
     commit(database_url, batch, plain, sink_name=name)
     for arguments in (["status"], ["offsets", name], ["history", name], ["status", "--json"], ["offsets", "no such"]):
         command, *rest = arguments
@@ -210,7 +212,7 @@ def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected
 
     text = f'v1\n{{"batchTimestampMs":1}}\n{json.dumps({name: {"0": 23}})}'
     read = parse_offset_log(text)
-    batch = planned(query_id=f"topics {name}", offset_log=text, end=read.offsets)
+    batch = planned(query_id=f"topics {name}", offset_log=text, start=None, end=read.offsets)
     with nothing_else_happens(connected, "topics"):
         commit(database_url, batch, destination("topics", "append", (), None, create_table=True))
         commit(

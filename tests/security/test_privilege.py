@@ -105,7 +105,7 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
         assert commit(url, planned(**batch, run_id="run 2"), where) is Verdict.REPLAY
         if staged:
             with connect(url, autocommit=True) as connection:
-                sweep(connection, batch["query_id"], where.table, 0)
+                sweep(connection, batch["query_id"], where.table, "run 1", 0)
     with connect(url, autocommit=True) as connection:
         connection.execute(ACCEPT, [f"{query_id} 4"])
     accepted = planned(7, query_id=f"{query_id} 4", end=None, start=None)

@@ -126,7 +126,7 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
             assert commit(evil_url, planned(**batch), where, staged=staged) is Verdict.NEW
             assert commit(evil_url, planned(**batch, run_id="run 2"), where) is Verdict.REPLAY
             with connect(evil_url, autocommit=True) as connection:
-                sweep(connection, batch["query_id"], where.table, 0)
+                sweep(connection, batch["query_id"], where.table, "run 1", 0)
     commit(evil_url, planned(query_id="uuid", end=None), destination("public.kinds", "append", (), None), [(1, UUID)])
     rows = [(1, "one"), (2, "two")]
     assert rows_in(admin, "public.sums") == rows_in(admin, "public.made_with_key") == rows_in(admin, "events") == rows

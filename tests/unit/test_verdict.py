@@ -385,6 +385,23 @@ def test_a_replacement_by_position_may_start_before_the_old_end(start, expected)
     assert decide(Ledger(rivals=(RIVAL,)), this, Remedies(replaces="q0")) is expected
 
 
+def test_a_replacement_compares_topic_ids():
+    """A topic made anew since the old query's last batch is refused to the one that takes its place, too."""
+    rival = replace(RIVAL, topic_ids={"orders": "one"})
+    this = batch(0, start=kafka(70), end=kafka(80), topic_ids={"orders": "another"})
+    assert decide(Ledger(rivals=(rival,)), this, Remedies(replaces="q0")) is Verdict.RECREATED
+    same = replace(this, topic_ids={"orders": "one"})
+    assert decide(Ledger(rivals=(rival,)), same, Remedies(replaces="q0")) is Verdict.NEW
+
+
+def test_a_topic_made_anew_since_the_last_batch():
+    """Kafka's id tells, whatever the offsets say; an unknown id tells nothing."""
+    known = replace(ledger(6), last=recorded(6, topic_ids={"orders": "one"}))
+    assert decide(known, batch(7, topic_ids={"orders": "another"}), NO_REMEDY) is Verdict.RECREATED
+    assert decide(known, batch(7, topic_ids={"orders": "one", "more": "two"}), NO_REMEDY) is Verdict.NEW
+    assert decide(known, batch(7), NO_REMEDY) is Verdict.NEW
+
+
 def test_a_retired_writer_publishes_no_more():
     """Retiring is for good, as being replaced is."""
     known = ledger(6)
@@ -446,7 +463,14 @@ def worlds(draw):
     has_record = this.batch_id <= writer.last_batch_id and draw(st.booleans())
     same_id = replace(draw(records), batch_id=this.batch_id) if has_record else None
     last = replace(draw(records), batch_id=writer.last_batch_id)
-    return Ledger(writer, same_id, last, draw(st.booleans()), draw(st.sampled_from([None, OURS, THEIRS]))), this
+    known = Ledger(
+        writer=writer,
+        same_id=same_id,
+        last=last,
+        was_owner=draw(st.booleans()),
+        skipped_by=draw(st.sampled_from([None, OURS, THEIRS])),
+    )
+    return known, this
 
 
 @given(worlds())
