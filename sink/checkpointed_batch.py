@@ -174,8 +174,11 @@ def describe_batch(
     :param planned_at: the batch's ``batchTimestampMs``, where somebody knows it otherwise than from the checkpoint.
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
-    is_other_entry = origin.planned is not None and origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
-    is_other_entry |= not origin.may_have_planned(log)
+    if origin.planned is None:
+        is_other_entry = not origin.may_have_planned(log)
+    else:
+        # Its bytes tell; clocks do not count, for an entry that is run again may be another host's.
+        is_other_entry = origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
     if is_other_entry or planned_at not in (None, log.metadata.get("batchTimestampMs")):
         raise rewritten(origin.batch_id)
     before = origin.batch_id - 1
