@@ -43,6 +43,7 @@ from offsets_store.connect import engine_for
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Batch, Remedies
 from offsets_store.migrations import ensure_ledger
+from offsets_store.offsets import Offsets
 from offsets_store.record import Published
 from sink.attempt import Work, driver_connection
 from sink.checkpointed_batch import batch_by_id, describe_batch
@@ -800,8 +801,8 @@ def some_of(plan: Plan, start: int, end: int) -> Plan:
 def hooked(work: Work, hook: Callable[[Connection], None]) -> Work:
     """The same work, with something at its end, inside the transaction."""
 
-    def publish(connection: Connection, batch: Batch, _: object) -> Published:
-        published = work.publish(connection, batch)
+    def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
+        published = work.publish(connection, batch, stored)
         hook(connection)
         return published
 
