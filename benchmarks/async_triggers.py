@@ -26,7 +26,19 @@ from rich.console import Console
 from rich.table import Table
 from run import POSTGRES, spark_session
 
+from pgonce import PostgresBatchWriter
+
 _POSITIONS = "topic,partition,offset"
+
+
+# Each round is another query over the same topic, into the same table, which is emptied in between.
+_WRITER = replace(
+    BATCH_WRITER,
+    write=lambda writer, place: writer.foreachBatch(
+        PostgresBatchWriter(place.url, table=place.table, independent=True)
+    ),
+)
+_SOURCE = replace(INLINE, write=lambda writer, place: INLINE.write(writer, place).option("independent", "true"))
 
 
 def _asynchronous(contender: Contender, interval_ms: int) -> Contender:
@@ -34,7 +46,7 @@ def _asynchronous(contender: Contender, interval_ms: int) -> Contender:
 
     def write(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
         stream = contender.write(writer, place)
-        if contender is INLINE and interval_ms:
+        if contender is _SOURCE and interval_ms:
             stream = stream.option("positionColumns", _POSITIONS)
         return (
             stream.option("asyncProgressTrackingEnabled", "true")
@@ -48,7 +60,7 @@ def _asynchronous(contender: Contender, interval_ms: int) -> Contender:
 
 CONTENDERS = tuple(
     way
-    for contender in (FOREACH_NOTHING, BATCH_WRITER, INLINE)
+    for contender in (FOREACH_NOTHING, _WRITER, _SOURCE)
     for way in (contender, _asynchronous(contender, 0), _asynchronous(contender, 1000))
 )
 
