@@ -7,6 +7,7 @@ they read of a writer is read under the lock on its row. From begin to the user'
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,7 +134,8 @@ def _record_of(record: FromClause, batch: str) -> ColumnElement[bool]:
     )
 
 
-def _is_open(writer_id: int | BindParameter[int]) -> ColumnElement[bool]:
+def is_open(writer_id: int | BindParameter[int]) -> ColumnElement[bool]:
+    """The condition that picks the acceptances of a writer that have not been used up."""
     return and_(
         interventions.c.writer_id == writer_id,
         interventions.c.kind == "accept",
@@ -150,7 +152,7 @@ _FACTS = (
         .where(runs.c.writer_id == bindparam("writer"), runs.c.run_id == bindparam("run"))
         .exists()
         .label("was_owner"),
-        select(literal(1)).where(_is_open(bindparam("writer"))).exists().label("has_acceptances"),
+        select(literal(1)).where(is_open(bindparam("writer"))).exists().label("has_acceptances"),
         select(replays.c.attempt)
         .where(
             replays.c.writer_id == bindparam("writer"),
@@ -209,30 +211,33 @@ def _ledger(row: Row[tuple[object, ...]], batch: Batch, facts: Row[tuple[Any, ..
 
 def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
     columns = facts._mapping
-    if columns[f"{alias}_batch_id"] is None:
-        return None
+    return None if columns[f"{alias}_batch_id"] is None else recorded(columns, f"{alias}_")
+
+
+def recorded(columns: Mapping[Any, Any], prefix: str = "") -> Recorded:
+    """A row of ``batches``, whose columns' names may begin with a ``prefix``."""
     return Recorded(
-        batch_id=columns[f"{alias}_batch_id"],
-        run_id=columns[f"{alias}_run_id"],
-        attempt=columns[f"{alias}_attempt"],
-        start=columns[f"{alias}_start_offsets"],
-        end=columns[f"{alias}_end_offsets"],
-        offset_log=columns[f"{alias}_offset_log"],
-        positions=columns[f"{alias}_positions"],
-        topic_ids=columns[f"{alias}_topic_ids"],
+        batch_id=columns[f"{prefix}batch_id"],
+        run_id=columns[f"{prefix}run_id"],
+        attempt=columns[f"{prefix}attempt"],
+        start=columns[f"{prefix}start_offsets"],
+        end=columns[f"{prefix}end_offsets"],
+        offset_log=columns[f"{prefix}offset_log"],
+        positions=columns[f"{prefix}positions"],
+        topic_ids=columns[f"{prefix}topic_ids"],
     )
 
 
 def is_accepted_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> bool:
     """Whether a person has said, and it has not been used up, that this writer may publish this batch."""
-    standing = select(literal(1)).where(_is_open(locked.writer_id), interventions.c.batch_id == batch.batch_id)
+    standing = select(literal(1)).where(is_open(locked.writer_id), interventions.c.batch_id == batch.batch_id)
     return locked.has_acceptances and connection.execute(standing).first() is not None
 
 
 def close_acceptances_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
     """Let what was accepted up to this batch count no more, now that it is published, with or without need of that."""
     if locked.has_acceptances:
-        up_to_this = and_(_is_open(locked.writer_id), interventions.c.batch_id <= batch.batch_id)
+        up_to_this = and_(is_open(locked.writer_id), interventions.c.batch_id <= batch.batch_id)
         connection.execute(update(interventions).where(up_to_this).values(used_at=func.clock_timestamp()))
 
 

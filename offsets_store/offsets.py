@@ -184,7 +184,7 @@ def is_kafka(offset: Any) -> TypeGuard[dict[str, dict[str, int]]]:
 
 def kafka_partitions(offsets: Offsets) -> set[tuple[str, int]]:
     """Every topic and partition that any source reads."""
-    return {position[1:3] for position in _kafka_positions(offsets)}
+    return {position[1:3] for position in kafka_positions(offsets)}
 
 
 def says_which_rows(offsets: Offsets | None) -> bool:
@@ -209,9 +209,9 @@ def goes_back(start: Offsets | None, end: Offsets | None) -> list[str]:
     """
     if start is None or end is None:
         return []
-    ends = {position[:3]: position[3] for position in _kafka_positions(end)}
+    ends = {position[:3]: position[3] for position in kafka_positions(end)}
     found = []
-    for source_id, topic, partition, start_offset in sorted(_kafka_positions(start)):
+    for source_id, topic, partition, start_offset in sorted(kafka_positions(start)):
         end_offset = ends.get((source_id, topic, partition))
         if end_offset is None:
             found.append(f"{topic}-{partition} was at {start_offset} and is gone")
@@ -225,12 +225,13 @@ def as_current(offsets: Offsets) -> list[CurrentOffset]:
     rows: list[CurrentOffset] = []
     for source_id in sorted(offsets, key=_source_order):
         offset = offsets[source_id]
-        partitions = [CurrentOffset(*position) for position in sorted(_kafka_positions({source_id: offset}))]
+        partitions = [CurrentOffset(*position) for position in sorted(kafka_positions({source_id: offset}))]
         rows += partitions or [CurrentOffset(source_id, None, None, offset)]
     return rows
 
 
-def _kafka_positions(offsets: Offsets) -> Iterator[tuple[str, str, int, int]]:
+def kafka_positions(offsets: Offsets) -> Iterator[tuple[str, str, int, int]]:
+    """Source id, topic, partition and position of everything in ``offsets`` that is Kafka's."""
     for source_id, offset in offsets.items():
         if is_kafka(offset):
             for topic, partitions in offset.items():

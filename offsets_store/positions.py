@@ -9,10 +9,9 @@ All sets of positions have the shape of a Kafka source's offsets: source id to t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from offsets_store.offsets import Offsets, is_kafka
+from offsets_store.offsets import Offsets, kafka_positions
 
 TopicPartition = tuple[str, str, str]
 
@@ -27,15 +26,8 @@ class Span:
 
 def places(positions: Offsets | None) -> dict[TopicPartition, int]:
     """Source id, topic and partition to position; what is not Kafka's is left out."""
-    return dict(_places(positions or {}))
-
-
-def _places(positions: Mapping[str, object]) -> Iterator[tuple[TopicPartition, int]]:
-    for source_id, offset in positions.items():
-        if is_kafka(offset):
-            for topic, partitions in offset.items():
-                for partition, position in partitions.items():
-                    yield (source_id, topic, partition), position
+    found = kafka_positions(positions or {})
+    return {(source_id, topic, str(partition)): position for source_id, topic, partition, position in found}
 
 
 def furthest(*sets: Offsets | None) -> Offsets:

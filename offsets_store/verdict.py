@@ -148,11 +148,12 @@ def accepted_positions(ledger: Ledger, batch: Batch) -> Offsets | None:
     """What is stored, where a person let the batch through: of a topic whose range goes back, nothing counts."""
     starts, ends = places(batch.start or batch.resumes_at), places(batch.end or batch.planned_end)
     gone = {place[:2] for place, start in starts.items() if ends and ends.get(place, -1) < start}
-    kept: Offsets = {}
-    for (source_id, topic, partition), position in places(stored_positions(ledger)).items():
-        if (source_id, topic) not in gone:
-            kept.setdefault(source_id, {}).setdefault(topic, {})[partition] = position
-    return kept if batch.span is not None else None
+    if batch.span is None:
+        return None
+    return {
+        source_id: {topic: partitions for topic, partitions in topics.items() if (source_id, topic) not in gone}
+        for source_id, topics in furthest(stored_positions(ledger)).items()
+    }
 
 
 def stored_end(ledger: Ledger) -> Offsets:

@@ -59,7 +59,7 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
     """
     entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
     previous = None if start.after is None else checkpoint.offsets[start.after]
-    begins = previous.offsets if previous else (checkpoint.initial or None)
+    begins = begins_at(checkpoint, start)
     ends = entry.offsets if entry else begins
     batch = Batch(
         query_id=checkpoint.query_id or "",

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, or_, select
 from offsets_store.checkpoint import Checkpoint
 from offsets_store.checkpoint_files import CheckpointFiles
 from offsets_store.errors import CheckpointError
-from offsets_store.facts import Recorded
+from offsets_store.ledger import is_open, recorded
 from offsets_store.recovery.facts import CheckpointFacts, SideLog, SinkFacts
 from offsets_store.tables import batches, interventions, writers
 
@@ -91,13 +91,7 @@ def _sink(connection: Connection, row: object, batch_ids: Collection[int]) -> Si
             or_(batches.c.batch_id.in_(list(batch_ids)), batches.c.batch_id >= last - 1),
         )
     ).all()
-    accepted = connection.execute(
-        select(interventions.c.batch_id).where(
-            interventions.c.writer_id == writer["writer_id"],
-            interventions.c.kind == "accept",
-            interventions.c.used_at.is_(None),
-        )
-    ).scalars()
+    accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer["writer_id"]))).scalars()
     newest = next((record for record in records if record.batch_id == last), None)
     return SinkFacts(
         writer_id=writer["writer_id"],
@@ -110,18 +104,7 @@ def _sink(connection: Connection, row: object, batch_ids: Collection[int]) -> Si
         guarantee=writer["guarantee"],
         replaced_by=writer["replaced_by"],
         retired_at=writer["retired_at"],
-        records={
-            record.batch_id: Recorded(
-                batch_id=record.batch_id,
-                run_id=record.run_id,
-                attempt=record.attempt,
-                start=record.start_offsets,
-                end=record.end_offsets,
-                offset_log=record.offset_log,
-                positions=record.positions,
-            )
-            for record in records
-        },
+        records={record.batch_id: recorded(record._mapping) for record in records},
         accepted=frozenset(batch_id for batch_id in accepted if batch_id is not None),
         stateful=newest.stateful if newest else None,
     )

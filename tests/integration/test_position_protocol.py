@@ -9,8 +9,7 @@ from collections import Counter
 import psycopg
 import pyarrow as pa
 import pytest
-from property.sparse_spark import SparseQuery, Topic
-from pyspark.sql import types as t
+from property.sparse_spark import ARROW, STRUCT, SparseQuery, Topic
 
 from offsets_store.errors import PgonceError
 from offsets_store.recovery.interventions import accept
@@ -26,15 +25,6 @@ from sink.parcel_commit import commit_parcels
 from sink.row_positions import reach
 from sink.type_mapping import encode_columns
 
-STRUCT = t.StructType(
-    [
-        t.StructField("id", t.StringType()),
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-    ]
-)
-ARROW = pa.schema([("id", "string"), ("topic", "string"), ("partition", "int32"), ("offset", "int64")])
 POSITIONS = {"positionColumns": "topic,partition,offset"}
 SPARSE = {**POSITIONS, "asyncProgressTrackingEnabled": "true"}
 EVERY_ENTRY = {"asyncProgressTrackingEnabled": "true", "asyncProgressTrackingCheckpointIntervalMs": "0"}

@@ -14,6 +14,20 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
+from pyspark.sql import types as t
+
+# A row: its own name, and the place of the record that it comes from.
+STRUCT = t.StructType(
+    [
+        t.StructField("id", t.StringType()),
+        t.StructField("topic", t.StringType()),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("offset", t.LongType()),
+    ]
+)
+ARROW = pa.schema([("id", "string"), ("topic", "string"), ("partition", "int32"), ("offset", "int64")])
+
 Positions = dict[int, int]
 
 

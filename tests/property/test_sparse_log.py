@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from property.sparse_spark import SparseQuery, Topic
-from pyspark.sql import types as t
+from property.sparse_spark import ARROW, STRUCT, SparseQuery, Topic
 
 from offsets_store.errors import PgonceError
 from offsets_store.refusals import RefusedBatch
@@ -25,14 +24,6 @@ from sink.staging import ATTEMPT_COLUMN, stage_rows
 from sink.task_writer import staging_table
 from sink.type_mapping import encode_columns
 
-STRUCT = t.StructType(
-    [
-        t.StructField("id", t.StringType()),
-        t.StructField("topic", t.StringType()),
-        t.StructField("partition", t.IntegerType()),
-        t.StructField("offset", t.LongType()),
-    ]
-)
 _tables = itertools.count()
 
 
@@ -74,7 +65,7 @@ class Job:
                     "partition": [p for p, _, _ in mine],
                     "offset": [offset for _, offset, _ in mine],
                 },
-                schema=pa.schema([("id", "string"), ("topic", "string"), ("partition", "int32"), ("offset", "int64")]),
+                schema=ARROW,
             )
             parcels.append(self._parcel(origin, number, batch, staged=staged and number == 0 and mine))
         written = self.options.positions.without(STRUCT)

@@ -45,6 +45,12 @@ def stored(observer):
     return observer.execute("SELECT id, text FROM messages ORDER BY 1").fetchall()
 
 
+def put_back_the_older_copy(directory):
+    """Let the checkpoint be what it was when it was copied."""
+    shutil.rmtree(directory / "checkpoint")
+    shutil.copytree(directory / "older", directory / "checkpoint")
+
+
 def newest(observer, checkpoint):
     """The newest record: generation, rows, dropped rows."""
     return observer.execute(
@@ -69,8 +75,7 @@ def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, u
     messages.send(6)
     run()
     messages.send(4)
-    shutil.rmtree(tmp_path / "checkpoint")
-    shutil.copytree(tmp_path / "older", tmp_path / "checkpoint")
+    put_back_the_older_copy(tmp_path)
     run()
     assert stored(observer) == sorted(messages.rows)
     assert newest(observer, tmp_path / "checkpoint") == (1, 4, 6)
@@ -117,8 +122,7 @@ def test_many_rows_of_a_message_and_many_tasks_of_a_partition(spark, messages, w
     messages.send(9)
     run()
     messages.send(7)
-    shutil.rmtree(tmp_path / "checkpoint")
-    shutil.copytree(tmp_path / "older", tmp_path / "checkpoint")
+    put_back_the_older_copy(tmp_path)
     run()
     assert stored(observer) == sorted(row for row in messages.rows if row[0] % 1000 % 3 != 1 for _ in range(3))
 
@@ -137,8 +141,7 @@ def test_positions_that_are_not_written(spark, messages, way, url, observer, tmp
     shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
     messages.send(6)
     run()
-    shutil.rmtree(tmp_path / "checkpoint")
-    shutil.copytree(tmp_path / "older", tmp_path / "checkpoint")
+    put_back_the_older_copy(tmp_path)
     messages.send(3)
     run()
     assert wrong_rows(observer, "messages", messages.rows) == []
