@@ -37,7 +37,7 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint check bench bench-async bench-ledger soak clean
+.PHONY: help setup java demo test lint check bench bench-async bench-latency bench-ledger soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -70,6 +70,9 @@ soak: setup ## N=10000 small batches of each way in, one driver after the other:
 
 bench-async: setup ## trigger times with and without asynchronous progress tracking, from Kafka
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/async_triggers.py
+
+bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py
 
 bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py

@@ -10,58 +10,25 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from statistics import median
 
+from async_ways import SOURCE, WRITER, asynchronous
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from contenders import BATCH_WRITER, FOREACH_NOTHING, INLINE, Contender, Place
+from contenders import FOREACH_NOTHING, Contender
 from embedded_postgres import EmbeddedPostgres
 from kafka_broker import KafkaBroker, MissingTool, spark_connector_jars
 from loads import KafkaLoad
 from measure import Bench, alternate
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 from report import figures, ratios
 from rich.console import Console
 from rich.table import Table
 from run import POSTGRES, spark_session
 
-from pgonce import PostgresBatchWriter
-
-_POSITIONS = "topic,partition,offset"
-
-
-# Each round is another query over the same topic, into the same table, which is emptied in between.
-_WRITER = replace(
-    BATCH_WRITER,
-    write=lambda writer, place: writer.foreachBatch(
-        PostgresBatchWriter(place.url, table=place.table, independent=True)
-    ),
-)
-_SOURCE = replace(INLINE, write=lambda writer, place: INLINE.write(writer, place).option("independent", "true"))
-
-
-def _asynchronous(contender: Contender, interval_ms: int) -> Contender:
-    """The same contender with asynchronous progress tracking, and with positions where the log is sparse."""
-
-    def write(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-        stream = contender.write(writer, place)
-        if contender is _SOURCE and interval_ms:
-            stream = stream.option("positionColumns", _POSITIONS)
-        return (
-            stream.option("asyncProgressTrackingEnabled", "true")
-            .option("asyncProgressTrackingCheckpointIntervalMs", str(interval_ms))
-            .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
-        )
-
-    table = contender.table and f"{contender.table}_{interval_ms}"
-    return replace(contender, name=f"{contender.name}, async {interval_ms} ms", write=write, table=table)
-
-
 CONTENDERS = tuple(
     way
-    for contender in (FOREACH_NOTHING, _WRITER, _SOURCE)
-    for way in (contender, _asynchronous(contender, 0), _asynchronous(contender, 1000))
+    for contender in (FOREACH_NOTHING, WRITER, SOURCE)
+    for way in (contender, asynchronous(contender, 0), asynchronous(contender, 1000))
 )
 
 

@@ -1,0 +1,42 @@
+"""
+Which ways in are compared under asynchronous progress tracking?
+
+Runs on the driver. Invariant: each is exactly-once there, or writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from contenders import BATCH_WRITER, INLINE, Contender, Place
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from pgonce import PostgresBatchWriter
+
+_POSITIONS = "topic,partition,offset"
+
+# Each round is another query over the same topic, into the same table, which is emptied in between.
+WRITER = replace(
+    BATCH_WRITER,
+    write=lambda writer, place: writer.foreachBatch(
+        PostgresBatchWriter(place.url, table=place.table, independent=True)
+    ),
+)
+SOURCE = replace(INLINE, write=lambda writer, place: INLINE.write(writer, place).option("independent", "true"))
+
+
+def asynchronous(contender: Contender, interval_ms: int) -> Contender:
+    """The same contender with asynchronous progress tracking, and with positions where the log is sparse."""
+
+    def write(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+        stream = contender.write(writer, place)
+        if contender is SOURCE and interval_ms:
+            stream = stream.option("positionColumns", _POSITIONS)
+        return (
+            stream.option("asyncProgressTrackingEnabled", "true")
+            .option("asyncProgressTrackingCheckpointIntervalMs", str(interval_ms))
+            .option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+        )
+
+    table = contender.table and f"{contender.table}_{interval_ms}"
+    return replace(contender, name=f"{contender.name}, async {interval_ms} ms", write=write, table=table)
