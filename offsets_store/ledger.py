@@ -55,12 +55,24 @@ class TransactionState:
 
 # Qualified throughout, for the user's search_path is in force; and in this order, which Postgres keeps: its
 # search_path is put by before ours takes its place.
-_STATE: tuple[ColumnElement[str], ...] = (
+_STATE = select(
     literal_column("pg_catalog.pg_current_xact_id()::pg_catalog.text").label("xid"),
     func.pg_catalog.current_setting("synchronous_commit").label("synchronous_commit"),
     func.pg_catalog.set_config(KEPT_IN, func.pg_catalog.current_setting("search_path"), True),
     func.pg_catalog.set_config("search_path", OURS, True),
 )
+_BEGIN = _STATE.add_columns(
+    *(
+        func.pg_catalog.set_config(name, value, True)
+        for name, value in {
+            "statement_timeout": "0",
+            "idle_in_transaction_session_timeout": "0",
+            "lock_timeout": bindparam("lock_timeout"),
+            "application_name": bindparam("application"),
+        }.items()
+    )
+)
+_BEGIN_17 = _BEGIN.add_columns(func.pg_catalog.set_config("transaction_timeout", "0", True))
 
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
@@ -69,21 +81,14 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
 
     SET LOCAL's function form only, because behind a pooler the session is somebody else's in a moment.
     """
-    limits = {
-        "statement_timeout": "0",
-        "idle_in_transaction_session_timeout": "0",
-        "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
-        "application_name": application,
-    }
-    if connection.dialect.server_version_info >= (17,):  # type: ignore[operator]
-        limits["transaction_timeout"] = "0"
-    settings = [func.pg_catalog.set_config(name, value, True) for name, value in limits.items()]
-    return TransactionState(*connection.execute(select(*_STATE, *settings)).one()[:2])
+    is_17 = connection.dialect.server_version_info >= (17,)  # type: ignore[operator]
+    settings = {"application": application, "lock_timeout": f"{int(lock_timeout_seconds * 1000)}"}
+    return TransactionState(*connection.execute(_BEGIN_17 if is_17 else _BEGIN, settings).one()[:2])
 
 
 def transaction_state_in_tx(connection: Connection) -> TransactionState:
     """Put our search_path in force again, after the user's SQL, and say which transaction this is by now."""
-    return TransactionState(*connection.execute(select(*_STATE)).one()[:2])
+    return TransactionState(*connection.execute(_STATE).one()[:2])
 
 
 def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> LockedWriter:

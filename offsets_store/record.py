@@ -11,7 +11,7 @@ import os
 import socket
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
 from offsets_store.facts import Batch
@@ -40,6 +40,15 @@ class Published:
     dropped: int = 0
 
 
+_RECORD = insert(batches)
+_MOVED = ("query_name", "checkpoint_location", "run_id", "generation", "last_batch_id", "end_offsets", "guarantee")
+_MOVE = (
+    update(writers)
+    .where(writers.c.writer_id == bindparam("writer"))
+    .values(updated_at=func.clock_timestamp(), **{name: bindparam(f"to_{name}") for name in _MOVED})
+)
+
+
 def record_batch_in_tx(
     connection: Connection,
     locked: LockedWriter,
@@ -58,37 +67,37 @@ def record_batch_in_tx(
     end = _end(locked, batch)
     known_ids = (locked.ledger.last and locked.ledger.last.topic_ids) or {}
     connection.execute(
-        insert(batches).values(
-            writer_id=locked.writer_id,
-            generation=generation,
-            batch_id=batch.batch_id,
-            run_id=batch.run_id,
-            attempt=batch.attempt,
-            start_offsets=batch.start,
-            end_offsets=end,
-            offset_log=batch.offset_log,
-            rows=published.rows,
-            transport=published.transport,
-            positions=batch.span and furthest(stored, batch.span.next),
-            dropped_rows=published.dropped,
-            stateful=batch.stateful,
+        _RECORD,
+        {
+            "writer_id": locked.writer_id,
+            "generation": generation,
+            "batch_id": batch.batch_id,
+            "run_id": batch.run_id,
+            "attempt": batch.attempt,
+            "start_offsets": batch.start,
+            "end_offsets": end,
+            "offset_log": batch.offset_log,
+            "rows": published.rows,
+            "transport": published.transport,
+            "positions": batch.span and furthest(stored, batch.span.next),
+            "dropped_rows": published.dropped,
+            "stateful": batch.stateful,
             # Where nobody asked this time, what was known stays known.
-            topic_ids={**known_ids, **(batch.topic_ids or {})} or None,
-        )
+            "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
+        },
     )
     connection.execute(
-        update(writers)
-        .where(writers.c.writer_id == locked.writer_id)
-        .values(
-            query_name=batch.query_name,
-            checkpoint_location=batch.checkpoint_location,
-            run_id=batch.run_id,
-            generation=generation,
-            last_batch_id=batch.batch_id,
-            end_offsets=end,
-            guarantee=batch.guarantee,
-            updated_at=func.clock_timestamp(),
-        )
+        _MOVE,
+        {
+            "writer": locked.writer_id,
+            "to_query_name": batch.query_name,
+            "to_checkpoint_location": batch.checkpoint_location,
+            "to_run_id": batch.run_id,
+            "to_generation": generation,
+            "to_last_batch_id": batch.batch_id,
+            "to_end_offsets": end,
+            "to_guarantee": batch.guarantee,
+        },
     )
     owner = locked.ledger.writer
     if owner is None or owner.run_id != batch.run_id:

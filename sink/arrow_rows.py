@@ -6,53 +6,57 @@ Runs on the driver. Invariant: rows are never turned into Python objects or pand
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Any, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from offsets_store.offsets import Offsets
+from sink.arriving_batches import ArrivingBatches
 from sink.copy_encoder import CopyEncoder
 from sink.publish import BatchRows
 from sink.row_positions import PositionColumns, kept
-from sink.type_mapping import EncodedColumn, encode_columns
+from sink.type_mapping import encode_columns
 
 
 def collected_rows(frame: DataFrame, positions: PositionColumns | None = None) -> BatchRows:
     """
-    Run the frame and hold its rows, ready to be encoded as often as a commit needs.
+    Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
-    :param positions: the columns that say where in Kafka each row comes from.
+    They come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises.
+
+    :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION where one does
+        not.
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
-    :raises EncodingError: NULL_POSITION.
     """
     if positions:
         positions.check(frame.schema)
     written = positions.without(frame.schema) if positions else frame.schema
     columns = encode_columns(written)
-    # Not toArrow(): its cast to a schema of its own fails on a null struct with fields that are not nullable.
-    batches: list[pa.RecordBatch] = cast("Any", frame)._collect_as_arrow()
+    arriving = ArrivingBatches(frame)
     if positions is None:
-        return _rows(written, columns, batches)
-    places = [positions.of(batch) for batch in batches]
+        return BatchRows(columns, arriving.rows, lambda: _encoded(written, arriving))
+
+    def chosen(stored: Offsets) -> Iterator[pa.RecordBatch]:
+        for batch in arriving:
+            places = positions.of(batch)
+            yield batch.filter(kept(places, stored)) if stored else batch
 
     def since(stored: Offsets) -> BatchRows:
-        chosen = [batch.filter(kept(part, stored)) for batch, part in zip(batches, places, strict=True)]
-        return _rows(written, columns, chosen)
+        def count() -> int:
+            return sum(batch.num_rows for batch in chosen(stored)) if stored else arriving.rows()
 
-    return replace(_rows(written, columns, batches), since=since)
+        return BatchRows(columns, count, lambda: _encoded(written, chosen(stored)))
+
+    return replace(since({}), since=since)
 
 
-def _rows(struct_type: StructType, columns: tuple[EncodedColumn, ...], batches: Sequence[pa.RecordBatch]) -> BatchRows:
-    names = [field.name for field in struct_type.fields]
-
-    def bodies() -> Iterator[bytes]:
-        encoder = CopyEncoder(struct_type)
+def _encoded(struct_type: StructType, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
+    encoder = CopyEncoder(struct_type)
+    names = struct_type.names
+    for batch in batches:
         # By name only where columns are left out: a frame may have two of one name until Postgres refuses it.
-        return (encoder.encode(batch if batch.num_columns == len(names) else batch.select(names)) for batch in batches)
-
-    return BatchRows(columns=columns, count=sum(batch.num_rows for batch in batches), bodies=bodies)
+        yield encoder.encode(batch if batch.num_columns == len(names) else batch.select(names))

@@ -94,9 +94,10 @@ class PostgresBatchWriter:
         """Publish one batch, or skip it where it is proven to be published; what foreachBatch calls."""
         batch = batch_of(frame, batch_id, by_position=self._positions is not None)
         batch = with_topic_ids(batch, self._bootstrap_servers)
-        # Before the transaction, and for a replay too: a stateful query fails where its frame is not run.
+        # For a replay too, and to its end: a stateful query fails where its frame is not run.
         rows = collected_rows(frame, self._positions)
         commit_batch(self._settings, batch, publication(self._sink_name, self._destination, rows, "arrow"))
+        rows.count()
 
 
 def transactional_batch(

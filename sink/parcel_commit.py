@@ -75,14 +75,14 @@ def _rows(
         kept = [body for parcel in parcels for body in kept_bodies(parcel.bodies, parcel.positions, stored)]
         return BatchRows(
             columns=columns,
-            count=sum(count for _, count in kept) + sum(count for _, count in promised),
+            count=lambda: sum(count for _, count in kept) + sum(count for _, count in promised),
             bodies=lambda: (body for body, _ in kept),
             staged=staged and replace(staged, stored=stored),
         )
 
     return BatchRows(
         columns=columns,
-        count=sum(parcel.rows for parcel in parcels),
+        count=lambda: sum(parcel.rows for parcel in parcels),
         bodies=lambda: (body for parcel in parcels for body in parcel.bodies),
         staged=staged,
         since=since if options.positions else None,

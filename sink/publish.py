@@ -40,12 +40,13 @@ class BatchRows:
     The rows of one batch for one table.
 
     ``bodies`` gives the inline rows as bodies of a binary COPY, anew at every call (a lost connection makes a second
-    try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both. Where rows carry
-    their positions, ``since`` picks those at or past the stored ones (of the staged rows, Postgres picks).
+    try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both, and waits for those
+    that are still to come. Where rows carry their positions, ``since`` picks those at or past the stored ones (of the
+    staged rows, Postgres picks).
     """
 
     columns: tuple[EncodedColumn, ...]
-    count: int
+    count: Callable[[], int]
     bodies: Callable[[], Iterable[bytes]]
     staged: StagedRows | None = None
     since: Callable[[Offsets], BatchRows] | None = None
@@ -65,8 +66,8 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
         chosen = rows.since(stored) if stored and rows.since else rows
         driver = driver_connection(connection)
         publish_rows_in_tx(driver, destination, chosen)
-        published = chosen.count - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
-        return Published(published, transport, rows.count - published)
+        published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
+        return Published(published, transport, rows.count() - published)
 
     return Work(name_sink, publish)
 

@@ -7,27 +7,37 @@ itself read or wrote for it, through Spark's own file system, so Python needs no
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any
 
-from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame
 
 from offsets_store.checkpoint import Checkpoint
-from offsets_store.checkpoint_files import CheckpointFiles, open_location, without_credentials
-from offsets_store.errors import NOTHING, CheckpointError
+from offsets_store.checkpoint_files import open_location
+from offsets_store.errors import NOTHING
 from offsets_store.facts import Batch
 from offsets_store.positions import Span
 from sink.checkpointed_batch import describe_batch, refuse_other_query, refuse_without_positions
 from sink.errors import SparkError
 from sink.parcel import Origin
 from sink.planned_range import batch_in_memory
-
-T = TypeVar("T")
+from sink.spark_files import SparkFiles
 
 _MICRO_BATCH = "MicroBatchExecution"
 _ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
+
+
+@dataclass(frozen=True)
+class RunningQuery:
+    """One run of a query: ``query`` is Spark's own object, and the rest is what never changes while it runs."""
+
+    query: Any
+    query_id: str
+    run_id: str
+    name: str | None
+    checkpoint: Checkpoint
+    async_interval_ms: int
 
 
 def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> Batch:
@@ -37,7 +47,7 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> B
     :param by_position: whether its rows carry their positions in Kafka: they lie in the range that the query planned.
     :raises SparkError: where this is no foreachBatch call of a running query, or its checkpoint is a temporary one.
     """
-    query_id, running_batch_id = _identity(frame)
+    query_id, running_batch_id, job_group = _identity(frame)
     if running_batch_id != batch_id:
         raise SparkError(
             "MIXED_BATCHES",
@@ -45,33 +55,27 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> B
             NOTHING,
             "Pass the batch id on as foreachBatch gives it, in the thread that foreachBatch calls.",
         )
-    query = _running_query(frame, query_id)
-    _refuse_temporary_checkpoint(query)
-    interval = _async_interval(query)
-    root = query.resolvedCheckpointRoot()
-    # Plain files cost a fraction of a millisecond, the same through the JVM four.
-    files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
-    # The run id is asked of the query: the job group, where Spark keeps it too, is the user's to change.
-    origin = Origin(query_id, query.runId().toString(), batch_id, planned=None)
-    checkpoint = Checkpoint(files)
+    run = _run(frame, query_id, job_group)
+    origin = Origin(query_id, run.run_id, batch_id, planned=None)
     if batch_id == 0:
         # Two drivers that begin a checkpoint together may each believe that its file metadata is theirs.
-        refuse_other_query(checkpoint, origin)
+        refuse_other_query(run.checkpoint, origin)
     # Not every file system renames so that of two drivers only one believes that offsets/N is its own; the query
     # itself knows when it planned the batch.
-    if interval:
-        batch = batch_in_memory(frame.sparkSession, query, checkpoint, origin)
+    if run.async_interval_ms:
+        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin)
     else:
         # Also with interval 0: once the entry is there, the range of a batch that is run again cannot differ.
-        planned_at = query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
-        batch = describe_batch(checkpoint, origin, query.name(), planned_at)
+        planned_at = run.query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
+        batch = describe_batch(run.checkpoint, origin, run.name, planned_at)
     if by_position:
         refuse_without_positions(batch)
         return replace(batch, span=Span(batch.start or {}, batch.end or {}))
     return batch
 
 
-def _identity(frame: DataFrame) -> tuple[str, int]:
+def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
+    """The query's id, the batch's, and the job group: the run's id, unless the user has set another one."""
     context = getattr(frame.sparkSession, "_sc", None)
     if context is None:
         raise SparkError(
@@ -90,14 +94,48 @@ def _identity(frame: DataFrame) -> tuple[str, int]:
             NOTHING,
             "Pass the writer to df.writeStream.foreachBatch(...), and call it in the thread that foreachBatch calls.",
         )
-    return query_id, int(batch_id)
+    return query_id, int(batch_id), context.getLocalProperty("spark.jobGroup.id")
+
+
+# By run id, which is new at every start: a run's own questions, some twenty trips to the JVM, are asked once.
+_runs: dict[str, RunningQuery] = {}
+
+
+def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery:
+    known = _runs.get(job_group or "")
+    if known is not None and known.query_id == query_id:
+        return known
+    query = _running_query(frame, query_id)
+    _refuse_temporary_checkpoint(query)
+    root = query.resolvedCheckpointRoot()
+    # Plain files cost a fraction of a millisecond, the same through the JVM four.
+    files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
+    # The run id is asked of the query: the job group is the user's to change.
+    run = RunningQuery(
+        query, query_id, query.runId().toString(), query.name(), Checkpoint(files), _async_interval(query)
+    )
+    # What this keeps of the JVM would outlive its run.
+    for other in list(_runs.values()):
+        if not _is_active(other):
+            _runs.pop(other.run_id, None)
+    _runs[run.run_id] = run
+    return run
+
+
+def _is_active(run: RunningQuery) -> bool:
+    try:
+        return bool(run.query.isActive())
+    except Py4JError:
+        # Its JVM is gone.
+        return False
 
 
 def _running_query(frame: DataFrame, query_id: str) -> Any:
     session = frame.sparkSession
     # The frame's session is a clone without queries; the state that all sessions share has every one of them.
     running = session._jsparkSession.sharedState().activeStreamingQueries()
-    query = running.get(_jvm(session).java.util.UUID.fromString(query_id))
+    jvm: Any = session.sparkContext._jvm
+    query = running.get(jvm.java.util.UUID.fromString(query_id))
     if query is None:
         raise SparkError(
             "QUERY_NOT_RUNNING",
@@ -137,45 +175,3 @@ def _async_interval(query: Any) -> int:
         NOTHING,
         "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
     )
-
-
-def _jvm(session: SparkSession) -> Any:
-    return session.sparkContext._jvm
-
-
-class SparkFiles(CheckpointFiles):
-    """A checkpoint's files, read by Spark's JVM: wherever Spark can read them, with Spark's credentials."""
-
-    def __init__(self, root: str, session: SparkSession) -> None:
-        super().__init__(without_credentials(root))
-        self._root = root
-        self._jvm = _jvm(session)
-        self._files = self._path(root).getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
-
-    def _path(self, path: str) -> Any:
-        return self._jvm.org.apache.hadoop.fs.Path(path)
-
-    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
-        path = f"{self._root}/{name}"
-        try:
-            return question(path) if self._exists(path) else None
-        except Py4JJavaError as error:
-            raise CheckpointError(
-                "CHECKPOINT_UNREADABLE",
-                f"Spark could not read {self.shown}/{name}: {error.java_exception.getClass().getName()}.",
-                NOTHING,
-                "Mend what keeps the driver from its own checkpoint, and start the query again.",
-            ) from error
-
-    def _read(self, path: str) -> bytes:
-        stream = self._files.open(self._path(path))
-        try:
-            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
-        finally:
-            stream.close()
-
-    def _names(self, path: str) -> list[str]:
-        return [entry.getPath().getName() for entry in self._files.listStatus(self._path(path))]
-
-    def _exists(self, path: str) -> bool:
-        return bool(self._files.exists(self._path(path)))

@@ -79,5 +79,5 @@ class BatchTransaction:
     def _write(self, frame: DataFrame, where: Destination) -> int:
         rows = collected_rows(frame)
         publish_rows_in_tx(driver_connection(self._connection), where, rows)
-        self.rows += rows.count
-        return rows.count
+        self.rows += rows.count()
+        return rows.count()

@@ -30,7 +30,7 @@ def rows(*ids):
     """Rows with these ids, as tasks would send them."""
     batch = pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())})
     body = CopyEncoder(STRUCT).encode(batch)
-    return BatchRows(encode_columns(STRUCT), len(ids), lambda: [body])
+    return BatchRows(encode_columns(STRUCT), lambda: len(ids), lambda: [body])
 
 
 def append(*ids):

@@ -64,7 +64,7 @@ def write(connection, mode, writer, batch_id, ids):
     record_batch = pa.record_batch({name: pa.array(values, pa.int64()) for name, values in columns.items()})
     body = CopyEncoder(STRUCT).encode(record_batch)
     keys = ("id",) if mode == "upsert" else ()
-    rows = BatchRows(encode_columns(STRUCT), len(ids), lambda: [body])
+    rows = BatchRows(encode_columns(STRUCT), lambda: len(ids), lambda: [body])
     publish_rows_in_tx(driver_connection(connection), destination("shared", mode, keys, None), rows)
     return Published(len(ids), "test")
 

@@ -34,7 +34,7 @@ def arrow(rows):
 
 def inline(rows):
     """Rows that travelled in commit messages."""
-    return BatchRows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
+    return BatchRows(COLUMNS, lambda: len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
 
 
 def stage(url, rows, attempt, table=STAGING):
@@ -52,7 +52,7 @@ def sent(transport, url, rows):
     # An attempt that died left rows too; nobody promised them.
     stage(url, [(999, "of a dead attempt", 0)], attempt=2)
     staged = StagedRows(STAGING, ((3, len(rows) - half),))
-    return BatchRows(COLUMNS, len(rows), inline(rows[:half]).bodies if half else list, staged)
+    return BatchRows(COLUMNS, lambda: len(rows), inline(rows[:half]).bodies if half else list, staged)
 
 
 def publish(url, rows, mode="append", keys=(), order_by=None, **options):
@@ -177,7 +177,7 @@ def test_staged_rows_that_are_not_those_promised_are_refused(promised, admin, ur
     """Fewer rows than promised, or more, mean that the staging table is not to be trusted."""
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
     stage(url, ROWS, attempt=3)
-    rows = BatchRows(COLUMNS, promised, list, StagedRows(STAGING, ((3, promised),)))
+    rows = BatchRows(COLUMNS, lambda: promised, list, StagedRows(STAGING, ((3, promised),)))
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
         publish(url, rows)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
@@ -190,7 +190,7 @@ def test_a_staging_table_that_is_gone_is_refused(admin, url):
     with psycopg.connect(url, autocommit=True) as connection:
         drop_staging_table(connection, STAGING.name)
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, BatchRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+        publish(url, BatchRows(COLUMNS, lambda: 6, list, StagedRows(STAGING, ((3, 6),))))
 
 
 def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres_server, admin):
@@ -201,7 +201,7 @@ def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres
     stage(url, ROWS, attempt=3)
     postgres_server.embedded.crash()
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, BatchRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+        publish(url, BatchRows(COLUMNS, lambda: 6, list, StagedRows(STAGING, ((3, 6),))))
 
 
 def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):

@@ -33,6 +33,8 @@ def make_anew(kafka, name):
     admin.delete_topics([name], operation_timeout=10)[name].result(timeout=30)
     assert wait_until(lambda: name not in admin.list_topics(timeout=10).topics)
     admin.create_topics([NewTopic(name, num_partitions=1)], operation_timeout=10)[name].result(timeout=30)
+    # The broker answers before it knows of it itself.
+    assert wait_until(lambda: topic_ids([name], kafka.bootstrap_servers))
 
 
 def reading(topic, batch_id, run_id, kafka=None):

@@ -642,7 +642,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert plan
         staged = StagedRows(driver.staging_table, driver.promised_rows) if driver.promised_rows else None
         bodies = [] if staged else [encoded(folder.source, plan)]
-        rows = BatchRows(encode_columns(STRUCT), len(plan.positions), lambda: bodies, staged)
+        rows = BatchRows(encode_columns(STRUCT), lambda: len(plan.positions), lambda: bodies, staged)
         work = publication(None, destination("events", "append", (), None), rows, "staged" if staged else "inline")
         commit = CommitSettings(
             url or self.site.url,

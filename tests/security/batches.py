@@ -72,7 +72,7 @@ def commit(
         table = StagingTable(batch.query_id, sink_name or destination.table, batch.run_id, batch.batch_id)
         encoder = CopyEncoder(struct_of(names), extra={ATTEMPT_COLUMN: 3})
         stage_rows(url, table, encode_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
-        sent = BatchRows(sent.columns, sent.count, list, StagedRows(table, ((3, sent.count),)))
+        sent = BatchRows(sent.columns, sent.count, list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url=url, lock_timeout=2, retry_timeout=0)
     return commit_batch(settings, batch, publication(sink_name, destination, sent, "staged" if staged else "inline"))
 
@@ -81,7 +81,7 @@ def inline(rows: Rows, names: Sequence[str] = ("id", "name")) -> BatchRows:
     """Rows that travelled in commit messages."""
     struct_type = struct_of(names)
     return BatchRows(
-        encode_columns(struct_type), len(rows), lambda: [CopyEncoder(struct_type).encode(_arrow(rows, names))]
+        encode_columns(struct_type), lambda: len(rows), lambda: [CopyEncoder(struct_type).encode(_arrow(rows, names))]
     )
 
 

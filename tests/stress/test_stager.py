@@ -42,7 +42,7 @@ def published(url, promised):
     rows = sum(count for _, count in promised)
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE events (id bigint)")
-        everything = BatchRows(encode_columns(STRUCT), rows, list, StagedRows(TABLE, promised))
+        everything = BatchRows(encode_columns(STRUCT), lambda: rows, list, StagedRows(TABLE, promised))
         publish_rows_in_tx(connection, destination("events", "append", (), None), everything)
         return [row[0] for row in connection.execute("SELECT id FROM events ORDER BY id").fetchall()]
 

@@ -1,0 +1,139 @@
+"""
+How do a frame's rows reach the driver while tasks still make others?
+
+Runs on the driver. Invariant: what arrives is taken at once, whoever wants it when: Spark sends it from the thread that
+schedules the tasks of the whole application, and a slow reader would hold them all up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.errors.exceptions.captured import unwrap_spark_exception
+from pyspark.sql import DataFrame
+from pyspark.traceback_utils import SCCallSiteSync
+from pyspark.util import local_connect_and_auth
+
+# A batch that is smaller has arrived in whole before its transaction begins.
+BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
+# What has arrived is kept, because a lost connection makes a second try; beyond this, in a file.
+IN_MEMORY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class _InFile:
+    """A record batch that lies in the file."""
+
+    start: int
+    size: int
+
+
+class ArrivingBatches:
+    """
+    The record batches of a frame, in the order in which tasks end; iterate over them as often as needed.
+
+    To make one runs the frame, and waits until :data:`BEFORE_BEGIN_BYTES` are there, or all. To iterate waits for those
+    still to come, and raises what Spark raised once its job has failed.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._changed = threading.Condition()
+        self._arrived: list[pa.RecordBatch | _InFile] = []
+        self._bytes = 0
+        self._rows = 0
+        self._at_end = False
+        self._error: BaseException | None = None
+        self._file: Any = None
+        self._schema: pa.Schema | None = None
+        running = cast("Any", frame)
+        # As Spark's own _collect_as_arrow does, up to where it would wait for the last row.
+        with SCCallSiteSync(running._sc):
+            address, secret, self._server = running._jdf.collectAsArrowToPython()
+        self._stream, self._socket = local_connect_and_auth(address, secret)
+        # The first row may take any time.
+        self._socket.settimeout(None)
+        self._batches = self._received()
+        self._take(BEFORE_BEGIN_BYTES)
+        if self._at_end:
+            self._raise_error()
+        else:
+            threading.Thread(target=self._take, name="pgonce-arriving-rows", daemon=True).start()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for number in itertools.count():
+            with self._changed:
+                while number == len(self._arrived) and not self._at_end:
+                    self._changed.wait()
+                if number == len(self._arrived):
+                    break
+                arrived = self._arrived[number]
+            yield self._from_file(arrived) if isinstance(arrived, _InFile) else arrived
+        self._raise_error()
+
+    def rows(self) -> int:
+        """Wait for all rows; their number."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._at_end)
+        self._raise_error()
+        return self._rows
+
+    def _raise_error(self) -> None:
+        # Asked in the caller's thread: for another one, Spark would keep a thread of its own.
+        if self._server is not None:
+            with unwrap_spark_exception():
+                self._server.getResult()
+        if self._error is not None:
+            raise self._error
+        self._server = None
+
+    def _received(self) -> Iterator[pa.RecordBatch]:
+        yield from pa.ipc.open_stream(self._stream)
+        # The right order of the batches follows, and Spark fails where nobody takes it.
+        self._stream.read()
+
+    def _take(self, enough: int | None = None) -> None:
+        try:
+            for batch in self._batches:
+                self._keep(batch)
+                if enough is not None and self._bytes >= enough:
+                    return
+        except Exception as error:  # noqa: BLE001 (for whoever waits for the rows)
+            self._error = error
+        with suppress(OSError):
+            self._stream.close()
+        self._socket.close()
+        with self._changed:
+            self._at_end = True
+            self._changed.notify_all()
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        kept = batch if self._bytes + batch.nbytes <= IN_MEMORY_BYTES else self._into_file(batch)
+        with self._changed:
+            self._arrived.append(kept)
+            self._bytes += batch.nbytes
+            self._rows += batch.num_rows
+            self._changed.notify_all()
+
+    def _into_file(self, batch: pa.RecordBatch) -> _InFile:
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(prefix="pgonce-", buffering=0)  # noqa: SIM115 (it ends with this object)
+            self._schema = batch.schema
+        body = memoryview(batch.serialize())
+        start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+        written = 0
+        while written < len(body):
+            written += self._file.write(body[written:])
+        return _InFile(start, len(body))
+
+    def _from_file(self, lies: _InFile) -> pa.RecordBatch:
+        # Not by seeking: the other thread may be writing.
+        body = os.pread(self._file.fileno(), lies.size, lies.start)
+        return pa.ipc.read_record_batch(pa.py_buffer(body), self._schema)

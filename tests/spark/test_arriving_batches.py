@@ -1,0 +1,136 @@
+"""Rows reach the driver while tasks still make others, and the COPY takes them as they come."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from fix_driver import wait_until
+from pyspark.errors import PySparkException
+from spark.exactly_once import what_is_wrong
+from spark.inbox import Inbox, create_events, events
+from spark.ways_in import WAYS, Sink
+
+from sink import arriving_batches
+from sink.arriving_batches import ArrivingBatches
+
+pytestmark = pytest.mark.spark
+
+(WRITER,) = (way for way in WAYS if way.name == "writer_append")
+ROWS = 200_000
+Batches = Iterator[pa.RecordBatch]
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """The transaction may begin with the first rows."""
+    monkeypatch.setattr(arriving_batches, "BEFORE_BEGIN_BYTES", 1)
+
+
+def ids_of(arriving: ArrivingBatches) -> list[int]:
+    """All ids, in order."""
+    return sorted(number for batch in arriving for number in batch.column(0).to_pylist())
+
+
+@pytest.mark.parametrize("in_memory", [0, 500_000, 1 << 30])
+def test_rows_can_be_had_again(spark, at_once, monkeypatch, in_memory):
+    """A second try gets the same rows, whether they were kept in memory, in a file, or in both."""
+    monkeypatch.setattr(arriving_batches, "IN_MEMORY_BYTES", in_memory)
+    arriving = ArrivingBatches(spark.range(ROWS, numPartitions=4))
+    assert ids_of(arriving) == list(range(ROWS))
+    assert ids_of(arriving) == list(range(ROWS))
+    assert arriving.rows() == ROWS
+
+
+def test_nobody_waits_for_a_slow_reader(spark, at_once, monkeypatch):
+    """While nobody takes the rows, other jobs run: Spark sends rows from the thread that schedules its tasks."""
+    monkeypatch.setattr(arriving_batches, "IN_MEMORY_BYTES", 0)
+    wide = spark.range(20_000, numPartitions=8).selectExpr("id", "repeat('x', 2000) AS text")
+    arriving = ArrivingBatches(wide)
+    assert spark.range(10, numPartitions=2).count() == 10
+    assert arriving.rows() == 20_000
+
+
+def failing_late(folder: str) -> Callable[[Batches], Batches]:
+    """The task of the second partition fails once it is told that rows of the first have arrived."""
+
+    def fail(batches: Batches) -> Batches:
+        for batch in batches:
+            if batch.column(0)[0].as_py() >= ROWS // 2:
+                while not (Path(folder) / "go").exists():
+                    time.sleep(0.02)
+                raise RuntimeError("this task fails, as it should")
+            yield batch
+
+    return fail
+
+
+def test_a_task_that_fails_late(spark, at_once, tmp_path):
+    """What Spark raises is raised to whoever waits for the rows that are missing."""
+    frame = spark.range(ROWS, numPartitions=2)
+    arriving = ArrivingBatches(frame.mapInArrow(failing_late(str(tmp_path)), frame.schema))
+    rows = iter(arriving)
+    assert next(rows).num_rows
+    (tmp_path / "go").touch()
+    with pytest.raises(PySparkException, match="this task fails, as it should"):
+        list(rows)
+    with pytest.raises(PySparkException, match="this task fails, as it should"):
+        arriving.rows()
+
+
+def test_a_job_that_fails_at_once(spark):
+    """What fails before any row is there is raised before a transaction begins."""
+    with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
+        ArrivingBatches(spark.range(1).selectExpr("1 / id AS broken"))
+
+
+def held_until_copied(folder: str, last: int) -> Callable[[Batches], Batches]:
+    """The task that has the last row waits until it is told that others are being copied."""
+
+    def hold(batches: Batches) -> Batches:
+        for batch in batches:
+            if last in batch.column(0).to_pylist():
+                (Path(folder) / "waiting").touch()
+                while not (Path(folder) / "go").exists():
+                    time.sleep(0.02)
+            yield batch
+
+    return hold
+
+
+@pytest.fixture
+def small_batches(spark):
+    """Spark's JVM sends what it has once 64 KiB are there: of many small batches, all but the last few."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 500)
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+def test_rows_are_copied_while_others_are_made(spark, at_once, small_batches, url, observer, tmp_path):
+    """The COPY has rows of one task while the other still runs, and gets them all."""
+    inbox = Inbox(tmp_path / "inbox")
+    inbox.add(20_000)
+    sink = Sink(url, "events", str(tmp_path / "checkpoint"))
+    create_events(url, sink.table, keyed=False)
+    rows = events(spark, inbox.folder).repartition(2)
+    names = rows.columns
+    plain = rows.toDF(*(f"c{number}" for number in range(len(names))))
+    last = inbox.rows[-1][0]
+    held = plain.mapInArrow(held_until_copied(str(tmp_path), last), plain.schema).toDF(*names)
+    query = WRITER.append(held, sink).trigger(availableNow=True).start()
+    try:
+        assert wait_until((tmp_path / "waiting").exists)
+        assert wait_until(lambda: 0 < _copied(observer) < 20_000)
+    finally:
+        (tmp_path / "go").touch()
+        query.awaitTermination(60)
+    assert what_is_wrong(observer, sink.table, sink.checkpoint, inbox.rows) == []
+
+
+def _copied(observer: psycopg.Connection) -> int:
+    found = observer.execute("SELECT max(tuples_processed) FROM pg_stat_progress_copy").fetchone()
+    return int(found[0] or 0) if found else 0
