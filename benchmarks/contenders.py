@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from floors import copy_from_tasks, copy_same_bytes
 from nothing import nothing_for_each_batch
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from upserts import merge_by_hand
 
 from pgonce import PostgresBatchWriter
 
@@ -36,6 +38,7 @@ class Contender:
     name: str
     write: Callable[[DataStreamWriter, Place], DataStreamWriter]
     table: str | None = None
+    runs_each_frame: bool = True
 
 
 def _nothing(writer: DataStreamWriter, _: Place) -> DataStreamWriter:
@@ -62,14 +65,36 @@ def _batch_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table))
 
 
+def _upserting_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, mode="upsert", keys=["id"]))
+
+
+def _upserting_source(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return _staged(writer, place).options(mode="upsert", keys="id")
+
+
 def _spark_jdbc(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     # Spark's default of 1,000 rows a statement is slower; the rival runs as a user who tuned it would run it.
     properties = {"driver": "org.postgresql.Driver", "reWriteBatchedInserts": "true", "batchsize": "10000"}
 
     def append(frame: DataFrame, _: int) -> None:
-        frame.write.jdbc(place.jdbc_url, place.table, mode="append", properties=properties)
+        # Spark sends an array and a JSON text as they are only where the driver may guess their types.
+        url = f"{place.jdbc_url}&stringtype=unspecified"
+        frame.write.jdbc(url, place.table, mode="append", properties=properties)
 
     return writer.foreachBatch(append)
+
+
+def _by_hand(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(merge_by_hand(place.url, place.jdbc_url, place.table))
+
+
+def _tasks_copy(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(copy_from_tasks(place.url, place.table))
+
+
+def _same_bytes(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(copy_same_bytes(place.url, place.table))
 
 
 PYTHON_NOTHING = Contender("Python sink, does nothing", _nothing)
@@ -78,5 +103,13 @@ INLINE = Contender('format("pgonce"), inline', _inline, "rows_inline")
 STAGED = Contender('format("pgonce"), staged', _staged, "rows_staged")
 BATCH_WRITER = Contender("PostgresBatchWriter", _batch_writer, "rows_batch_writer")
 SPARK_JDBC = Contender("foreachBatch with Spark JDBC", _spark_jdbc, "rows_spark_jdbc")
+TASKS_COPY = Contender("tasks COPY into the target (not atomic)", _tasks_copy, "rows_tasks_copy")
+SAME_BYTES = Contender("one COPY of the same bytes (the limit)", _same_bytes, "rows_same_bytes", runs_each_frame=False)
+WRITER_UPSERT = Contender("PostgresBatchWriter, upsert", _upserting_writer, "rows_writer_upsert")
+SOURCE_UPSERT = Contender('format("pgonce"), upsert, staged', _upserting_source, "rows_source_upsert")
+UPSERT_BY_HAND = Contender("Spark JDBC into a table, then ON CONFLICT", _by_hand, "rows_upsert_by_hand")
 
-CONTENDERS = (PYTHON_NOTHING, FOREACH_NOTHING, INLINE, STAGED, BATCH_WRITER, SPARK_JDBC)
+SMALL_BATCHES = (PYTHON_NOTHING, FOREACH_NOTHING, INLINE, STAGED, BATCH_WRITER, SPARK_JDBC)
+LARGE_BATCHES = (*SMALL_BATCHES, TASKS_COPY, SAME_BYTES)
+WIDE_ROWS = (INLINE, STAGED, BATCH_WRITER, SPARK_JDBC)
+UPSERTS = (WRITER_UPSERT, SOURCE_UPSERT, UPSERT_BY_HAND)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 COLUMNS = "id bigint, customer integer, amount double precision, status text, note text, at timestamptz"
 
@@ -21,6 +22,21 @@ _EXPRESSIONS = (
     "CASE WHEN value % 3 = 0 THEN 'accepted' ELSE 'returned' END AS status",
     "concat('order ', CAST(value AS string), ' of the day') AS note",
     "timestamp_micros(1750000000000000 + value) AS at",
+)
+
+
+# Name, type in Postgres, and how it is made of the six columns.
+_WIDE = (
+    ("id", "bigint", "id"),
+    *((f"n{i}", "bigint", f"id * {i}") for i in range(1, 10)),
+    *((f"x{i}", "double precision", f"amount / {i}") for i in range(1, 10)),
+    *((f"t{i}", "text", f"concat(status, ' {i} ', note)") for i in range(1, 10)),
+    *((f"m{i}", "timestamptz", f"at + INTERVAL {i} DAYS") for i in range(1, 5)),
+    *((f"d{i}", "date", f"CAST(at + INTERVAL {i} DAYS AS date)") for i in range(1, 3)),
+    *((f"a{i}", "bigint[]", f"array(id, customer + {i}, NULL)") for i in range(1, 3)),
+    *((f"w{i}", "text[]", f"array(status, '{i}')") for i in range(1, 3)),
+    ("j1", "jsonb", "to_json(named_struct('id', id, 'status', status))"),
+    ("j2", "jsonb", "to_json(named_struct('note', note, 'amount', amount))"),
 )
 
 
@@ -51,6 +67,38 @@ class Load:
         )
         return source.selectExpr(*_EXPRESSIONS)
 
+    def stored_after(self, batches: int) -> int:
+        """How many rows a table has after so many batches."""
+        return self.rows * batches
+
+
+@dataclass(frozen=True)
+class UpsertLoad(Load):
+    """The same, but half of the keys of each batch are those of the batch before."""
+
+    columns: str = COLUMNS.replace("id bigint", "id bigint PRIMARY KEY")
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """The keys of batch n begin at half of n times its rows."""
+        half = self.rows // 2
+        return super().frame(spark).withColumn("id", f.expr(f"id - CAST(id / {self.rows} AS bigint) * {half}"))
+
+    def stored_after(self, batches: int) -> int:
+        """Each batch but the first brings half of its rows anew."""
+        return self.rows // 2 * (batches + 1)
+
+
+@dataclass(frozen=True)
+class WideLoad(Load):
+    """Forty columns: numbers, texts, times, dates, arrays and JSON."""
+
+    columns: str = ", ".join(f"{name} {kind}" for name, kind, _ in _WIDE)
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """Structs as JSON texts, which all contenders can write into jsonb."""
+        numbered = super().frame(spark)
+        return numbered.selectExpr(*(f"{expression} AS {name}" for name, _, expression in _WIDE))
+
 
 @dataclass(frozen=True)
 class KafkaLoad(Load):
@@ -80,17 +128,23 @@ class Plan:
 
     triggers: Load
     batches: Load
+    wide: WideLoad
+    upserts: UpsertLoad
     memory: Load
 
 
 FULL = Plan(
     triggers=Load("1,000 rows", 1_000, 2, rounds=7, warm_up=5, measured=20),
     batches=Load("1,000,000 rows", 1_000_000, 4, rounds=5, warm_up=1, measured=2),
+    wide=WideLoad("100,000 rows of 40 columns", 100_000, 4, rounds=5, warm_up=1, measured=2),
+    upserts=UpsertLoad("1,000,000 upserts, half of them new", 1_000_000, 4, rounds=5, warm_up=1, measured=1),
     memory=Load("5,000,000 rows", 5_000_000, 4, rounds=1, warm_up=0, measured=2),
 )
 # About two minutes, too short to judge by.
 SMALL = Plan(
-    triggers=Load("1,000 rows", 1_000, 2, rounds=3, warm_up=4, measured=10),
-    batches=Load("1,000,000 rows", 1_000_000, 4, rounds=2, warm_up=1, measured=1),
+    triggers=Load("1,000 rows", 1_000, 2, rounds=2, warm_up=4, measured=10),
+    batches=Load("200,000 rows", 200_000, 4, rounds=2, warm_up=1, measured=1),
+    wide=WideLoad("20,000 rows of 40 columns", 20_000, 4, rounds=2, warm_up=1, measured=1),
+    upserts=UpsertLoad("100,000 upserts, half of them new", 100_000, 4, rounds=2, warm_up=1, measured=1),
     memory=Load("1,000,000 rows", 1_000_000, 4, rounds=1, warm_up=0, measured=2),
 )

@@ -33,6 +33,7 @@ _DRIVER_SIDE = {
 }
 # The other two work once a run, and Spark ends them after a minute.
 _IN_EVERY_BATCH = ("planner worker", "commit worker")
+_DRIVER = "the driver's own Python"
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Bench:
     def run(self, contender: Contender, load: Load) -> list[int]:
         """The trigger times (ms) of one contender in one round: a new query, whose table is empty before and after."""
         place = Place(self.url, self.jdbc_url, contender.table or "")
-        least = load.rows * (load.warm_up + load.measured)
+        least = load.stored_after(load.warm_up + load.measured)
         with (
             _empty_table(self.url, contender.table, load.columns) as rows,
             tempfile.TemporaryDirectory(prefix="bench-") as root,
@@ -54,7 +55,7 @@ class Bench:
             writer = load.frame(self.spark).writeStream.option("checkpointLocation", f"{root}/checkpoint")
             query = contender.write(writer, place).start()
             try:
-                times = _trigger_times(query, load)
+                times = _trigger_times(query, load, load.rows if contender.runs_each_frame else 0)
             finally:
                 query.stop()
             if contender.table and (found := rows()) < least:
@@ -70,7 +71,7 @@ def alternate(contenders: Sequence[Contender], rounds: int, measure: Callable[[C
             measure(contender, number)
 
 
-def _trigger_times(query: StreamingQuery, load: Load) -> list[int]:
+def _trigger_times(query: StreamingQuery, load: Load, least_rows: int) -> list[int]:
     until = time.monotonic() + _LONGEST_SECONDS
     wanted = range(load.warm_up, load.warm_up + load.measured)
     while True:
@@ -83,7 +84,7 @@ def _trigger_times(query: StreamingQuery, load: Load) -> list[int]:
             raise TimeoutError(f"{load.name}: batch {wanted.stop - 1} was not done in {_LONGEST_SECONDS:g} s.")
         time.sleep(0.05)
     # Waking up without work makes an event of the next batch, too, but one without rows.
-    done = {p.batchId: p for p in query.recentProgress if p.numInputRows >= load.rows}
+    done = {p.batchId: p for p in query.recentProgress if p.numInputRows >= least_rows}
     return [int(done[batch_id].durationMs["triggerExecution"]) for batch_id in wanted]
 
 
@@ -100,8 +101,8 @@ def _empty_table(url: str, table: str | None, columns: str) -> Iterator[Callable
             row = connection.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
             return row[0] if row else 0
 
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
-        connection.execute(sql.SQL("TRUNCATE {}").format(name))
+        connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(name))
+        connection.execute(f"CREATE TABLE {table} ({columns})")
         try:
             yield count
         finally:
@@ -114,8 +115,10 @@ class MemoryWatch:
     Samples the resident memory of the driver-side Python processes: of each kind, the worker and its daemon together.
 
     ``peaks`` are bytes by kind; ``peak_in_every_batch`` adds up the planner's worker and the commit worker, and counts
-    twice what they share.
+    twice what they share. In foreachBatch it is the driver's own Python.
     """
+
+    in_foreach_batch: bool
 
     interval_seconds: float = 0.02
     peaks: dict[str, int] = field(default_factory=dict)
@@ -135,12 +138,12 @@ class MemoryWatch:
 
     def _sample_until(self, done: threading.Event) -> None:
         while not done.wait(self.interval_seconds):
-            sizes = dict.fromkeys(_DRIVER_SIDE.values(), 0)
+            sizes = {**dict.fromkeys(_DRIVER_SIDE.values(), 0), _DRIVER: psutil.Process().memory_info().rss}
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
                     kind = next((_DRIVER_SIDE[word] for word in process.cmdline() if word in _DRIVER_SIDE), None)
                     if kind is not None:
                         sizes[kind] += process.memory_info().rss
             self.peaks = {kind: max(size, self.peaks.get(kind, 0)) for kind, size in sizes.items()}
-            together = sum(sizes[kind] for kind in _IN_EVERY_BATCH)
+            together = sizes[_DRIVER] if self.in_foreach_batch else sum(sizes[kind] for kind in _IN_EVERY_BATCH)
             self.peak_in_every_batch = max(self.peak_in_every_batch, together)

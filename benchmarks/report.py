@@ -34,6 +34,8 @@ class Goal:
     at_most: float
 
     def __str__(self) -> str:
+        if self.at_most < 1:
+            return f"{self.load}: {self.contender} is at least {1 / self.at_most:g} times as fast as {self.baseline}"
         return f"{self.load}: {self.contender} takes at most {self.at_most:g} x {self.baseline}"
 
 
@@ -63,10 +65,12 @@ def judge(goal: Goal, times: Mapping[str, Rounds]) -> Outcome:
     found = ratios(times[goal.contender], times[goal.baseline])
     middle = median(found)
     measured = f"{middle:.2f} x (rounds {min(found):.2f} to {max(found):.2f})"
+    if goal.at_most < 1:
+        measured = f"{1 / middle:.2f} times (rounds {1 / max(found):.2f} to {1 / min(found):.2f})"
     return Outcome(str(goal), measured, middle <= goal.at_most)
 
 
-def judge_memory(load: str, peak_bytes: int, limit_bytes: int) -> Outcome:
-    """Compare the peak of the planner's and the commit worker together with the limit."""
-    goal = f"{load} in one batch, staged: planner and commit worker together stay under {limit_bytes / 1e6:,.0f} MB"
+def judge_memory(load: str, way_in: str, peak_bytes: int, limit_bytes: int) -> Outcome:
+    """Compare the peak of the driver-side Python processes that take part in every batch with the limit."""
+    goal = f"{load} in one batch, {way_in}: driver-side Python stays under {limit_bytes / 1e6:,.0f} MB"
     return Outcome(goal, f"{peak_bytes / 1e6:,.0f} MB", peak_bytes < limit_bytes)

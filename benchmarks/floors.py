@@ -1,0 +1,57 @@
+"""
+What is the least that such a batch can take?
+
+Runs on the driver, and the COPYs of tasks in executors. Invariant: neither is a sink that anybody could use: rows of
+tasks are committed one by one, and bytes made before are always the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+from pyspark.sql import DataFrame
+
+from sink.copy_encoder import HEADER, TRAILER, CopyEncoder
+
+
+def copy_from_tasks(url: str, table: str) -> Callable[[DataFrame, int], None]:
+    """Each task copies its rows into the target, on a connection of its own."""
+
+    def write(frame: DataFrame, _: int) -> None:
+        struct_type = frame.schema
+
+        def copy(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            encoder = CopyEncoder(struct_type)
+            _copy(url, table, struct_type.names, map(encoder.encode, batches))
+            yield pa.record_batch([pa.array([encoder.rows], pa.int64())], names=["rows"])
+
+        frame.mapInArrow(copy, "rows bigint").collect()
+
+    return write
+
+
+def copy_same_bytes(url: str, table: str) -> Callable[[DataFrame, int], None]:
+    """One connection copies the bytes of the first batch again and again; only the first one runs its frame."""
+    made: list[bytes] = []
+
+    def write(frame: DataFrame, _: int) -> None:
+        if not made:
+            encoder = CopyEncoder(frame.schema)
+            made.extend(map(encoder.encode, frame.toArrow().to_batches()))
+        _copy(url, table, frame.columns, made)
+
+    return write
+
+
+def _copy(url: str, table: str, columns: list[str], bodies: Iterator[bytes] | list[bytes]) -> None:
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
+        sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
+        copy.write(HEADER)
+        for body in bodies:
+            copy.write(body)
+        copy.write(TRAILER)
