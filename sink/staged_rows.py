@@ -86,28 +86,34 @@ class StagedRows:
         return row[0] if row else 0
 
 
+def refuse_missing_table(connection: psycopg.Connection, staged: StagedRows) -> None:
+    """:raises StagingError: where somebody has dropped the staging table."""
+    exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
+    if exists is None or exists[0] is None:
+        mark, rows = staged.promised[0]
+        raise _lost(mark, rows, 0)
+
+
 def check_staged_rows(connection: psycopg.Connection, staged: StagedRows) -> None:
     """
     Refuse staged rows that are not exactly those that were promised: a crash of Postgres empties unlogged tables.
 
     :raises StagingError: naming the first mark that differs.
     """
-    counted: dict[int, int] = {}
-    exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
-    if exists and exists[0] is not None:
-        counted = dict(
-            connection.execute(
-                sql.SQL("SELECT {0}, pg_catalog.count(*) FROM {1} GROUP BY {0}").format(
-                    sql.Identifier(ATTEMPT_COLUMN), staged.identifier
-                )
-            ).fetchall()
-        )
+    count = sql.SQL("SELECT {0}, pg_catalog.count(*) FROM {1} GROUP BY {0}").format(
+        sql.Identifier(ATTEMPT_COLUMN), staged.identifier
+    )
+    counted: dict[int, int] = dict(connection.execute(count).fetchall())
     for mark, rows in staged.promised:
         if counted.get(mark, 0) != rows:
-            raise StagingError(
-                "STAGED_ROWS_LOST",
-                f"A task staged {rows} rows under mark {mark}, but {counted.get(mark, 0)} are there: Postgres crashed "
-                "in between (unlogged tables empty themselves), or somebody dropped the table.",
-                NOTHING,
-                "Start the query again: Spark runs the batch again from its source.",
-            )
+            raise _lost(mark, rows, counted.get(mark, 0))
+
+
+def _lost(mark: int, promised: int, found: int) -> StagingError:
+    return StagingError(
+        "STAGED_ROWS_LOST",
+        f"A task staged {promised} rows under mark {mark}, but {found} are there: Postgres crashed in between "
+        "(unlogged tables empty themselves), or somebody dropped the table.",
+        NOTHING,
+        "Start the query again: Spark runs the batch again from its source.",
+    )
