@@ -37,7 +37,7 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint check bench bench-async bench-latency bench-ledger soak clean
+.PHONY: help setup java demo test lint check bench bench-async bench-latency bench-ledger picture soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -48,7 +48,7 @@ demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 r
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/examples/demo $(BIN)/python examples/demo/main.py $(if $(KAFKA),--kafka)
 
 test: setup ## run all tests; ARGS="tests/unit -k verdict" runs some
-	$(BIN)/pytest $(if $(ARGS),,-n 2 --dist loadfile) $(ARGS)
+	$(BIN)/pytest $(if $(ARGS),,-n 2 --dist worksteal --durations 30) $(ARGS)
 
 chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., ROUND=...
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
@@ -63,6 +63,10 @@ check: lint test ## what CI runs: lint, then test
 
 bench: setup ## compare with Spark's JDBC writer and with a sink that does nothing; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/run.py $(if $(SMALL),--small)
+
+picture: setup ## draw docs/benchmarks.png from the newest run of `make bench`
+	@$(INSTALL) --group bench
+	@PYTHONPATH=$(CURDIR)/benchmarks $(BIN)/python benchmarks/picture.py
 
 soak: setup ## N=10000 small batches of each way in, one driver after the other: what grows? WAYS=inline,staged runs some
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/soak.py --batches $(or $(N),10000) \
