@@ -22,6 +22,9 @@ from pyspark.sql import DataFrame
 from pyspark.traceback_utils import SCCallSiteSync
 from pyspark.util import local_connect_and_auth
 
+from offsets_store.errors import NOTHING
+from sink.errors import CommitError
+
 # A batch that is smaller has arrived in whole before its transaction begins.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
 # What has arrived is kept, because a lost connection makes a second try; beyond this, in a file.
@@ -86,6 +89,8 @@ class ArrivingBatches:
         return self._rows
 
     def _raise_error(self) -> None:
+        if isinstance(self._error, CommitError):
+            raise self._error
         # Asked in the caller's thread: for another one, Spark would keep a thread of its own.
         if self._server is not None:
             with unwrap_spark_exception():
@@ -123,14 +128,23 @@ class ArrivingBatches:
             self._changed.notify_all()
 
     def _into_file(self, batch: pa.RecordBatch) -> _InFile:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(prefix="pgonce-", buffering=0)  # noqa: SIM115 (it ends with this object)
-            self._schema = batch.schema
         body = memoryview(batch.serialize())
-        start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
-        written = 0
-        while written < len(body):
-            written += self._file.write(body[written:])
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="pgonce-", buffering=0)  # noqa: SIM115 (ends with this object)
+                self._schema = batch.schema
+            start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+            written = 0
+            while written < len(body):
+                written += self._file.write(body[written:])
+        except OSError as error:
+            raise CommitError(
+                "ROWS_NOT_KEPT",
+                f"The batch is larger than {IN_MEMORY_BYTES >> 20} MiB, and its other rows could not be kept in the "
+                f"driver's temporary directory {tempfile.gettempdir()}: {error.strerror}.",
+                NOTHING,
+                "Make room there, or set TMPDIR to a larger disk, and start the query again.",
+            ) from error
         return _InFile(start, len(body))
 
     def _from_file(self, lies: _InFile) -> pa.RecordBatch:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from spark.ways_in import WAYS, Sink
 
 from sink import arriving_batches
 from sink.arriving_batches import ArrivingBatches
+from sink.errors import CommitError
 
 pytestmark = pytest.mark.spark
 
@@ -53,6 +55,18 @@ def test_nobody_waits_for_a_slow_reader(spark, at_once, monkeypatch):
     arriving = ArrivingBatches(wide)
     assert spark.range(10, numPartitions=2).count() == 10
     assert arriving.rows() == 20_000
+
+
+def test_a_full_disk(spark, at_once, monkeypatch):
+    """Where the driver has no room for the rows, that is what is raised, and not what Spark says when nobody reads."""
+    monkeypatch.setattr(arriving_batches, "IN_MEMORY_BYTES", 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(CommitError, match=r"\[ROWS_NOT_KEPT\].*File too large"):
+            ArrivingBatches(spark.range(ROWS, numPartitions=4)).rows()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def failing_late(folder: str) -> Callable[[Batches], Batches]:
@@ -123,8 +137,8 @@ def test_rows_are_copied_while_others_are_made(spark, at_once, small_batches, ur
     held = plain.mapInArrow(held_until_copied(str(tmp_path), last), plain.schema).toDF(*names)
     query = WRITER.append(held, sink).trigger(availableNow=True).start()
     try:
-        assert wait_until((tmp_path / "waiting").exists)
-        assert wait_until(lambda: 0 < _copied(observer) < 20_000)
+        assert wait_until((tmp_path / "waiting").exists, seconds=60)
+        assert wait_until(lambda: 0 < _copied(observer) < 20_000, seconds=60)
     finally:
         (tmp_path / "go").touch()
         query.awaitTermination(60)
