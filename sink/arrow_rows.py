@@ -13,22 +13,24 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
+from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from sink.arriving_batches import ArrivingBatches
 from sink.copy_encoder import CopyEncoder
+from sink.position_range import refuse_outside
 from sink.publish import BatchRows
-from sink.row_positions import PositionColumns, kept
+from sink.row_positions import PositionColumns, kept, reach, span_of
 from sink.type_mapping import encode_columns
 
 
-def collected_rows(frame: DataFrame, positions: PositionColumns | None = None) -> BatchRows:
+def collected_rows(frame: DataFrame, positions: PositionColumns | None = None, batch: Batch | None = None) -> BatchRows:
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
     They come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises.
 
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION where one does
-        not.
+        not, and POSITION_OUTSIDE where it is not in the range of ``batch``.
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
     """
@@ -41,13 +43,16 @@ def collected_rows(frame: DataFrame, positions: PositionColumns | None = None) -
         return BatchRows(columns, arriving.rows, lambda: _encoded(written, arriving))
 
     def chosen(stored: Offsets) -> Iterator[pa.RecordBatch]:
-        for batch in arriving:
-            places = positions.of(batch)
-            yield batch.filter(kept(places, stored)) if stored else batch
+        for part in arriving:
+            places = positions.of(part)
+            if batch is not None and batch.span is not None:
+                (source_id,) = batch.span.next
+                refuse_outside(span_of(source_id, [reach([places])]), batch)
+            yield part.filter(kept(places, stored)) if stored else part
 
     def since(stored: Offsets) -> BatchRows:
         def count() -> int:
-            return sum(batch.num_rows for batch in chosen(stored)) if stored else arriving.rows()
+            return sum(part.num_rows for part in chosen(stored)) if stored else arriving.rows()
 
         return BatchRows(columns, count, lambda: _encoded(written, chosen(stored)))
 

@@ -21,6 +21,7 @@ from offsets_store.offsets import OffsetLog, Offsets, says_which_rows
 from sink.errors import SparkError
 from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin
+from sink.position_range import refuse_outside
 from sink.row_positions import Reach, span_of
 
 # On an object store a file may be listed before it can be read.
@@ -114,6 +115,7 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterabl
     :param reaches: how far the rows of each task reach, where they carry their positions.
     :raises CheckpointError: where its files cannot be read in time, or belong to another query.
     :raises SparkError: where they are not those of the batch that was planned.
+    :raises EncodingError: where rows carry positions that are not in its range.
     """
     if origin.planned is None and options.async_interval_ms is None:
         raise SparkError(
@@ -130,7 +132,9 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterabl
         batch = describe_batch(checkpoint, origin, options.query_name)
     if reaches is None:
         return batch
-    return replace(batch, span=span_of(refuse_without_positions(batch), reaches))
+    span = span_of(refuse_without_positions(batch), reaches)
+    refuse_outside(span, batch)
+    return replace(batch, span=span)
 
 
 def refuse_without_positions(batch: Batch) -> str:

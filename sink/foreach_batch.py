@@ -95,7 +95,7 @@ class PostgresBatchWriter:
         batch = batch_of(frame, batch_id, by_position=self._positions is not None)
         batch = with_topic_ids(batch, self._bootstrap_servers)
         # For a replay too, and to its end: a stateful query fails where its frame is not run.
-        rows = collected_rows(frame, self._positions)
+        rows = collected_rows(frame, self._positions, batch)
         commit_batch(self._settings, batch, publication(self._sink_name, self._destination, rows, "arrow"))
         rows.count()
 
@@ -146,7 +146,7 @@ def transactional_batch(
                 if positions is None:
                     function(frame, transaction)
                     return Published(transaction.rows, "function")
-                is_stored = below(positions, stored)
+                is_stored = below(positions, stored, batch.span)
                 function(frame.where(~is_stored), transaction)
                 return Published(transaction.rows, "function", frame.where(is_stored).count() if stored else 0)
 

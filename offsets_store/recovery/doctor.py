@@ -19,7 +19,7 @@ from offsets_store.recovery.continuous import is_continuous
 from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
 from offsets_store.recovery.next_start import NextStart, begins_at, goes_on, next_start, verdict_on
 from offsets_store.recovery.plan import plan_recovery
-from offsets_store.recovery.read_facts import read_checkpoint
+from offsets_store.recovery.read_facts import read_checkpoint, with_state
 from offsets_store.recovery.recover import known_sinks
 from offsets_store.recovery.refusals import no_checkpoint
 from offsets_store.store import OffsetsStore
@@ -91,10 +91,12 @@ def examine(checkpoint_location: str, url: str = "") -> Diagnosis:
     :raises CheckpointError: where there is no checkpoint, or it cannot be read.
     :raises LedgerError: where the ledger cannot be read.
     """
-    checkpoint = read_checkpoint(open_location(checkpoint_location))
+    files = open_location(checkpoint_location)
+    checkpoint = read_checkpoint(files)
     if checkpoint.query_id is None and not checkpoint.offsets:
         raise no_checkpoint(checkpoint)
-    return diagnose(checkpoint, known_sinks(OffsetsStore(url), checkpoint))
+    sinks = known_sinks(OffsetsStore(url), checkpoint)
+    return diagnose(with_state(files, checkpoint, sinks), sinks)
 
 
 def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnosis:
@@ -114,11 +116,13 @@ def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnos
     if finding is Finding.AGREE and is_continuous(checkpoint):
         finding = Finding.NEEDS_PERSON
         advice = "Start the query on a new checkpoint at the stored offsets: docs/operations.md, A lost checkpoint."
-    elif finding is Finding.RECOVERABLE and not sinks:
+    elif finding is Finding.RECOVERABLE and not sinks and checkpoint.newest is not None:
         advice += (
             f" Then start the query with adoptCheckpoint={start.batch_id}, if batch {start.batch_id} is still to be "
             f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: docs/replace-your-foreachbatch.md."
         )
+    elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
+        advice += " Then start the query in a new Spark application: docs/operations.md, Several batches run again."
     entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
     return Diagnosis(
         location=checkpoint.location,
@@ -171,6 +175,11 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
         remarks.append("The stored rows carry positions: this holds where the job still names its positionColumns.")
     if checkpoint.is_stateful:
         remarks.append("The query keeps state: its checkpoint can be moved neither forward nor back.")
+    if checkpoint.unfinished and checkpoint.newest is None:
+        remarks.append(
+            f"{', '.join(sorted(checkpoint.unfinished))} lie there: a driver was killed while it wrote "
+            "the first entry. Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
+        )
     if checkpoint.newest_commit is not None and (checkpoint.newest or -1) < checkpoint.newest_commit:
         remarks.append(
             f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were taken away by hand."

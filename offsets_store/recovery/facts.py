@@ -9,13 +9,14 @@ nothing has moved in between.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
 from offsets_store.facts import Guarantee, Ledger, Recorded, Writer
 from offsets_store.offsets import CommitLog, OffsetLog, Offsets, is_kafka, parse_commit_log, parse_offset_log
+from offsets_store.recovery.state_files import StateFile
 
 _ENTRY = re.compile(r"(offsets|commits)/([0-9]+)", re.ASCII)
 
@@ -44,6 +45,9 @@ class CheckpointFacts:
     One query's checkpoint. ``query_id`` is None where the file ``metadata`` is missing.
 
     ``checksums`` are the names of Hadoop's ``.N.crc`` files (local disks only), ``initial`` is where batch 0 began.
+    ``unfinished`` are what a driver leaves in ``offsets/`` that is killed while it writes the first entry.
+    ``state_since`` are the files of ``state/`` of later versions than that of the newest commit; None where nobody has
+    looked.
     """
 
     location: str
@@ -54,6 +58,8 @@ class CheckpointFacts:
     side_logs: Mapping[str, SideLog]
     initial: Offsets
     is_stateful: bool
+    unfinished: frozenset[str] = frozenset()
+    state_since: frozenset[StateFile] | None = None
 
     @property
     def newest(self) -> int | None:
@@ -77,9 +83,10 @@ class CheckpointFacts:
         """The newest entry of ``offsets/`` below ``batch_id``."""
         return max((number for number in self.offsets if number < batch_id), default=None)
 
-    def after(self, changes: Iterable[Change]) -> CheckpointFacts:
+    def after(self, changes: Sequence[Change]) -> CheckpointFacts:
         """The same checkpoint when ``changes`` are made."""
         offsets, commits, checksums = dict(self.offsets), dict(self.commits), set(self.checksums)
+        gone = {name for name, text in changes if text is None}
         for name, text in changes:
             checksums.discard(name)
             if (match := _ENTRY.fullmatch(name)) is None:
@@ -93,7 +100,14 @@ class CheckpointFacts:
                 commits.pop(number, None)
                 if text is not None:
                     commits[number] = parse_commit_log(text)
-        return replace(self, offsets=offsets, commits=commits, checksums=frozenset(checksums))
+        return replace(
+            self,
+            offsets=offsets,
+            commits=commits,
+            checksums=frozenset(checksums),
+            unfinished=self.unfinished - gone,
+            state_since=self.state_since and frozenset(file for file in self.state_since if file.name not in gone),
+        )
 
 
 @dataclass(frozen=True)

@@ -13,25 +13,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offsets_store.offsets import parse_offset_log
 from offsets_store.recovery.changes import Target, changes_for
 from offsets_store.recovery.continuous import fit_for_micro_batches, is_continuous
 from offsets_store.recovery.facts import (
     Change,
     CheckpointFacts,
     SinkFacts,
-    side_log_number,
-    tells_which_rows,
 )
+from offsets_store.recovery.last_batch import entry_to_put_back, without_whole_state
 from offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
+from offsets_store.recovery.reachable import refuse_unreachable
 from offsets_store.recovery.refusals import (
     apart,
     by_numbers,
+    common_text,
     made_anew,
     no_checkpoint,
     no_common_text,
-    side_log_behind,
-    stateful,
+    unfinished_beside_state,
     unknown_query,
     unproven,
 )
@@ -61,7 +60,7 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
         raise no_checkpoint(checkpoint)
     living = [sink for sink in sinks if sink.is_living]
     if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits:
-        return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
+        return _before_the_first_batch(checkpoint)
     if not sinks and is_continuous(checkpoint):
         target = fit_for_micro_batches(checkpoint)
         return Plan(tuple(changes_for(checkpoint, target)), target.newest, target.does)
@@ -75,11 +74,35 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
         )
         return Plan(changes, checkpoint.newest, does)
     if checkpoint.is_stateful or any(sink.stateful for sink in living):
-        raise stateful(checkpoint)
+        return _last_batch_again(checkpoint, living, start)
     if any(verdict_on(checkpoint, sink, start) is Verdict.BACKWARD for sink in living):
         raise made_anew(start.batch_id)
-    target = _target(checkpoint, living, start)
-    changes = tuple(changes_for(checkpoint, target))
+    return _proven(checkpoint, living, _target(checkpoint, living, start))
+
+
+def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
+    """No row has moved yet; but Spark starts a query without a first entry only if ``offsets/`` is empty."""
+    if checkpoint.newest is not None or not checkpoint.unfinished:
+        return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
+    if checkpoint.is_stateful:
+        raise unfinished_beside_state(checkpoint)
+    leavings = sorted(checkpoint.unfinished.union(checkpoint.orphans))
+    does = "takes away the beginning of the first entry, which no row has followed: a driver was killed that wrote it"
+    return Plan(tuple(Change(name, None) for name in leavings), None, does)
+
+
+def _last_batch_again(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> Plan:
+    entries = entry_to_put_back(checkpoint, living, start)
+    (number,) = entries
+    does = f"puts the recorded entry of batch {number} back, which is run again as a proven replay and makes its state"
+    target = Target(entries, number, is_committed=False, does=does)
+    return _proven(checkpoint, living, target, without_whole_state(checkpoint))
+
+
+def _proven(
+    checkpoint: CheckpointFacts, living: Sequence[SinkFacts], target: Target, first: Sequence[Change] = ()
+) -> Plan:
+    changes = (*first, *changes_for(checkpoint, target))
     mended = checkpoint.after(changes)
     after = next_start(mended)
     if after.lacks is not None or not _all_go_on(mended, living, after):
@@ -122,10 +145,10 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
         raise apart(sinks)
     if any(sink.guarantee == "ids" for sink in sinks):
         raise by_numbers(sinks)
-    entry = _common_text([sink for sink in sinks if sink.last_batch_id == newest], newest)
-    _refuse_unreachable(checkpoint, sinks, newest, entry)
+    entry = common_text([sink for sink in sinks if sink.last_batch_id == newest], newest)
+    refuse_unreachable(checkpoint, sinks, newest, entry)
     if behind:
-        before = {newest - 1: _common_text(behind, newest - 1)}
+        before = {newest - 1: common_text(behind, newest - 1)}
         missing = ", ".join(sink.sink_name for sink in behind)
         does = f"leaves batch {newest} to be run again, which {missing} has not published yet and the others skip"
     else:
@@ -173,34 +196,3 @@ def _entry_before(
     if text is None:
         raise no_common_text(sinks, newest - 1)
     return {newest - 1: text}
-
-
-def _common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
-    texts = {sink.text_of(batch_id) for sink in sinks}
-    text = texts.pop()
-    if text is None or texts:
-        raise no_common_text(sinks, batch_id)
-    return text
-
-
-def _refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, entry: str) -> None:
-    """Refuse where the sources need more than the entry to go on from it: a list of files, or nobody knows what."""
-    for source_id, offset in parse_offset_log(entry).offsets.items():
-        if offset is None or tells_which_rows(offset):
-            continue
-        number = side_log_number(offset)
-        if number is None:
-            raise unproven(f"Source {source_id} stands at {offset!r}, which does not say which rows come next.")
-        log = checkpoint.side_logs.get(source_id)
-        if (checkpoint.newest or 0) > newest or log is None or not log.covers(number):
-            raise side_log_behind(checkpoint, source_id, number)
-        if not _is_of_one_past(checkpoint, sinks):
-            raise unproven(
-                f"Source {source_id} reads files, and the newest entry in offsets/ is not the one that the ledger has "
-                "recorded: the list of files in sources/ may be another past's."
-            )
-
-
-def _is_of_one_past(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> bool:
-    newest = checkpoint.newest
-    return newest is not None and any(sink.text_of(newest) == checkpoint.offsets[newest].text for sink in sinks)

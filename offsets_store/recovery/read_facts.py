@@ -8,7 +8,8 @@ understood is a CheckpointError, never a fact that is left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from sqlalchemy import Connection, or_, select
 
@@ -17,9 +18,12 @@ from offsets_store.checkpoint_files import CheckpointFiles
 from offsets_store.errors import CheckpointError
 from offsets_store.ledger import is_open, recorded
 from offsets_store.recovery.facts import CheckpointFacts, SideLog, SinkFacts
+from offsets_store.recovery.last_batch import last_batch
+from offsets_store.recovery.state_files import state_files
 from offsets_store.tables import batches, interventions, writers
 
 _CHECKSUM = re.compile(r"\.[0-9]+\.crc", re.ASCII)
+_UNFINISHED = re.compile(r"\.{1,2}0\.[0-9a-f-]{36}\.tmp(\.crc)?", re.ASCII)
 
 
 def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
@@ -46,7 +50,15 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
         side_logs={source_id: _side_log(files.names(f"sources/{source_id}")) for source_id in files.names("sources")},
         initial=checkpoint.initial_offsets(),
         is_stateful=checkpoint.is_stateful(),
+        unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
     )
+
+
+def with_state(files: CheckpointFiles, checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> CheckpointFacts:
+    """The same, with what lies in ``state/``, where a plan may depend on it: there are many folders."""
+    if last_batch(checkpoint, sinks) is None or checkpoint.newest_commit is None:
+        return checkpoint
+    return replace(checkpoint, state_since=state_files(files, above=checkpoint.newest_commit + 1))
 
 
 def _query_id(checkpoint: Checkpoint) -> str | None:

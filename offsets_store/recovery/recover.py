@@ -20,7 +20,7 @@ from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
 from offsets_store.recovery.interventions import RECOVERY, fence, moved
 from offsets_store.recovery.kept_files import FOLDER, Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
 from offsets_store.recovery.plan import plan_recovery
-from offsets_store.recovery.read_facts import read_checkpoint, read_sinks
+from offsets_store.recovery.read_facts import read_checkpoint, read_sinks, with_state
 from offsets_store.recovery.refusals import NOTHING, no_checkpoint
 from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
 from offsets_store.store import OffsetsStore
@@ -66,7 +66,8 @@ def recover_checkpoint(
     Make a stopped query's checkpoint agree with the ledger; call it on the driver, before ``.start()``.
 
     Forward where the ledger is ahead (asynchronous progress tracking, an older copy of the checkpoint), back where it
-    is behind (a restored database). Where all is well, and where there is no checkpoint yet, it changes nothing.
+    is behind (a restored database). Of a stateful query only the entry of its last batch can be put back. Where all is
+    well, and where there is no checkpoint yet, it changes nothing.
 
     :param checkpoint_location: as given to Spark: a path, or a URI that Python can read and write.
     :param url: a libpq URI or key=value string; empty for libpq's environment.
@@ -74,7 +75,7 @@ def recover_checkpoint(
     :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, if something is to be
         changed: a query that runs writes to both.
     :param wait_seconds: how long to wait, at most, for that silence.
-    :raises RecoveryError: where the query is stateful or runs, or nothing proves what to do.
+    :raises RecoveryError: where the query keeps state that does not fit, or runs, or nothing proves what to do.
     :raises CheckpointError: where the checkpoint cannot be read or written.
     :raises LedgerError: where the ledger cannot be read or written.
     """
@@ -91,6 +92,7 @@ def recover_checkpoint(
         # The query's first commit would bring it up to date, and comes too late for this.
         ensure_ledger(url)
         sinks = known_sinks(store, checkpoint)
+    checkpoint = with_state(writer.files, checkpoint, sinks)
     plan = plan_recovery(checkpoint, sinks)
     recovery = Recovery(
         writer.location,
@@ -135,6 +137,7 @@ def undo_recovery(
     files = undoing(writer, kept, (checkpoint.newest, checkpoint.newest_commit))
     store = OffsetsStore(url)
     sinks = known_sinks(store, checkpoint)
+    checkpoint = with_state(writer.files, checkpoint, sinks)
     _refuse_published_since(kept, writer, sinks)
     undo = Recovery(
         writer.location,
@@ -212,7 +215,8 @@ class _Stopped:
         )
         owner = fence(self.url, living, kind, stands_at, details)
         # After the fence: only now can no batch be published any more, and until now one may have been planned.
-        if read_checkpoint(self.writer.files) != self.checkpoint:
+        files, before = self.writer.files, self.checkpoint
+        if with_state(files, read_checkpoint(files), self.sinks) != before:
             raise moved(
                 "the checkpoint",
                 "No file was changed. The ledger has taken the query from its run, which is refused at its next batch.",

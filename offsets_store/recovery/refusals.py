@@ -57,6 +57,53 @@ def stateful(checkpoint: CheckpointFacts) -> RecoveryError:
     )
 
 
+def stateful_once_more(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
+    """Spark runs a batch again first, and makes its state and its commit anew."""
+    return RecoveryError(
+        "RECOVERY_STATEFUL",
+        f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} lacks the commits of "
+        f"its last two batches (asynchronous state checkpointing). Spark runs batch {batch_id} again at the next "
+        f"start, which is a proven replay, and then plans batch {batch_id + 1} anew, which is refused.",
+        NOTHING,
+        "Start the query once more, without recovering before. When it has been refused, `pgonce recover` puts the "
+        f"recorded entry of batch {batch_id + 1} back.",
+    )
+
+
+def state_went_on(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
+    """Batches after the last one have left their state behind."""
+    return RecoveryError(
+        "RECOVERY_STATEFUL",
+        f"The query {checkpoint.query_id} keeps state, and state/ of its checkpoint {checkpoint.location} holds "
+        f"versions that only batches after {batch_id} can have made, of which neither offsets/ nor the ledger knows.",
+        NOTHING,
+        "Bring back the checkpoint and the database of one time.",
+    )
+
+
+def files_of_a_stateful_query(source_id: str) -> RecoveryError:
+    """A list of files may have been made anew, and the recorded entry is only its number."""
+    return RecoveryError(
+        "RECOVERY_UNPROVEN",
+        f"The query keeps state, and its source {source_id} reads files: the recorded entry is the number of a list in "
+        f"sources/{source_id}, and nothing proves that the list still holds the files that it held.",
+        NOTHING,
+        "Bring back the checkpoint and the database of one time; or, if you know that the next batch is the right one, "
+        "let it through with `pgonce accept`.",
+    )
+
+
+def unfinished_beside_state(checkpoint: CheckpointFacts) -> RecoveryError:
+    """A first entry half written, beside the state of batches that are gone."""
+    return RecoveryError(
+        "RECOVERY_UNPROVEN",
+        f"{', '.join(sorted(checkpoint.unfinished))} lie in {checkpoint.location} without an entry in offsets/, and "
+        "there is a state/: that is more than a driver leaves that is killed in its first batch.",
+        NOTHING,
+        "Give the query a new checkpoint.",
+    )
+
+
 def apart(sinks: Sequence[SinkFacts]) -> RecoveryError:
     """The sinks stand further apart than one batch."""
     where = ", ".join(f"{sink.sink_name} at batch {sink.last_batch_id}" for sink in sinks)
@@ -79,6 +126,19 @@ def by_numbers(sinks: Sequence[SinkFacts]) -> RecoveryError:
         NOTHING,
         _ELSE,
     )
+
+
+def common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
+    """
+    The text of an entry that all sinks have recorded.
+
+    :raises RecoveryError: RECOVERY_UNPROVEN, where there is none.
+    """
+    texts = {sink.text_of(batch_id) for sink in sinks}
+    text = texts.pop()
+    if text is None or texts:
+        raise no_common_text(sinks, batch_id)
+    return text
 
 
 def no_common_text(sinks: Sequence[SinkFacts], batch_id: int) -> RecoveryError:

@@ -120,8 +120,9 @@ def _young_rows(connection: Connection, sinks: Sequence[SinkFacts], quiet_second
 
 def _young_files(writer: CheckpointWriter, checkpoint: CheckpointFacts, quiet_seconds: float) -> list[str]:
     newest = [("offsets", checkpoint.newest), ("commits", checkpoint.newest_commit)]
+    entries = [f"{folder}/{number}" for folder, number in newest if number is not None]
     signs = []
-    for name in [f"{folder}/{number}" for folder, number in newest if number is not None]:
+    for name in [*entries, *sorted(checkpoint.unfinished)]:
         written = writer.written_at(name)
         if written is not None and (datetime.now(UTC) - written).total_seconds() < quiet_seconds:
             signs.append(f"{name} was written at {written:%H:%M:%S.%f}, less than {quiet_seconds:g} s ago")

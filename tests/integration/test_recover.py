@@ -170,6 +170,65 @@ class TestRecover:
         assert verdict(url, checkpoint, 5, "new") is Verdict.REPLAY
         assert verdict(url, checkpoint, 5, "new", sink_name="audit") is Verdict.NEW
 
+    @pytest.mark.parametrize("planned", [{}, {5: entry(5, kafka(87), planned=1)}], ids=["absent", "anew"])
+    def test_the_last_batch_of_a_stateful_query(self, planned, url, tmp_path):
+        """Its recorded entry is written, whole states go aside, all else stays; undone, every byte is as before."""
+        history(url, 5, stateful=True)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", {**entries(3, 4), **planned}, (3, 4))
+        whole = ["state/0/0/.6.zip.crc", "state/0/0/6.zip", "state/0/1/left-keyToNumValues/6.snapshot"]
+        others = ["state/0/0/5.zip", "state/0/0/6.changelog", "state/0/0/SSTs/6.zip", "state/0/_metadata/metadata"]
+        for name in [*whole, *others]:
+            (checkpoint / name).parent.mkdir(parents=True, exist_ok=True)
+            (checkpoint / name).write_text(name)
+        before = files_of(checkpoint)
+        found = examine(str(checkpoint), url)
+        assert found.finding is Finding.RECOVERABLE
+        assert "new Spark application" in found.advice
+        done = mend(checkpoint, url)
+        assert done.written == ("offsets/5",)
+        assert set(done.removed) == {*whole, *(["offsets/.5.crc"] if planned else [])}
+        assert (checkpoint / "offsets/5").read_text() == entry(5)
+        assert [name for name in others if not (checkpoint / name).exists()] == []
+        assert verdict(url, checkpoint, 5, RUN) is Verdict.FENCED
+        assert verdict(url, checkpoint, 5, "new") is Verdict.REPLAY
+        undo_recovery(str(checkpoint), url, quiet_seconds=0)
+        assert files_of(checkpoint) == before
+
+    def test_state_that_went_on(self, url, tmp_path):
+        """Versions of state that only later batches can have made are found, and stop it."""
+        history(url, 5, stateful=True)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(3, 4), (3, 4))
+        (checkpoint / "state/0/3/right-keyToNumValues").mkdir(parents=True)
+        (checkpoint / "state/0/3/right-keyToNumValues/7.delta").touch()
+        with pytest.raises(RecoveryError, match="only batches after 5 can have made"):
+            mend(checkpoint, url)
+
+    def test_state_through_pyarrow(self, url, tmp_path, monkeypatch):
+        """In a store that pyarrow.fs reads, the same files are found."""
+        history(url, 5, stateful=True)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(3, 4), (3, 4))
+        (checkpoint / "state/0/0/default").mkdir(parents=True)
+        (checkpoint / "state/0/0/6.snapshot").touch()
+        (checkpoint / "state/0/0/default/6.zip").touch()
+        files = ArrowFiles("file:///", str(checkpoint), "gs://bucket/ckpt", has_secrets=False)
+        monkeypatch.setattr(recover, "CheckpointWriter", lambda _: CheckpointWriter(files))
+        assert set(mend("gs://bucket/ckpt", url).removed) == {"state/0/0/6.snapshot", "state/0/0/default/6.zip"}
+
+    def test_a_first_entry_half_written(self, url, tmp_path, observer):
+        """What is left of it is taken aside, from a query that nobody knows yet; undone, it is back."""
+        checkpoint = write_checkpoint(tmp_path / "ckpt", {})
+        (checkpoint / "offsets").mkdir()
+        (checkpoint / f"offsets/.0.{uuid4()}.tmp").write_text("v1")
+        before = files_of(checkpoint)
+        assert examine(str(checkpoint), url).finding is Finding.RECOVERABLE
+        with pytest.raises(RecoveryError, match=r"RECOVERY_RUNNING.*\.tmp was written"):
+            recover_checkpoint(str(checkpoint), url, quiet_seconds=3600, wait_seconds=0)
+        assert mend(checkpoint, url).is_done
+        assert list(files_of(checkpoint)) == ["metadata"]
+        assert observer.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
+        undo_recovery(str(checkpoint), url, quiet_seconds=0)
+        assert files_of(checkpoint) == before
+
     def test_positions(self, url, tmp_path):
         """A writer that drops rows by position is moved back to an entry that is proven."""
         history(url, 3)

@@ -4,7 +4,7 @@ Two batches run again after a failure, as with asynchronous state checkpointing:
 Open-source Spark runs one batch again. It runs two where the newest entry of ``offsets/`` is gone, and the newest two
 of ``commits/``: the older batch over the range that is written down, the newer one planned anew. The older one is a
 proven replay. The newer one has another text, even where its range is the same, and so is refused, unless rows carry
-their positions.
+their positions. What was refused goes on once its recorded entry is put back, with state and without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from spark.ways_in import WAYS, Sink
 from offsets_store.errors import RecoveryError
 from offsets_store.offsets import parse_offset_log
 from offsets_store.recovery.doctor import Finding, examine
-from offsets_store.recovery.recover import recover_checkpoint
+from offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from offsets_store.verdict import Verdict
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 OF_ONE_TABLE = [way for way in WAYS if way.name in {"inline", "writer_append", "function"}]
 IN_FOUR_BATCHES = {"maxOffsetsPerTrigger": "10"}
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 STATE = "org.apache.spark.sql.execution.streaming.state."
 
 
@@ -75,11 +77,13 @@ def entry(checkpoint, batch_id):
     return Path(checkpoint) / "offsets" / str(batch_id)
 
 
-def put_back_what_the_ledger_has(observer, checkpoint, batch_id):
-    """Write the recorded text of an entry over the one that was planned anew."""
-    (record,) = [batch for batch in recorded(observer, checkpoint) if batch.batch_id == batch_id]
-    entry(checkpoint, batch_id).write_text(record.offset_log)
-    entry(checkpoint, f".{batch_id}.crc").unlink()
+def state_of(checkpoint, version):
+    """The files of the query's state of one version, by their names in the checkpoint."""
+    return sorted(
+        str(file.relative_to(checkpoint))
+        for file in (Path(checkpoint) / "state").rglob(f"{version}[._]*")
+        if file.is_file() and file.suffix in {".delta", ".snapshot", ".changelog", ".zip"}
+    )
 
 
 class TestStateless:
@@ -155,19 +159,30 @@ def keys(rows):
     return [(key, None) for key in sorted({number // 15 for number, _ in rows})]
 
 
+IN_STATE = [
+    (OF_ONE_TABLE[0], "HDFSBackedStateStoreProvider", 0),
+    (OF_ONE_TABLE[0], "RocksDBStateStoreProvider", 31),
+    (OF_ONE_TABLE[1], "HDFSBackedStateStoreProvider", 31),
+    (OF_ONE_TABLE[1], "RocksDBStateStoreProvider", 0),
+]
+
+
 class TestStateful:
-    @pytest.mark.parametrize(
-        ("way", "provider", "more"),
-        [
-            (OF_ONE_TABLE[0], "HDFSBackedStateStoreProvider", 0),
-            (OF_ONE_TABLE[0], "RocksDBStateStoreProvider", 31),
-            (OF_ONE_TABLE[1], "HDFSBackedStateStoreProvider", 31),
-            (OF_ONE_TABLE[1], "RocksDBStateStoreProvider", 0),
-        ],
-        ids=lambda value: getattr(value, "name", value),
-    )
+    def recovered(self, sink, batch_id):
+        """What doctor offers and recover does: the entry of this batch is written, and no commit is touched."""
+        found = examine(sink.checkpoint, sink.url)
+        assert found.finding is Finding.RECOVERABLE
+        assert "pgonce recover" in found.advice
+        done = recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0)
+        assert done.written == (f"offsets/{batch_id}",)
+        assert [name for name in done.removed if name.startswith("commits/")] == []
+        found = examine(sink.checkpoint, sink.url)
+        assert (found.finding, found.sinks[0].verdict) == (Finding.AGREE, Verdict.REPLAY)
+        return done
+
+    @pytest.mark.parametrize(("way", "provider", "more"), IN_STATE, ids=lambda value: getattr(value, "name", value))
     def test_planned_anew(self, spark, messages, way, sink, observer, keep_state_in, provider, more):
-        """The second is refused whatever its range, and no recovery offered; its recorded entry makes it a replay."""
+        """The second is refused whatever its range; once its recorded entry is put back, it is a replay."""
         keep_state_in(provider)
 
         def stream(**limits):
@@ -182,12 +197,95 @@ class TestStateful:
         assert_refused(stream(), "CHANGED")
         assert replays(observer, sink.checkpoint) == [2]
         assert wrong_rows(observer, "messages", published) == []
-        with pytest.raises(RecoveryError, match=r"\[RECOVERY_STATEFUL\].*keeps state"):
-            recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0)
 
-        put_back_what_the_ledger_has(observer, sink.checkpoint, 3)
-        assert examine(sink.checkpoint, sink.url).finding is Finding.AGREE
+        done = self.recovered(sink, 3)
+        # Of the state that the refused planning made, nothing is left that Spark would read without its changes.
+        assert [name for name in state_of(sink.checkpoint, 4) if name.endswith((".zip", ".snapshot"))] == []
+        undo_recovery(sink.checkpoint, sink.url, quiet_seconds=0)
+        assert_refused(stream(), "CHANGED")
+        self.recovered(sink, 3)
+        assert done.is_done
         messages.send(9)
         finish(stream())
         assert replays(observer, sink.checkpoint) == [2, 3]
         assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
+
+    @pytest.mark.parametrize("provider", ["HDFSBackedStateStoreProvider", "RocksDBStateStoreProvider"])
+    def test_a_join(self, spark, messages, sink, observer, keep_state_in, provider):
+        """Two streams, whose rows meet a batch later or in the same one, give every pair once."""
+        keep_state_in(provider)
+        way = OF_ONE_TABLE[1]
+
+        def stream(**limits):
+            one = messages.frame(spark, "earliest", **limits).where("id < 1000")
+            other = messages.frame(spark, "earliest", **limits).where("id >= 1000").selectExpr("id - 1003 AS id")
+            return way.append(one.join(other, "id"), sink)
+
+        def pairs():
+            numbers = {number for number, _ in messages.rows}
+            return [row for row in messages.rows if row[0] < 1000 and row[0] + 1003 in numbers]
+
+        finish(stream(**IN_FOUR_BATCHES))
+        forget_two_batches(sink.checkpoint)
+        published = pairs()
+        messages.send(31)
+        assert_refused(stream(), "CHANGED")
+        assert wrong_rows(observer, "messages", published) == []
+        self.recovered(sink, 3)
+        finish(stream())
+        assert what_is_wrong(observer, "messages", sink.checkpoint, pairs()) == []
+
+    def test_a_snapshot_of_the_refused_planning(self, spark, messages, sink, observer, keep_state_in):
+        """State that the refused planning has written whole is taken aside: a later start would read it."""
+        keep_state_in("RocksDBStateStoreProvider")
+        spark.conf.set(CHANGELOG, "true")
+
+        def stream(**limits):
+            keyed = messages.frame(spark, "earliest", **limits).selectExpr("id DIV 15 AS id")
+            return OF_ONE_TABLE[0].append(keyed.dropDuplicates(["id"]), sink)
+
+        try:
+            finish(stream(**IN_FOUR_BATCHES))
+            forget_two_batches(sink.checkpoint)
+            messages.send(31)
+            # Without a changelog each version is written whole, as maintenance does now and then with one.
+            spark.conf.set(CHANGELOG, "false")
+            assert_refused(stream(), "CHANGED")
+            spark.conf.set(CHANGELOG, "true")
+            of_refused = [name for name in state_of(sink.checkpoint, 4) if name.endswith(".zip")]
+            assert of_refused
+            assert set(of_refused) <= set(self.recovered(sink, 3).removed)
+            # Batch 3 alone, so that the start after it reads the state that it made.
+            again = stream().trigger(once=True).start()
+            assert again.awaitTermination(120)
+            assert replays(observer, sink.checkpoint) == [2, 3]
+            finish(stream())
+            assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
+        finally:
+            spark.conf.unset(CHANGELOG)
+
+    def test_state_named_in_commits(self, spark, messages, sink, observer, keep_state_in):
+        """With checkpointFormatVersion 2 the batch before must be run again first, says doctor; then it is as ever."""
+        keep_state_in("RocksDBStateStoreProvider")
+        spark.conf.set(FORMAT, "2")
+
+        def stream(**limits):
+            keyed = messages.frame(spark, "earliest", **limits).selectExpr("id DIV 15 AS id")
+            return OF_ONE_TABLE[0].append(keyed.dropDuplicates(["id"]), sink)
+
+        try:
+            finish(stream(**IN_FOUR_BATCHES))
+            forget_two_batches(sink.checkpoint)
+            found = examine(sink.checkpoint, sink.url)
+            assert found.finding is Finding.NEEDS_PERSON
+            assert "Start the query once more" in found.advice
+            with pytest.raises(RecoveryError, match=r"\[RECOVERY_STATEFUL\].*runs batch 2 again"):
+                recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0)
+            messages.send(31)
+            assert_refused(stream(), "CHANGED")
+            self.recovered(sink, 3)
+            finish(stream())
+            assert replays(observer, sink.checkpoint) == [2, 3]
+            assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []
+        finally:
+            spark.conf.unset(FORMAT)

@@ -183,6 +183,16 @@ def test_columns_that_hold_no_positions_are_refused(spark, messages, way, target
 
 
 @pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+@pytest.mark.parametrize("column", ["offset", "topic", "partition"])
+def test_positions_of_elsewhere_are_refused(spark, messages, way, column, target, observer):
+    """Columns of the right types that hold something else would let rows be dropped later: the batch fails at once."""
+    other = {"offset": f.col("offset") + 1000, "topic": f.lit("another"), "partition": f.col("partition") + 7}
+    frame = messages.frame(spark, "earliest", positions=True).withColumn(column, other[column])
+    assert_refused(way.append(frame, target("checkpoint")), "POSITION_OUTSIDE")
+    assert stored(observer) == []
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
 def test_a_query_with_state_is_refused(spark, messages, way, target, observer):
     """Rows of a query that keeps state come from more than one record."""
     frame = messages.frame(spark, "earliest", positions=True).dropDuplicates(["text"])

@@ -6,8 +6,10 @@ The source is rate-micro-batch: batch N has the rows 10*N to 10*N+9, whenever it
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -34,8 +36,8 @@ class Query:
             for table in tables:
                 connection.execute(f"CREATE TABLE {table} (value bigint, timestamp timestamptz)")
 
-    def stream(self, checkpoint=None):
-        """The query, ready to start."""
+    def stream(self, checkpoint=None, *, distinct=False):
+        """The query, ready to start; ``distinct`` makes it keep state."""
         source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10)
         writers = [PostgresBatchWriter(self.url, table=table, retry_timeout=0) for table in self.tables]
 
@@ -44,6 +46,7 @@ class Query:
                 writer(frame, batch_id)
 
         frame = source.option("startTimestamp", 1000).load()
+        frame = frame.dropDuplicates(["value"]) if distinct else frame
         return frame.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint or self.checkpoint)
 
     def run(self, batches, checkpoint=None):
@@ -235,3 +238,31 @@ def test_with_the_usual_patience(query, observer, tmp_path):
     assert recover_checkpoint(query.checkpoint, query.url).is_done
     query.run(1)
     assert values(observer) == list(range(50))
+
+
+@pytest.mark.parametrize("way", ["stateless", "stateful"])
+def test_a_driver_killed_while_it_wrote_the_first_entry(way, query, observer):
+    """Spark refuses what is left in offsets/, whether or not there is a checksum; taken aside, the query starts."""
+    folder = Path(query.checkpoint)
+    unfinished = f".0.{uuid4()}.tmp"
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "metadata").write_text(json.dumps({"id": str(uuid4())}))
+    (folder / "offsets" / unfinished).write_text("v1")
+    (folder / "offsets" / f".{unfinished}.crc").write_bytes(b"crc\0")
+    stream = query.stream if way == "stateless" else lambda: query.stream(distinct=True)
+    with pytest.raises(Exception, match="STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"):
+        finish(stream())
+
+    found = examine(query.checkpoint, query.url)
+    assert found.finding is Finding.RECOVERABLE
+    assert any("killed while it wrote the first entry" in remark for remark in found.remarks)
+    assert "adoptCheckpoint" not in found.advice
+    done = query.recover()
+    assert len(done.kept) == 2
+    assert (folder / done.kept_in / "offsets" / unfinished).read_text() == "v1"
+    assert examine(query.checkpoint, query.url).finding is Finding.AGREE
+    finish(stream())
+    finish(stream())
+    assert values(observer) == list(range(20))
+    with pytest.raises(RecoveryError, match="UNDO_TOO_LATE"):
+        undo_recovery(query.checkpoint, query.url, quiet_seconds=0)

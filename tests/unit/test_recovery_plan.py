@@ -13,8 +13,10 @@ from offsets_store.errors import CheckpointError, RecoveryError
 from offsets_store.offsets import parse_offset_log
 from offsets_store.recovery.changes import FIRST_COMMIT
 from offsets_store.recovery.facts import Change, SideLog, tells_which_rows
+from offsets_store.recovery.last_batch import last_batch
 from offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
 from offsets_store.recovery.plan import plan_recovery
+from offsets_store.recovery.state_files import StateFile
 from offsets_store.verdict import Verdict
 
 FILES = {"0": SideLog(frozenset(range(4)), frozenset())}
@@ -83,6 +85,34 @@ class TestNextStart:
         facts = checkpoint(entries(4, 5), (4, 5))
         accepted = published_to(3, accepted=frozenset({6}))
         assert verdict_on(facts, accepted, next_start(facts)) is Verdict.ACCEPTED
+
+
+UNFINISHED = (
+    "offsets/..0.3f0c9b1e-6f2a-4b57-9d0c-0a1b2c3d4e5f.tmp.crc",
+    "offsets/.0.3f0c9b1e-6f2a-4b57-9d0c-0a1b2c3d4e5f.tmp",
+)
+
+
+class TestBeforeTheFirstBatch:
+    def test_a_first_entry_half_written_is_taken_away(self):
+        """Where no entry is there and nothing was published, what a killed driver has begun goes, checksums too."""
+        facts = checkpoint({}, checksums=frozenset({"offsets/.0.crc"}), unfinished=frozenset(UNFINISHED))
+        plan = plan_recovery(facts, [])
+        assert set(plan.changes) == {Change(name, None) for name in (*UNFINISHED, "offsets/.0.crc")}
+        assert plan_recovery(facts.after(plan.changes), []).changes == ()
+
+    def test_it_stays_beside_an_entry(self):
+        """Once the first entry is there, Spark passes over it, and so does the plan."""
+        assert plan_recovery(checkpoint(entries(0), unfinished=frozenset(UNFINISHED)), []).changes == ()
+
+    def test_it_stays_where_there_is_a_past(self):
+        """Commits, or a record of the query, say that the first batch is over; state that it has begun."""
+        gone = frozenset(UNFINISHED)
+        refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, (0,), unfinished=gone), [])
+        retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=UTC))
+        refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, unfinished=gone), [retired])
+        refused("RECOVERY_STATEFUL", checkpoint({}, unfinished=gone, is_stateful=True), [published_to(1)])
+        refused("RECOVERY_UNPROVEN", checkpoint({}, unfinished=gone, is_stateful=True), [])
 
 
 class TestNothingToDo:
@@ -211,6 +241,136 @@ class TestBack:
         assert not tells_which_rows(offset)
         texts = {number: entry(number, offset) for number in range(4)}
         refused("RECOVERY_UNPROVEN", checkpoint(texts, range(4)), [published_to(1, texts)])
+
+
+def state(version, name="0/0/{}.snapshot", *, is_named=False):
+    """A file of state."""
+    is_whole = name.endswith((".snapshot", ".zip", ".crc"))
+    return StateFile(f"state/{name.format(version)}", version, is_whole, is_named)
+
+
+def keeps_state(offsets, commits, **facts):
+    """The checkpoint of a stateful query, in whose state nothing is younger than its commits."""
+    return checkpoint(offsets, commits, **{"is_stateful": True, "state_since": frozenset(), **facts})
+
+
+ANEW = {4: entry(4), 5: entry(5, kafka(87), planned=1)}
+
+
+class TestLastBatchOfAStatefulQuery:
+    @pytest.mark.parametrize("offsets", [entries(4), ANEW])
+    def test_its_entry_is_put_back(self, offsets):
+        """Planned anew or not yet, the last batch gets its recorded entry, and nothing else changes: it is a replay."""
+        facts = keeps_state(offsets, (3, 4), checksums=frozenset({"offsets/.5.crc"}) if 5 in offsets else frozenset())
+        plan = plan_recovery(facts, [published_to(5, stateful=True)])
+        assert [change for change in plan.changes if change.name != "offsets/.5.crc"] == [Change("offsets/5", entry(5))]
+        mended = facts.after(plan.changes)
+        assert stands(mended) == (entries(4, 5), [3, 4])
+        assert verdict_on(mended, published_to(5), next_start(mended)) is Verdict.REPLAY
+        assert plan_recovery(mended, [published_to(5)]).changes == ()
+
+    def test_state_that_was_written_whole_is_taken_aside(self):
+        """Of the version that the batch makes anew, snapshots go before the entry comes; changes are overwritten."""
+        crc, zipped, snapshot = state(6, "0/0/.{}.zip.crc"), state(6, "0/0/{}.zip"), state(6, "0/1/left/{}.snapshot")
+        kept = state(6, "0/1/{}.delta"), state(6, "0/1/{}_a-b.zip", is_named=True)
+        facts = keeps_state(ANEW, (4,), state_since=frozenset({crc, zipped, snapshot, *kept}))
+        plan = plan_recovery(facts, [published_to(5)])
+        assert plan.changes == (
+            Change(crc.name, None),
+            Change(zipped.name, None),
+            Change(snapshot.name, None),
+            Change("offsets/5", entry(5)),
+        )
+        assert facts.after(plan.changes).state_since == set(kept)
+
+    @pytest.mark.parametrize(
+        ("offsets", "commits"),
+        [
+            (entries(3, 4), (3,)),
+            ({3: entry(3), **ANEW}, (3,)),
+            (ANEW, (4, 5)),
+            ({4: entry(4, planned=1)}, (4,)),
+            ({4: entry(4, planned=1), 5: entry(5, planned=1)}, (4,)),
+            ({3: entry(3), 5: entry(5, planned=1)}, (4,)),
+            ({**ANEW, 6: entry(6)}, (4,)),
+            ({}, (4,)),
+            (ANEW, ()),
+        ],
+        ids=[
+            "the commit before is gone",
+            "the commit before is gone, and it was planned anew",
+            "it is committed",
+            "the entry before is another",
+            "both are others",
+            "the entry before is gone",
+            "an entry after it",
+            "no entry",
+            "no commit",
+        ],
+    )
+    def test_nothing_else_may_be_wrong(self, offsets, commits):
+        """Any other file that is missing, or of another text, may mean another state."""
+        facts = keeps_state(offsets, commits)
+        assert last_batch(facts, [published_to(5)]) is None
+        refused("RECOVERY_STATEFUL", facts, [published_to(5)])
+
+    def test_the_batch_before_runs_again_first(self):
+        """While its commit is missing, a start mends that; after it, recover has its turn."""
+        error = refused("RECOVERY_STATEFUL", keeps_state(entries(3, 4), (3,)), [published_to(5)])
+        assert "Start the query once more" in error.remedy
+        for offsets, commits in [(entries(3, 4), (2,)), ({4: entry(4)}, (3,)), ({3: entry(3), **ANEW}, (3,))]:
+            error = refused("RECOVERY_STATEFUL", keeps_state(offsets, commits), [published_to(5)])
+            assert "Start the query" not in error.remedy
+
+    @pytest.mark.parametrize("last", [3, 4, 6])
+    def test_every_sink_must_stand_there(self, last):
+        """A sink that is a batch behind would get rows that were made from another state; one ahead has others."""
+        other = published_to(last, writer_id=2, sink_name="audit")
+        refused("RECOVERY_STATEFUL", keeps_state(ANEW, (4,)), [published_to(5), other])
+
+    def test_sinks_that_are_gone_do_not_count(self):
+        """They get nothing any more; but without any other there is nobody to prove the batch."""
+        gone = published_to(3, writer_id=2, sink_name="audit", retired_at=datetime(2026, 1, 1, tzinfo=UTC))
+        replaced = published_to(5, replaced_by="another query")
+        assert plan_recovery(keeps_state(ANEW, (4,)), [published_to(5), gone]).stands_at == 5
+        refused("RECOVERY_UNKNOWN_QUERY", keeps_state(ANEW, (4,)), [gone, replaced])
+
+    def test_all_must_have_recorded_the_same_entries(self):
+        """Of both batches; numbers and missing texts prove nothing, positions neither."""
+        for number, code in [(5, "RECOVERY_UNPROVEN"), (4, "RECOVERY_STATEFUL")]:
+            other = published_to(5, {number: entry(number, planned=7)}, writer_id=2, sink_name="audit")
+            refused(code, keeps_state(ANEW, (4,)), [published_to(5), other])
+        for records in ([record(4, entry(4)), record(5, None, end={"0": kafka(60)})], [record(5, entry(5))]):
+            with pytest.raises(RecoveryError):
+                plan_recovery(keeps_state(ANEW, (4,)), [sink(records)])
+        by_position = sink([record(4, entry(4)), record(5, None, positions={"0": kafka(60)})], writer_id=2)
+        refused("RECOVERY_UNPROVEN", keeps_state(ANEW, (4,)), [published_to(5), by_position])
+
+    def test_state_that_went_on(self):
+        """Versions that only later batches can have made mean that files were taken away; unseen ones may be there."""
+        for since in (frozenset({state(7, "0/0/{}.delta")}), frozenset({state(6), state(9)}), None):
+            refused("RECOVERY_STATEFUL", keeps_state(ANEW, (4,), state_since=since), [published_to(5)])
+
+    def test_a_query_whose_state_is_lost(self):
+        """Where the ledger knows of state and the checkpoint has none, there is nothing to make it from."""
+        refused("RECOVERY_STATEFUL", checkpoint(ANEW, (4,)), [published_to(5, stateful=True)])
+
+    def test_the_first_batch(self):
+        """Nothing is recorded of where it began."""
+        refused("RECOVERY_STATEFUL", keeps_state({0: entry(0, kafka(3), planned=1)}, ()), [published_to(0)])
+
+    def test_a_topic_made_anew(self):
+        """A planning that goes back behind the batch before shows that the rows are others now."""
+        facts = keeps_state({4: entry(4), 5: entry(5, kafka(7), planned=1)}, (4,))
+        assert "independent" in refused("RECOVERY_UNPROVEN", facts, [published_to(5)]).remedy
+
+    @pytest.mark.parametrize("offset", [{"logOffset": 5}, 3, {"shard": {"a": 1}}])
+    def test_sources_whose_offsets_do_not_say_which_rows(self, offset):
+        """A list of files may have been made anew under its number, and of others nobody knows."""
+        texts = {4: entry(4, offset), 5: entry(5, offset)}
+        for offsets in ({4: texts[4]}, {4: texts[4], 5: entry(5, offset, planned=1)}):
+            facts = keeps_state(offsets, (4,), side_logs={"0": SideLog(frozenset(range(9)), frozenset())})
+            refused("RECOVERY_UNPROVEN", facts, [published_to(5, texts)])
 
 
 class TestFiles:
@@ -429,6 +589,15 @@ CUT_SHORT = {
     "apart": (
         checkpoint(entries(*range(9)), range(9), checksums=CHECKSUMS),
         [published_to(4), published_to(3, writer_id=2, sink_name="audit")],
+    ),
+    "stateful": (
+        keeps_state(
+            {4: entry(4), 5: entry(5, kafka(87), planned=1)},
+            (4,),
+            checksums=CHECKSUMS,
+            state_since=frozenset({state(6), state(6, "0/1/{}.snapshot")}),
+        ),
+        [published_to(5)],
     ),
     "positions": (
         checkpoint(entries(*range(9)), range(9), checksums=CHECKSUMS),
