@@ -37,7 +37,7 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint check bench bench-async bench-latency bench-ledger picture soak clean
+.PHONY: help setup java demo test lint check bench bench-async bench-kafka bench-latency bench-ledger picture soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -74,6 +74,9 @@ soak: setup ## N=10000 small batches of each way in, one driver after the other:
 
 bench-async: setup ## trigger times with and without asynchronous progress tracking, from Kafka
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/async_triggers.py
+
+bench-kafka: setup ## 1,000,000 JSON records a batch, beside Spark JDBC and a consumer by hand
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
 
 bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py

@@ -49,7 +49,7 @@ class Bench:
         place = Place(self.url, self.jdbc_url, contender.table or "")
         least = load.stored_after(load.warm_up + load.measured)
         with (
-            _empty_table(self.url, contender.table, load.columns) as rows,
+            empty_table(self.url, contender.table, load.columns) as rows,
             tempfile.TemporaryDirectory(prefix="bench-") as root,
         ):
             writer = load.frame(self.spark).writeStream.option("checkpointLocation", f"{root}/checkpoint")
@@ -89,7 +89,7 @@ def _trigger_times(query: StreamingQuery, load: Load, least_rows: int) -> list[i
 
 
 @contextmanager
-def _empty_table(url: str, table: str | None, columns: str) -> Iterator[Callable[[], int]]:
+def empty_table(url: str, table: str | None, columns: str) -> Iterator[Callable[[], int]]:
     """Yields a count of the table's rows."""
     if table is None:
         yield lambda: 0

@@ -1,0 +1,131 @@
+"""
+Which records are in the topic, and how does a consumer without Spark write them?
+
+Runs on the driver. Invariant: every contender parses the same JSON into the same six columns.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from dataclasses import dataclass
+
+import psycopg
+import pyarrow as pa
+import pyarrow.json as pj
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from loads import COLUMNS, Load
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql import types as t
+
+from sink.copy_encoder import HEADER, TRAILER, CopyEncoder
+
+TOPIC = "orders"
+_STRUCT = t.StructType(
+    [
+        t.StructField("id", t.LongType()),
+        t.StructField("customer", t.IntegerType()),
+        t.StructField("amount", t.DoubleType()),
+        t.StructField("status", t.StringType()),
+        t.StructField("note", t.StringType()),
+        t.StructField("at", t.TimestampType()),
+    ]
+)
+_ARROW = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("customer", pa.int32()),
+        ("amount", pa.float64()),
+        ("status", pa.string()),
+        ("note", pa.string()),
+        ("at", pa.timestamp("us", "UTC")),
+    ]
+)
+_POLLED_AT_ONCE = 50_000
+
+
+@dataclass(frozen=True)
+class JsonLoad(Load):
+    """JSON records of a topic, so many rows a batch."""
+
+    bootstrap_servers: str = ""
+    columns: str = COLUMNS
+
+    def frame(self, spark: SparkSession) -> DataFrame:
+        """All records that are there."""
+        source = (
+            spark.readStream.format("kafka")
+            .option("kafka.bootstrap.servers", self.bootstrap_servers)
+            .option("subscribe", TOPIC)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", self.rows)
+            .load()
+        )
+        return source.select(f.from_json(f.col("value").cast("string"), _STRUCT).alias("row")).select("row.*")
+
+    def fill(self) -> None:
+        """Send what all measured batches read, the same number to each partition."""
+        servers = {"bootstrap.servers": self.bootstrap_servers}
+        admin = AdminClient(servers)
+        admin.create_topics([NewTopic(TOPIC, self.partitions, 1)])[TOPIC].result()
+        producer = Producer({**servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
+        for number in range(self.stored_after(self.warm_up + self.measured)):
+            at = f"2025-06-15T15:{number // 60 % 60:02}:{number % 60:02}Z"
+            record = (
+                f'{{"id":{number},"customer":{number % 100_000},"amount":{number / 100},'
+                f'"status":"accepted","note":"order {number} of the day","at":"{at}"}}'
+            )
+            producer.produce(TOPIC, record.encode(), partition=number % self.partitions)
+            if number % 10_000 == 0:
+                producer.poll(0)
+        producer.flush()
+
+
+def consume(load: JsonLoad, url: str, table: str) -> list[int]:
+    """
+    Milliseconds of each batch, written by a consumer of one's own: pyarrow's JSON, one COPY, offsets beside it.
+
+    It is exactly-once as long as nothing ever goes wrong with its offsets but a crash.
+    """
+    consumer = Consumer(
+        {
+            "bootstrap.servers": load.bootstrap_servers,
+            "group.id": f"by-hand-{table}",
+            "enable.auto.commit": False,
+            "fetch.message.max.bytes": 4_000_000,
+            "queued.max.messages.kbytes": 131_072,
+        }
+    )
+    consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in range(load.partitions)])
+    times = []
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE IF NOT EXISTS by_hand (p integer PRIMARY KEY, next bigint)")
+        for _ in range(load.warm_up + load.measured):
+            began = time.perf_counter()
+            with connection.transaction():
+                _one_batch(consumer, connection, table, load.rows)
+            times.append(round((time.perf_counter() - began) * 1000))
+    consumer.close()
+    return times[load.warm_up :]
+
+
+def _one_batch(consumer: Consumer, connection: psycopg.Connection, table: str, rows: int) -> None:
+    encoder = CopyEncoder(_STRUCT)
+    nexts: dict[int, int] = {}
+    with connection.cursor() as cursor, cursor.copy(f"COPY {table} FROM STDIN (FORMAT binary)".encode()) as copy:
+        copy.write(HEADER)
+        while encoder.rows < rows:
+            records = consumer.consume(min(_POLLED_AT_ONCE, rows - encoder.rows), timeout=10)
+            if not records:
+                raise RuntimeError(f"{TOPIC} has no more records after {encoder.rows} of a batch.")
+            lines = io.BytesIO(b"\n".join(record.value() for record in records))
+            parsed = pj.read_json(lines, parse_options=pj.ParseOptions(explicit_schema=_ARROW))
+            for batch in parsed.to_batches():
+                copy.write(encoder.encode(batch))
+            nexts |= {record.partition(): record.offset() + 1 for record in records}
+        copy.write(TRAILER)
+    connection.cursor().executemany(
+        "INSERT INTO by_hand VALUES (%s, %s) ON CONFLICT (p) DO UPDATE SET next = EXCLUDED.next", [*nexts.items()]
+    )
