@@ -38,6 +38,11 @@ def spark_settings(directory: Path, *, kafka: bool) -> dict[str, str]:
     return settings
 
 
+# A driver that was killed while it wrote offsets/0 leaves a file .0.<uuid>.tmp there. Spark takes that for another
+# query's, and refuses the checkpoint (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY); `pgonce recover` mends it.
+KILLED_IN_ITS_FIRST_BATCH = {"spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false"}
+
+
 def spark_environment() -> dict[str, str]:
     """Environment of a driver: its Python for the workers too, and no working directory on their path."""
     return {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONSAFEPATH": "1"}

@@ -31,9 +31,6 @@ _CHANGELOG = f"{_STATE_STORE}rocksdb.changelogCheckpointing.enabled"
 ON_ROCKSDB = {
     f"{_STATE_STORE}providerClass": "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
     "spark.sql.shuffle.partitions": "1",
-    # A driver that was killed while it wrote offsets/0 leaves a file .0.<uuid>.tmp there. Spark takes that for another
-    # query's, and refuses the checkpoint (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY).
-    "spark.sql.streaming.verifyCheckpointDirectoryEmptyOnStart": "false",
 }
 
 

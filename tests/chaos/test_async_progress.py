@@ -22,7 +22,7 @@ from chaos import async_job
 from chaos.async_job import WAYS, Job, selected
 from confluent_kafka import Producer
 from fix_driver import with_tests_on_path
-from fix_spark import spark_settings
+from fix_spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.kafka]
 
@@ -70,7 +70,9 @@ def test_nothing_is_lost_or_doubled(kafka, topic, url, observer, tmp_path, start
         for way in WAYS:
             connection.execute(f"CREATE TABLE {way} (id text)".encode())
         connection.execute('ALTER TABLE source_staged ADD topic text, ADD "partition" int, ADD "offset" bigint')
-    settings = spark_settings(tmp_path, kafka=True) | {"spark.master": f"local[{len(WAYS)}]"}
+    settings = (
+        spark_settings(tmp_path, kafka=True) | {"spark.master": f"local[{len(WAYS)}]"} | KILLED_IN_ITS_FIRST_BATCH
+    )
     checkpoints = tmp_path / "checkpoints"
     job = Job(url, kafka.bootstrap_servers, name, str(checkpoints), settings, tuple(WAYS))
 

@@ -21,7 +21,7 @@ from chaos import stateful_job
 from chaos.stateful_job import KINDS, ON_ROCKSDB, SUBJECTS, Job
 from chaos.test_async_progress import published, reasons
 from fix_driver import with_tests_on_path
-from fix_spark import spark_settings
+from fix_spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
 from spark.exactly_once import replays, wrong_ledger, wrong_rows
 from spark.inbox import Inbox
 
@@ -44,7 +44,7 @@ def test_nothing_is_lost_or_doubled(url, observer, tmp_path, start_driver):
         for subject in subjects:
             key = ", PRIMARY KEY (id)" if subject.way.upserts else ""
             connection.execute(f"CREATE TABLE {subject.name} ({KINDS[subject.kind].columns}{key})".encode())
-    settings = spark_settings(tmp_path, kafka=False) | ON_ROCKSDB | {"spark.master": "local[2]"}
+    settings = spark_settings(tmp_path, kafka=False) | ON_ROCKSDB | KILLED_IN_ITS_FIRST_BATCH
 
     def start(number, *, ends=False):
         for _ in range(FILES_OF_A_RUN):

@@ -9,6 +9,7 @@ their positions. What was refused goes on once its recorded entry is put back, w
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -154,6 +155,12 @@ def stored(observer):
     return observer.execute("SELECT id, text FROM messages ORDER BY 1").fetchall()
 
 
+def deduplicated(spark, messages, way, sink, **limits):
+    """A query whose state is the keys that it has seen."""
+    keyed = messages.frame(spark, "earliest", **limits).selectExpr("id DIV 15 AS id")
+    return way.append(keyed.dropDuplicates(["id"]), sink)
+
+
 def keys(rows):
     """What is left of messages of which each key has fifteen, in three batches or four."""
     return [(key, None) for key in sorted({number // 15 for number, _ in rows})]
@@ -185,10 +192,7 @@ class TestStateful:
         """The second is refused whatever its range; once its recorded entry is put back, it is a replay."""
         keep_state_in(provider)
 
-        def stream(**limits):
-            keyed = messages.frame(spark, "earliest", **limits).selectExpr("id DIV 15 AS id")
-            return way.append(keyed.dropDuplicates(["id"]), sink)
-
+        stream = partial(deduplicated, spark, messages, way, sink)
         finish(stream(**IN_FOUR_BATCHES))
         forget_two_batches(sink.checkpoint)
         published = keys(messages.rows)
@@ -240,10 +244,7 @@ class TestStateful:
         keep_state_in("RocksDBStateStoreProvider")
         spark.conf.set(CHANGELOG, "true")
 
-        def stream(**limits):
-            keyed = messages.frame(spark, "earliest", **limits).selectExpr("id DIV 15 AS id")
-            return OF_ONE_TABLE[0].append(keyed.dropDuplicates(["id"]), sink)
-
+        stream = partial(deduplicated, spark, messages, OF_ONE_TABLE[0], sink)
         try:
             finish(stream(**IN_FOUR_BATCHES))
             forget_two_batches(sink.checkpoint)
@@ -269,10 +270,7 @@ class TestStateful:
         keep_state_in("RocksDBStateStoreProvider")
         spark.conf.set(FORMAT, "2")
 
-        def stream(**limits):
-            keyed = messages.frame(spark, "earliest", **limits).selectExpr("id DIV 15 AS id")
-            return OF_ONE_TABLE[0].append(keyed.dropDuplicates(["id"]), sink)
-
+        stream = partial(deduplicated, spark, messages, OF_ONE_TABLE[0], sink)
         try:
             finish(stream(**IN_FOUR_BATCHES))
             forget_two_batches(sink.checkpoint)
