@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import tempfile
 import threading
+import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -57,9 +59,15 @@ class ArrivingBatches:
         self._file: Any = None
         self._schema: pa.Schema | None = None
         running = cast("Any", frame)
+        self._context = running._sc
+        self._tag = f"pgonce-{uuid.uuid4()}"
         # As Spark's own _collect_as_arrow does, up to where it would wait for the last row.
-        with SCCallSiteSync(running._sc):
-            address, secret, self._server = running._jdf.collectAsArrowToPython()
+        self._context.addJobTag(self._tag)
+        try:
+            with SCCallSiteSync(self._context):
+                address, secret, self._server = running._jdf.collectAsArrowToPython()
+        finally:
+            self._context.removeJobTag(self._tag)
         self._stream, self._socket = local_connect_and_auth(address, secret)
         # The first row may take any time.
         self._socket.settimeout(None)
@@ -87,6 +95,16 @@ class ArrivingBatches:
             self._changed.wait_for(lambda: self._at_end)
         self._raise_error()
         return self._rows
+
+    def close(self) -> None:
+        """Nobody wants the rows any more: cancel Spark's job, if it still runs."""
+        with self._changed:
+            if self._at_end:
+                return
+        self._context.cancelJobsWithTag(self._tag)
+        with suppress(OSError):
+            # A socket that is only closed would not wake the thread that reads from it.
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _raise_error(self) -> None:
         if isinstance(self._error, CommitError):

@@ -7,6 +7,7 @@ Runs on the driver. Invariant: rows are never turned into Python objects or pand
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
@@ -20,13 +21,17 @@ from sink.copy_encoder import CopyEncoder
 from sink.position_range import refuse_outside
 from sink.publish import BatchRows
 from sink.row_positions import PositionColumns, kept, reach, span_of
-from sink.type_mapping import encode_columns
+from sink.type_mapping import EncodedColumn, encode_columns
 
 
-def collected_rows(frame: DataFrame, positions: PositionColumns | None = None, batch: Batch | None = None) -> BatchRows:
+@contextmanager
+def collected_rows(
+    frame: DataFrame, positions: PositionColumns | None = None, batch: Batch | None = None
+) -> Iterator[BatchRows]:
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
+    Where the block fails, Spark's job is cancelled: its rows are not wanted any more.
     They come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises.
 
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION where one does
@@ -39,6 +44,20 @@ def collected_rows(frame: DataFrame, positions: PositionColumns | None = None, b
     written = positions.without(frame.schema) if positions else frame.schema
     columns = encode_columns(written)
     arriving = ArrivingBatches(frame)
+    try:
+        yield _rows(arriving, columns, written, positions, batch)
+    except BaseException:
+        arriving.close()
+        raise
+
+
+def _rows(
+    arriving: ArrivingBatches,
+    columns: tuple[EncodedColumn, ...],
+    written: StructType,
+    positions: PositionColumns | None,
+    batch: Batch | None,
+) -> BatchRows:
     if positions is None:
         return BatchRows(columns, arriving.rows, lambda: _encoded(written, arriving))
 

@@ -95,9 +95,9 @@ class PostgresBatchWriter:
         batch = batch_of(frame, batch_id, by_position=self._positions is not None)
         batch = with_topic_ids(batch, self._bootstrap_servers)
         # For a replay too, and to its end: a stateful query fails where its frame is not run.
-        rows = collected_rows(frame, self._positions, batch)
-        commit_batch(self._settings, batch, publication(self._sink_name, self._destination, rows, "arrow"))
-        rows.count()
+        with collected_rows(frame, self._positions, batch) as rows:
+            commit_batch(self._settings, batch, publication(self._sink_name, self._destination, rows, "arrow"))
+            rows.count()
 
 
 def transactional_batch(

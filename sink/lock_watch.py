@@ -40,7 +40,8 @@ class LockWatch:
         """
         Look who blocks ``connection``, if the block inside takes longer than it should.
 
-        ``may_end`` where it waits for the writer's row: only another driver of the same writer holds that.
+        ``may_end`` where it waits for the writer's row: only another driver of the same writer holds that. (The lock
+        that lets new writers of one sink in one by one is another query's, which may be busy with its first batch.)
         """
         if not self.armed:
             yield
@@ -59,7 +60,7 @@ class LockWatch:
         try:
             with connect(self.url) as observer:
                 observer.execute(SET_OURS)
-                found = observer.execute(_HOLDERS, [waiting_pid]).fetchall()
+                found = observer.execute(_HOLDERS, {"waiting": waiting_pid}).fetchall()
                 if found:
                     self.holders = "; ".join(row[1] for row in found)
                     _log.warning("waiting for a lock held by: %s", self.holders)
@@ -79,6 +80,8 @@ SELECT a.pid,
        format('pid %%s, application %%L, user %%s, %%s since %%s, query: %%s', a.pid, a.application_name, a.usename,
               a.state, a.state_change, left(a.query, 120)),
        a.application_name LIKE 'pgonce %%' AND a.wait_event = 'ClientRead'
+       AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS l
+                       WHERE l.pid = %(waiting)s AND l.locktype = 'advisory' AND NOT l.granted)
 FROM pg_catalog.pg_stat_activity AS a
-WHERE a.pid = ANY (pg_catalog.pg_blocking_pids(%s))
+WHERE a.pid = ANY (pg_catalog.pg_blocking_pids(%(waiting)s))
 """

@@ -8,7 +8,7 @@ everywhere else through a table of the encoded types and an INSERT that assigns,
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import psycopg
@@ -134,14 +134,31 @@ def _refuse_null_keys(connection: psycopg.Connection, count: sql.Composed, upser
         )
 
 
+class _RowsFailedError(Exception):
+    """Rows could not be had; psycopg tells the server what it is called, and nothing of what happened."""
+
+
 def _copy(
     connection: psycopg.Connection, table: sql.Identifier, columns: Iterable[str], bodies: Iterable[bytes]
 ) -> None:
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
         table, sql.SQL(", ").join(map(sql.Identifier, columns))
     )
-    with connection.cursor() as cursor, cursor.copy(statement) as copy:
-        copy.write(HEADER)
-        for body in bodies:
-            copy.write(body)
-        copy.write(TRAILER)
+    failures: list[Exception] = []
+    try:
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(HEADER)
+            for body in _until_failure(bodies, failures):
+                copy.write(body)
+            copy.write(TRAILER)
+    except _RowsFailedError:
+        raise failures[0] from None
+
+
+def _until_failure(bodies: Iterable[bytes], failures: list[Exception]) -> Iterator[bytes]:
+    """The bodies; what fails in making one is put aside, for Postgres logs the text of what ends a COPY."""
+    try:
+        yield from bodies
+    except Exception as error:  # noqa: BLE001 (raised again where the COPY has ended)
+        failures.append(error)
+        raise _RowsFailedError from None

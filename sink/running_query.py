@@ -103,7 +103,7 @@ _runs: dict[str, RunningQuery] = {}
 
 def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery:
     known = _runs.get(job_group or "")
-    if known is not None and known.query_id == query_id:
+    if known is not None and known.query_id == query_id and _is_active(known):
         return known
     query = _running_query(frame, query_id)
     _refuse_temporary_checkpoint(query)

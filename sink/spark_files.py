@@ -41,7 +41,7 @@ class SparkFiles(CheckpointFiles):
                 f"Spark could not read {self.shown}/{name}: {error.java_exception.getClass().getName()}.",
                 NOTHING,
                 "Mend what keeps the driver from its own checkpoint, and start the query again.",
-            ) from error
+            ) from None
 
     def _read(self, path: str) -> bytes:
         stream = self._files.open(self._path(path))

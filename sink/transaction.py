@@ -77,7 +77,8 @@ class BatchTransaction:
         return self._connection.exec_driver_sql(sql, parameters, execution_options={"no_parameters": params is None})
 
     def _write(self, frame: DataFrame, where: Destination) -> int:
-        rows = collected_rows(frame)
-        publish_rows_in_tx(driver_connection(self._connection), where, rows)
-        self.rows += rows.count()
-        return rows.count()
+        with collected_rows(frame) as rows:
+            publish_rows_in_tx(driver_connection(self._connection), where, rows)
+            count = rows.count()
+        self.rows += count
+        return count

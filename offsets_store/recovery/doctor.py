@@ -174,7 +174,7 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
     if any(sink.drops_by_position for sink in sinks):
         remarks.append("The stored rows carry positions: this holds where the job still names its positionColumns.")
     if checkpoint.is_stateful:
-        remarks.append("The query keeps state: its checkpoint can be moved neither forward nor back.")
+        remarks.append("The query keeps state, which recovery moves neither forward nor back.")
     if checkpoint.unfinished and checkpoint.newest is None:
         remarks.append(
             f"{', '.join(sorted(checkpoint.unfinished))} lie there: a driver was killed while it wrote "

@@ -35,7 +35,8 @@ class Recovery:
 
     ``does`` says it in words; ``written`` and ``removed`` are files of the checkpoint, ``kept`` those of them that were
     there before, ``kept_in`` the folder in the checkpoint where these lie. ``stands_at`` is the newest batch in
-    ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet.
+    ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet. ``needs_new_application``: executors
+    that ran the refused batch of a stateful query may still write its state, so the next start must not be on them.
     """
 
     location: str
@@ -47,6 +48,7 @@ class Recovery:
     kept: tuple[str, ...] = ()
     kept_in: str | None = None
     is_done: bool = False
+    needs_new_application: bool = False
 
     @property
     def is_needed(self) -> bool:
@@ -102,6 +104,7 @@ def recover_checkpoint(
         written=tuple(name for name, text in plan.changes if text is not None),
         removed=tuple(name for name, text in plan.changes if text is None),
         kept=tuple(name for name, _ in plan.changes if writer.files.exists(name)),
+        needs_new_application=checkpoint.is_stateful and any(text is not None for _, text in plan.changes),
     )
     if dry_run or not plan.changes:
         return recovery

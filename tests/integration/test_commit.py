@@ -181,6 +181,41 @@ def test_a_lock_of_somebody_else_is_waited_for_and_then_named(admin, url):
     assert commit_batch(settings(url), batch(0), append(1)) is Verdict.NEW
 
 
+def test_another_querys_first_batch_is_waited_for(admin, url):
+    """New writers of one sink come in one by one: one that is busy with its first batch is not ended for the next."""
+    ensure_ledger(url)
+    slow = append(1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def wait_and_publish(connection, one, stored):
+        begun.set()
+        go_on.wait(30)
+        return slow.publish(connection, one, stored)
+
+    settings = CommitSettings(url, Remedies(independent=True), lock_timeout=0.5, retry_timeout=30)
+    verdicts = []
+    first = threading.Thread(
+        target=lambda: verdicts.append(commit_batch(settings, batch(0), replace(slow, publish=wait_and_publish)))
+    )
+    second = threading.Thread(
+        target=lambda: verdicts.append(commit_batch(settings, batch(0, "run 2", query_id="q2"), append(2)))
+    )
+    first.start()
+    assert begun.wait(30)
+    held = "SELECT pid FROM pg_stat_activity WHERE application_name = 'pgonce run 1' AND state LIKE 'idle in%'"
+    (holder,) = admin.execute(held).fetchall()
+    second.start()
+    # Time for two waits in vain, the second with somebody who looks.
+    second.join(3)
+    assert second.is_alive()
+    assert admin.execute(held).fetchall() == [holder]
+    go_on.set()
+    first.join(30)
+    second.join(30)
+    assert verdicts == [Verdict.NEW, Verdict.NEW]
+    assert ids(admin) == [1, 2]
+
+
 def test_a_frozen_driver_that_holds_the_writer_is_ended(admin, url):
     """A stopped process of ours must not hold its successor for ever: its uncommitted transaction is aborted."""
     commit_batch(settings(url), batch(0), append(1))

@@ -172,6 +172,24 @@ def test_an_unqualified_name_follows_the_search_path(admin, url):
     assert admin.execute("SELECT count(*) FROM app.events").fetchone() == (6,)
 
 
+def test_what_fails_in_making_rows_is_no_business_of_the_server(admin, url, monkeypatch):
+    """The caller hears what failed; Postgres, which logs the text of what ends a COPY, hears nothing of it."""
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    heard = []
+    finish = psycopg.Copy.finish
+    monkeypatch.setattr(psycopg.Copy, "finish", lambda copy, error: (heard.append(repr(error)), finish(copy, error)))
+
+    def failing():
+        yield CopyEncoder(STRUCT).encode(arrow(ROWS))
+        raise RuntimeError("the value 'a secret' is malformed")
+
+    with pytest.raises(RuntimeError, match="a secret"):
+        publish(url, BatchRows(COLUMNS, lambda: 6, failing))
+    assert len(heard) == 1
+    assert "secret" not in heard[0]
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
 @pytest.mark.parametrize("promised", [5, 7])
 def test_staged_rows_that_are_not_those_promised_are_refused(promised, admin, url):
     """Fewer rows than promised, or more, mean that the staging table is not to be trusted."""

@@ -11,6 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from fix_driver import wait_until
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from spark.exactly_once import what_is_wrong
 from spark.inbox import Inbox, create_events, events
@@ -114,6 +115,22 @@ def held_until_copied(folder: str, last: int) -> Callable[[Batches], Batches]:
             yield batch
 
     return hold
+
+
+def test_rows_that_nobody_wants_are_not_made(spark, at_once, tmp_path):
+    """Once closed, Spark's job is cancelled, and whoever still waits for rows hears so."""
+    frame = spark.range(ROWS, numPartitions=2)
+    arriving = ArrivingBatches(frame.mapInArrow(held_until_copied(str(tmp_path), ROWS - 1), frame.schema))
+    assert wait_until((tmp_path / "waiting").exists, seconds=60)
+    tracker = spark.sparkContext.statusTracker()
+    assert tracker.getActiveJobsIds()
+    arriving.close()
+    assert wait_until(lambda: not tracker.getActiveJobsIds(), seconds=60)
+    with pytest.raises((PySparkException, Py4JJavaError), match="cancelled"):
+        arriving.rows()
+    # A task in Python looks up only when it is told.
+    (tmp_path / "go").touch()
+    assert spark.range(10).count() == 10
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from offsets_store.offsets import parse_offset_log
 from offsets_store.recovery.doctor import Finding, examine
 from offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from offsets_store.verdict import Verdict
+from pgonce import recover_and_start
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -202,6 +203,8 @@ class TestStateful:
         assert replays(observer, sink.checkpoint) == [2]
         assert wrong_rows(observer, "messages", published) == []
 
+        with pytest.raises(RecoveryError, match=r"\[RECOVERY_STATEFUL\].*start the query in a new one"):
+            recover_and_start(way.append(messages.frame(spark, "earliest"), sink), sink.checkpoint, sink.url)
         done = self.recovered(sink, 3)
         # Of the state that the refused planning made, nothing is left that Spark would read without its changes.
         assert [name for name in state_of(sink.checkpoint, 4) if name.endswith((".zip", ".snapshot"))] == []
