@@ -63,7 +63,7 @@ def test_nothing_is_lost_or_doubled(url, observer, tmp_path, start_driver):
             driver.wait_for((tmp_path / "checkpoints").exists, "there was a checkpoint")
             time.sleep(dice.uniform(0, 12))
         else:
-            driver.wait_for(lambda seen=before: all_went_on(observer, subjects, seen), "each query went on", 180)
+            driver.wait_for(lambda seen=before: all_went_on(observer, subjects, seen), "each query went on", 300)
             time.sleep(dice.uniform(0, 3))
         assert reasons(driver) == []
         driver.sigkill(workers=dice.random() < 0.8)
