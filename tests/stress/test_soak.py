@@ -62,9 +62,13 @@ def samples(soaked):
 
 
 def first_and_last(samples, figure):
-    """The median of a figure in the first and in the last third."""
+    """
+    The median of a figure in the first third, and the least in the last one.
+
+    What has leaked counts in every look. Some meet a process that Spark starts just then, with its parent's files.
+    """
     third = len(samples) // 3
-    return median(map(figure, samples[:third])), median(map(figure, samples[-third:]))
+    return median(map(figure, samples[:third])), min(map(figure, samples[-third:]))
 
 
 def test_all_batches_were_published(soaked):
