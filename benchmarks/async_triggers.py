@@ -14,10 +14,10 @@ from statistics import median
 
 from async_ways import SOURCE, WRITER, asynchronous
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from contenders import FOREACH_NOTHING, Contender
 from embedded_postgres import EmbeddedPostgres
 from kafka_broker import KafkaBroker, MissingTool, spark_connector_jars
+from kafka_topic import create_topic
 from loads import KafkaLoad
 from measure import Bench, alternate
 from report import figures, ratios
@@ -60,10 +60,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _fill(load: KafkaLoad) -> None:
-    servers = {"bootstrap.servers": load.bootstrap_servers}
-    admin = AdminClient(servers)
-    admin.create_topics([NewTopic(load.topic, load.partitions, 1)])[load.topic].result()
-    producer = Producer({**servers, "linger.ms": 20})
+    create_topic(load.bootstrap_servers, load.topic, load.partitions)
+    producer = Producer({"bootstrap.servers": load.bootstrap_servers, "linger.ms": 20})
     for number in range(load.rows * (load.warm_up + load.measured + 5)):
         producer.produce(load.topic, b"", partition=number % load.partitions)
         if number % 10_000 == 0:

@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.json as pj
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from kafka_topic import create_topic, topic_stream
 from loads import COLUMNS, Load
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
@@ -55,21 +55,13 @@ class JsonLoad(Load):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """All records that are there."""
-        source = (
-            spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.bootstrap_servers)
-            .option("subscribe", TOPIC)
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", self.rows)
-            .load()
-        )
+        source = topic_stream(spark, self.bootstrap_servers, TOPIC, maxOffsetsPerTrigger=self.rows)
         return source.select(f.from_json(f.col("value").cast("string"), _STRUCT).alias("row")).select("row.*")
 
     def fill(self) -> None:
         """Send what all measured batches read, the same number to each partition."""
+        create_topic(self.bootstrap_servers, TOPIC, self.partitions)
         servers = {"bootstrap.servers": self.bootstrap_servers}
-        admin = AdminClient(servers)
-        admin.create_topics([NewTopic(TOPIC, self.partitions, 1)])[TOPIC].result()
         producer = Producer({**servers, "linger.ms": 50, "queue.buffering.max.messages": 1_000_000})
         for number in range(self.stored_after(self.warm_up + self.measured)):
             at = f"2025-06-15T15:{number // 60 % 60:02}:{number % 60:02}Z"

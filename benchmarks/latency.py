@@ -21,11 +21,11 @@ from statistics import median
 import psycopg
 from async_ways import SOURCE, WRITER, asynchronous
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from contenders import Contender, Place
 from embedded_postgres import EmbeddedPostgres
 from kafka_broker import KafkaBroker, MissingTool, spark_connector_jars
-from measure import alternate
+from kafka_topic import create_topic, topic_stream
+from measure import alternate, beside
 from pyspark.sql import DataFrame, SparkSession
 from rich.console import Console
 from rich.table import Table
@@ -79,7 +79,7 @@ class LatencyBench:
     def run(self, case: Case, number: int) -> Latencies:
         """Send rows while a new query runs over a new topic; wait until all of them are there."""
         topic, table = f"round-{number}-{CASES.index(case)}", case.way.table
-        self._create_topic(topic)
+        create_topic(self.bootstrap_servers, topic, PARTITIONS)
         with (
             psycopg.connect(self.url, autocommit=True) as connection,
             tempfile.TemporaryDirectory(prefix="bench-") as root,
@@ -98,19 +98,8 @@ class LatencyBench:
             p50, p99, rows = _one(connection, _PERCENTILES.format(table=table), since)
         return Latencies(float(p50), float(p99), int(rows))
 
-    def _create_topic(self, topic: str) -> None:
-        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers})
-        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result()
-
     def _frame(self, topic: str) -> DataFrame:
-        source = (
-            self.spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.bootstrap_servers)
-            .option("subscribe", topic)
-            .option("startingOffsets", "earliest")
-            .load()
-        )
-        return source.selectExpr(
+        return topic_stream(self.spark, self.bootstrap_servers, topic).selectExpr(
             f"offset * {PARTITIONS} + partition AS id", "timestamp AS sent_at", "topic", "partition", "offset"
         )
 
@@ -118,22 +107,18 @@ class LatencyBench:
     def _sending(self, topic: str) -> Iterator[None]:
         """A row every hundredth of a second, while the block runs."""
         producer = Producer({"bootstrap.servers": self.bootstrap_servers, "linger.ms": 0, "log_level": 4})
-        done = threading.Event()
 
-        def send() -> None:
+        def send_until(done: threading.Event) -> None:
             number, begun = 0, time.monotonic()
             while not done.wait(max(0.0, begun + number / ROWS_A_SECOND - time.monotonic())):
                 producer.produce(topic, b"", partition=number % PARTITIONS)
                 producer.poll(0)
                 number += 1
 
-        thread = threading.Thread(target=send)
-        thread.start()
         try:
-            yield
+            with beside(send_until):
+                yield
         finally:
-            done.set()
-            thread.join()
             producer.flush()
 
     def _sent(self, topic: str) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kafka_topic import topic_stream
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
@@ -110,14 +111,7 @@ class KafkaLoad(Load):
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """All records that are there, so many rows a batch."""
-        source = (
-            spark.readStream.format("kafka")
-            .option("kafka.bootstrap.servers", self.bootstrap_servers)
-            .option("subscribe", self.topic)
-            .option("startingOffsets", "earliest")
-            .option("maxOffsetsPerTrigger", self.rows)
-            .load()
-        )
+        source = topic_stream(spark, self.bootstrap_servers, self.topic, maxOffsetsPerTrigger=self.rows)
         numbered = source.selectExpr(f"offset * {self.partitions} + partition AS value", "topic", "partition", "offset")
         return numbered.selectExpr(*_EXPRESSIONS, "topic", "partition", "offset")
 

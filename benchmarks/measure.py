@@ -109,6 +109,19 @@ def empty_table(url: str, table: str | None, columns: str) -> Iterator[Callable[
             connection.execute(sql.SQL("TRUNCATE {}").format(name))
 
 
+@contextmanager
+def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run ``work`` in a thread while the block runs; it ends when its event is set."""
+    done = threading.Event()
+    thread = threading.Thread(target=work, args=[done])
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
 @dataclass
 class MemoryWatch:
     """
@@ -127,14 +140,8 @@ class MemoryWatch:
     @contextmanager
     def watching(self) -> Iterator[None]:
         """While the block runs."""
-        done = threading.Event()
-        thread = threading.Thread(target=self._sample_until, args=[done])
-        thread.start()
-        try:
+        with beside(self._sample_until):
             yield
-        finally:
-            done.set()
-            thread.join()
 
     def _sample_until(self, done: threading.Event) -> None:
         while not done.wait(self.interval_seconds):

@@ -135,7 +135,11 @@ def _refuse_null_keys(connection: psycopg.Connection, count: sql.Composed, upser
 
 
 class _RowsFailedError(Exception):
-    """Rows could not be had; psycopg tells the server what it is called, and nothing of what happened."""
+    """Rows could not be had; psycopg tells the server what this is called, and nothing of what happened."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
 
 
 def _copy(
@@ -144,21 +148,19 @@ def _copy(
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
         table, sql.SQL(", ").join(map(sql.Identifier, columns))
     )
-    failures: list[Exception] = []
     try:
         with connection.cursor() as cursor, cursor.copy(statement) as copy:
             copy.write(HEADER)
-            for body in _until_failure(bodies, failures):
+            for body in _until_failure(bodies):
                 copy.write(body)
             copy.write(TRAILER)
-    except _RowsFailedError:
-        raise failures[0] from None
+    except _RowsFailedError as failed:
+        raise failed.error from None
 
 
-def _until_failure(bodies: Iterable[bytes], failures: list[Exception]) -> Iterator[bytes]:
+def _until_failure(bodies: Iterable[bytes]) -> Iterator[bytes]:
     """The bodies; what fails in making one is put aside, for Postgres logs the text of what ends a COPY."""
     try:
         yield from bodies
     except Exception as error:  # noqa: BLE001 (raised again where the COPY has ended)
-        failures.append(error)
-        raise _RowsFailedError from None
+        raise _RowsFailedError(error) from None

@@ -14,8 +14,7 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from offsets_store.errors import NOTHING, LedgerError, RecoveryError
-from offsets_store.migrations import ensure_ledger
+from offsets_store.errors import NOTHING, RecoveryError
 from offsets_store.recovery.recover import Recovery, recover_checkpoint
 from offsets_store.recovery.still_running import QUIET_SECONDS
 from sink.errors import SparkError
@@ -41,23 +40,11 @@ def recover_and_start(
     :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger.
     """
     with _unknown_to_the_ledger():
-        _refuse_old_executors(_planned(checkpoint_location, url))
-        recover_checkpoint(checkpoint_location, url, quiet_seconds=quiet_seconds)
+        recover_checkpoint(checkpoint_location, url, quiet_seconds=quiet_seconds, approve=_refuse_old_executors)
     options = {"checkpointLocation": checkpoint_location, _LET_ANY_SINK: "true"}
     query = writer.options(**options).start()
     _stop_if_continuous(query)
     return query
-
-
-def _planned(checkpoint_location: str, url: str) -> Recovery:
-    try:
-        return recover_checkpoint(checkpoint_location, url, dry_run=True)
-    except LedgerError as error:
-        if error.code != "LEDGER_TOO_OLD":
-            raise
-    # The query's first commit would bring it up to date, and comes too late for this.
-    ensure_ledger(url)
-    return recover_checkpoint(checkpoint_location, url, dry_run=True)
 
 
 def _refuse_old_executors(planned: Recovery) -> None:

@@ -8,7 +8,7 @@ short anywhere, a second recovery mends what the first one left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,7 @@ def recover_checkpoint(
     dry_run: bool = False,
     quiet_seconds: float = QUIET_SECONDS,
     wait_seconds: float = WAIT_SECONDS,
+    approve: Callable[[Recovery], None] | None = None,
 ) -> Recovery:
     """
     Make a stopped query's checkpoint agree with the ledger; call it on the driver, before ``.start()``.
@@ -77,6 +78,7 @@ def recover_checkpoint(
     :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, if something is to be
         changed: a query that runs writes to both.
     :param wait_seconds: how long to wait, at most, for that silence.
+    :param approve: is told what would be done before anything is; what it raises keeps that from being done.
     :raises RecoveryError: where the query keeps state that does not fit, or runs, or nothing proves what to do.
     :raises CheckpointError: where the checkpoint cannot be read or written.
     :raises LedgerError: where the ledger cannot be read or written.
@@ -108,6 +110,8 @@ def recover_checkpoint(
     )
     if dry_run or not plan.changes:
         return recovery
+    if approve is not None:
+        approve(recovery)
     # A checkpoint that is to be adopted may be mended before there is a ledger.
     ensure_ledger(url)
     folder = kept_folder()
