@@ -1,34 +1,78 @@
 """
 How quick is it from Kafka to Postgres, beside what people use? `make bench-kafka`.
 
-Runs on the driver, with Spark, Kafka and Postgres on this machine. Invariant: all contenders read the same records of
-one topic, warm: the first batch of each is not counted.
+Runs on the driver, with Spark, Kafka, Kafka Connect, Flink and Postgres on this machine. Invariant: all contenders read the
+same records of one topic, warm: the first batch of each is not counted.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
 
 import psycopg
 from async_ways import SOURCE, WRITER
+from commit_times import Sink, write_with
 from contenders import FOREACH_NOTHING, PYTHON_NOTHING, SPARK_JDBC, Contender
+from cpu_seconds import CpuWatch, Used
+from debezium import debezium
 from embedded_postgres import EmbeddedPostgres
+from flink_xa import POSTGRES_SETTINGS as FLINK_SETTINGS
+from flink_xa import FlinkXa
 from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
 from kafka_json import JsonLoad, consume
 from measure import Bench, alternate, empty_table
 from report import Goal, judge
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from run import POSTGRES, RESULTS, spark_session
 from screen import about_this_run, load_as_json, show_goals, show_load, write_results
+from trigger_stretches import TriggerStretches
 
 STAGED = replace(
     SOURCE, name='format("pgonce"), staged', write=lambda w, p: SOURCE.write(w, p).option("inlineBytes", "0")
 )
 BY_HAND = Contender("a consumer by hand, without Spark", lambda writer, _: writer, "rows_by_hand")
-CONTENDERS = (FOREACH_NOTHING, PYTHON_NOTHING, WRITER, STAGED, SPARK_JDBC, BY_HAND)
+DEBEZIUM = Contender("Debezium's JDBC sink", lambda writer, _: writer, "rows_debezium")
+FLINK = Contender("Flink's JDBC sink, XA", lambda writer, _: writer, "rows_flink")
+CONTENDERS = (FOREACH_NOTHING, PYTHON_NOTHING, WRITER, STAGED, SPARK_JDBC, DEBEZIUM, FLINK, BY_HAND)
+# Debezium and Flink tell nobody when they have committed.
+SETTINGS = {**POSTGRES, **FLINK_SETTINGS, "track_commit_timestamp": "on"}
+
+
+@dataclass(frozen=True)
+class KafkaBench:
+    """The servers of a run, and what watches them."""
+
+    bench: Bench
+    cpu: CpuWatch
+    triggers: TriggerStretches
+
+    def run(self, contender: Contender, load: JsonLoad) -> tuple[list[int], Used]:
+        """Each measured batch in ms, and the CPU seconds of all of them, of one contender in one round."""
+        if contender is BY_HAND:
+            with empty_table(self.bench.url, contender.table, load.columns), self.cpu.watching(os.getpid()):
+                measured = consume(load, self.bench.url, str(contender.table))
+            return [stretch.ms for stretch in measured], self.cpu.used(measured)
+        if contender in (DEBEZIUM, FLINK):
+            return self._write_with(contender, load, str(contender.table))
+        with self.cpu.watching(os.getpid()):
+            times = self.bench.run(contender, load)
+        return times, self.cpu.used(self.triggers.of(load))
+
+    def _write_with(self, contender: Contender, load: JsonLoad, table: str) -> tuple[list[int], Used]:
+        sink: Sink
+        if contender is DEBEZIUM:
+            sink = debezium(load, self.bench.jdbc_url, table)
+        else:
+            sink = FlinkXa(load, self.bench.url, self.bench.jdbc_url, table)
+        with empty_table(self.bench.url, table, load.columns):
+            return write_with(sink, self.cpu, self.bench.url, table, load)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
         jars = (*spark_connector_jars(), postgres_jdbc_jar())
         with (
             KafkaBroker() as broker,
-            EmbeddedPostgres(settings=POSTGRES) as postgres,
+            EmbeddedPostgres(settings=SETTINGS) as postgres,
             spark_session(*jars) as spark,
             psycopg.connect(postgres.uri()) as connection,
         ):
@@ -53,35 +97,56 @@ def main(arguments: Sequence[str]) -> int:
             console.print("Filling the topic", style="dim")
             load.fill()
             jdbc_url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/postgres?user=postgres"
-            times = _measure(Bench(spark, postgres.tcp_uri(), jdbc_url), load, console)
-            about = about_this_run(POSTGRES, connection.info.parameter_status("server_version") or "unknown")
+            triggers = TriggerStretches()
+            watch = CpuWatch(postgres.pid, bystanders=[broker.pid])
+            with triggers.listening(spark):
+                bench = KafkaBench(Bench(spark, postgres.tcp_uri(), jdbc_url), watch, triggers)
+                times, used = _measure(bench, load, console)
+            about = about_this_run(SETTINGS, connection.info.parameter_status("server_version") or "unknown")
     except MissingTool as missing:
         console.print(str(missing), style="red")
         return 2
-    show_load(console, load, times, [FOREACH_NOTHING.name, SPARK_JDBC.name])
+    show_load(console, load, times, [FOREACH_NOTHING.name, SPARK_JDBC.name, DEBEZIUM.name, FLINK.name])
+    console.print(_cpu_table(load, used))
     goals = (
         Goal(load.name, WRITER.name, FOREACH_NOTHING.name, 1.10),
         Goal(load.name, WRITER.name, BY_HAND.name, 1.0),
+        Goal(load.name, WRITER.name, DEBEZIUM.name, 1 / 1.5),
+        Goal(load.name, WRITER.name, FLINK.name, 1 / 1.2),
     )
     show_goals(console, [judge(goal, times) for goal in goals], judged=False)
-    path = write_results(RESULTS, about, {"loads": [load_as_json(load, times)]}, prefix="kafka-")
+    measured = {**load_as_json(load, times), "cpu_seconds": used}
+    path = write_results(RESULTS, about, {"loads": [measured]}, prefix="kafka-")
     console.print(f"All times are in {path}.", soft_wrap=True)
     return 0
 
 
-def _measure(bench: Bench, load: JsonLoad, console: Console) -> dict[str, list[list[int]]]:
+def _measure(
+    bench: KafkaBench, load: JsonLoad, console: Console
+) -> tuple[dict[str, list[list[int]]], dict[str, list[Used]]]:
     times: dict[str, list[list[int]]] = {contender.name: [] for contender in CONTENDERS}
+    used: dict[str, list[Used]] = {contender.name: [] for contender in CONTENDERS}
 
     def measure(contender: Contender, number: int) -> None:
         console.print(f"round {number + 1} of {load.rounds}: {contender.name}", style="dim")
-        if contender is BY_HAND:
-            with empty_table(bench.url, contender.table, load.columns):
-                times[contender.name].append(consume(load, bench.url, str(contender.table)))
-        else:
-            times[contender.name].append(bench.run(contender, load))
+        of_round, seconds = bench.run(contender, load)
+        times[contender.name].append(of_round)
+        used[contender.name].append(seconds)
 
     alternate(CONTENDERS, load.rounds, measure)
-    return times
+    return times, used
+
+
+def _cpu_table(load: JsonLoad, used: Mapping[str, Sequence[Used]]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, title="CPU seconds a million rows, medians of the rounds", title_justify="left")
+    table.add_column("sink")
+    for name in ("its own processes", "Postgres", "both"):
+        table.add_column(name, justify="right")
+    millions = load.measured * load.rows / 1_000_000
+    for name, rounds in used.items():
+        kinds: tuple[Callable[[Used], float], ...] = (lambda u: u.contender, lambda u: u.postgres, sum)
+        table.add_row(name, *(f"{median(map(kind, rounds)) / millions:.2f}" for kind in kinds))
+    return table
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ class TargetColumn:
 class TargetTable:
     """A table as Postgres's catalogue has it."""
 
+    oid: int
     schema: str
     name: str
     kind: str
@@ -126,7 +127,7 @@ WITH RECURSIVE resolved AS (
     SELECT r.attrelid, r.attnum, d.typbasetype, d.typtypmod
     FROM resolved AS r JOIN pg_catalog.pg_type AS d ON d.oid = r.type_oid AND d.typtype = 'd'
 )
-SELECT n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c.relpersistence::text AS persistence,
+SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c.relpersistence::text AS persistence,
        -- relhasrules stays true for a while after the last rule was dropped.
        EXISTS (SELECT FROM pg_catalog.pg_rewrite AS w WHERE w.ev_class = c.oid AND w.rulename <> '_RETURN') AS rules,
        pg_catalog.row_security_active(c.oid) AS row_security,

@@ -24,12 +24,13 @@ from sink.attempt import Work, driver_connection
 from sink.catalogue import TargetTable, resolve_table
 from sink.copy_encoder import HEADER, TRAILER
 from sink.errors import TargetError
+from sink.merge import MERGED_ROWS, has_integer_first, may_merge, merged
 from sink.settings import Destination
 from sink.staged_rows import StagedRows, check_staged_rows, refuse_missing_table
 from sink.staging import column_definitions
 from sink.target import ColumnPlan, target_for
 from sink.type_mapping import EncodedColumn, Fit
-from sink.write_modes import Upsert, insert_statement, null_keys_statement, plan_upsert
+from sink.write_modes import Upsert, insert_statement, key_facts_statement, merge_statement, plan_upsert
 
 _counter = itertools.count()
 
@@ -100,7 +101,10 @@ def publish_rows_in_tx(connection: psycopg.Connection, destination: Destination,
     if rows.staged is not None:
         check_staged_rows(connection, rows.staged)
     if upsert is not None:
-        _refuse_null_keys(connection, null_keys_statement(source, wanted, upsert), upsert)
+        bounds = _checked_keys(connection, source, wanted, upsert, bounded=has_integer_first(table, upsert))
+        is_merged = rows.count() >= MERGED_ROWS and may_merge(connection, table, upsert)
+        if is_merged and merged(connection, merge_statement(source, wanted, table, plan, upsert, bounds)):
+            return
     connection.execute(insert)
 
 
@@ -123,15 +127,20 @@ def _gathered(connection: psycopg.Connection, rows: BatchRows) -> sql.Identifier
     return table
 
 
-def _refuse_null_keys(connection: psycopg.Connection, count: sql.Composed, upsert: Upsert) -> None:
-    row = connection.execute(count).fetchone()
-    if row and row[0]:
+def _checked_keys(
+    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: Upsert, *, bounded: bool
+) -> tuple[int, int] | None:
+    """The first key's least and greatest value, where they are asked for."""
+    row = connection.execute(key_facts_statement(source, wanted, upsert, bounded=bounded)).fetchone()
+    nulls, least, greatest = row or (0, None, None)
+    if nulls:
         raise TargetError(
             "NULL_KEYS",
-            f"{row[0]} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
+            f"{nulls} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
             NOTHING,
             "Filter these rows out, or give them keys, before they are written.",
         )
+    return None if least is None else (least, greatest)
 
 
 class _RowsFailedError(Exception):

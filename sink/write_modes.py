@@ -62,24 +62,74 @@ def insert_statement(
     upsert: Upsert | None,
 ) -> sql.Composed:
     """``INSERT ... SELECT`` of the wanted rows of ``source``, by key where ``upsert`` is given."""
-    distinct, order, on_conflict = (sql.SQL(""),) * 3 if upsert is None else _by_key(upsert, plan)
     # Under another name, for a table may be called excluded.
-    return sql.SQL("INSERT INTO {} AS target ({}) SELECT {}{} FROM {} WHERE {}{}{}").format(
+    return sql.SQL("INSERT INTO {} AS target ({}) {}{}").format(
         table.identifier,
         _names(column.target for column in plan),
-        distinct,
-        sql.SQL(", ").join(_value(column) for column in plan),
-        source,
-        wanted,
-        order,
-        on_conflict,
+        _selected(source, wanted, plan, upsert),
+        sql.SQL("") if upsert is None else _on_conflict(upsert, plan),
     )
 
 
-def null_keys_statement(source: sql.Identifier, wanted: sql.Composable, upsert: Upsert) -> sql.Composed:
-    """How many of the wanted rows have NULL in a key: they conflict with nothing, so each replay would add another."""
+def merge_statement(
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    table: TargetTable,
+    plan: Sequence[ColumnPlan],
+    upsert: Upsert,
+    bounds: tuple[int, int] | None,
+) -> sql.Composed:
+    """
+    ``MERGE`` of the wanted rows of ``source`` by key.
+
+    :param bounds: least and greatest value of the first key, both inclusive: the index need not be read beyond.
+    """
+    same = sql.SQL("target.{0} OPERATOR(pg_catalog.=) source.{0}")
+    conditions: list[sql.Composable] = [same.format(sql.Identifier(key.target)) for key in upsert.keys]
+    if bounds is not None:
+        first = sql.Identifier(upsert.keys[0].target)
+        least, greatest = map(sql.Literal, bounds)
+        conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.>=) {}").format(first, least))
+        conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.<=) {}").format(first, greatest))
+    assignments = [sql.SQL("{0} = source.{0}").format(sql.Identifier(name)) for name in _rest(upsert, plan)]
+    update = sql.SQL("WHEN MATCHED THEN UPDATE SET {} ").format(sql.SQL(", ").join(assignments))
+    # ONLY, for ON CONFLICT does not look into tables that inherit either.
+    return sql.SQL(
+        "MERGE INTO ONLY {} AS target USING ({}) AS source ON {} {}WHEN NOT MATCHED THEN INSERT ({}) VALUES ({})"
+    ).format(
+        table.identifier,
+        _selected(source, wanted, plan, upsert),
+        sql.SQL(" AND ").join(conditions),
+        update if assignments else sql.SQL(""),
+        _names(column.target for column in plan),
+        sql.SQL(", ").join(sql.SQL("source.{}").format(sql.Identifier(column.target)) for column in plan),
+    )
+
+
+def key_facts_statement(
+    source: sql.Identifier, wanted: sql.Composable, upsert: Upsert, *, bounded: bool
+) -> sql.Composed:
+    """
+    How many of the wanted rows have NULL in a key; where ``bounded``, also the first key's least and greatest value.
+
+    Such rows conflict with nothing, so each replay would add another.
+    """
     is_null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in upsert.keys)
-    return sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {} AND ({})").format(source, wanted, is_null)
+    bounds = sql.SQL("pg_catalog.min({0}), pg_catalog.max({0})" if bounded else "NULL, NULL").format(
+        sql.Identifier(upsert.keys[0].source)
+    )
+    return sql.SQL("SELECT pg_catalog.count(*) FILTER (WHERE {}), {} FROM {} WHERE {}").format(
+        is_null, bounds, source, wanted
+    )
+
+
+def _selected(
+    source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: Upsert | None
+) -> sql.Composed:
+    """The wanted rows, their columns named and typed as the target's; of doubled keys the newest row."""
+    distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)
+    values = (sql.SQL("{} AS {}").format(_value(column), sql.Identifier(column.target)) for column in plan)
+    return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
 
 
 def _value(column: ColumnPlan) -> sql.Composable:
@@ -89,29 +139,29 @@ def _value(column: ColumnPlan) -> sql.Composable:
     return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
 
 
-def _by_key(upsert: Upsert, plan: Sequence[ColumnPlan]) -> tuple[sql.Composable, sql.Composable, sql.Composable]:
-    keys = _names(key.source for key in upsert.keys)
+def _by_key(upsert: Upsert) -> tuple[sql.Composable, sql.Composable]:
+    keys = _names(key.target for key in upsert.keys)
     if upsert.order_by is None:
         # Without DISTINCT ON two rows of one key fail with 21000: what a user who names no order must hear. Sorted,
         # so that two writers of the same keys lock them in the same order.
-        distinct: sql.Composable = sql.SQL("")
-        order = sql.SQL(" ORDER BY {}").format(keys)
-    else:
-        distinct = sql.SQL("DISTINCT ON ({}) ").format(keys)
-        # Rows that tie: of those of one task the one that came last, where rows travel inline; tasks have no order.
-        order = sql.SQL(" ORDER BY {}, {} DESC NULLS LAST, ctid DESC").format(
-            keys, sql.Identifier(upsert.order_by.source)
-        )
-    return distinct, order, _on_conflict(upsert, plan)
+        return sql.SQL(""), sql.SQL(" ORDER BY {}").format(keys)
+    # Rows that tie: of those of one task the one that came last, where rows travel inline; tasks have no order.
+    order = sql.SQL(" ORDER BY {}, {} DESC NULLS LAST, ctid DESC").format(keys, sql.Identifier(upsert.order_by.target))
+    return sql.SQL("DISTINCT ON ({}) ").format(keys), order
 
 
 def _on_conflict(upsert: Upsert, plan: Sequence[ColumnPlan]) -> sql.Composable:
     keys = _names(key.target for key in upsert.keys)
-    rest = [column.target for column in plan if column not in upsert.keys]
+    rest = _rest(upsert, plan)
     if not rest:
         return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
     assignments = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in rest)
     return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, assignments)
+
+
+def _rest(upsert: Upsert, plan: Sequence[ColumnPlan]) -> list[str]:
+    """The columns that are no keys."""
+    return [column.target for column in plan if column not in upsert.keys]
 
 
 def _names(names: Iterable[str]) -> sql.Composable:

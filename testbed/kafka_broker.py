@@ -8,24 +8,21 @@ broker lives as long as its owner and no longer, and leaves no process and no di
 from __future__ import annotations
 
 import base64
-import os
-import shutil
 import signal
 import socket
-import subprocess
-import tempfile
 import time
 import uuid
 from pathlib import Path
 from typing import Self
 
-from maven import MissingTool, jars_of_pom, java
-from safety_net import SafetyNet
+from jvm import Jvm
+from maven import MissingTool, jars_of_pom
 
 __all__ = ["KafkaBroker", "MissingTool", "postgres_jdbc_jar", "spark_connector_jars"]
 
 _POMS = Path(__file__).resolve().parent
 _READY_SECONDS = 60.0
+_OPTIONS = ("-Xmx512m", "-Xshare:auto", "-XX:TieredStopAtLevel=1")
 
 
 def spark_connector_jars() -> list[Path]:
@@ -50,12 +47,8 @@ class KafkaBroker:
     """
 
     def __init__(self) -> None:
-        self._java = java()
-        self._class_path = os.pathsep.join(str(jar) for jar in jars_of_pom(_POMS / "broker" / "pom.xml"))
-        self._home = Path(tempfile.mkdtemp(prefix="pgonce-kafka-"))
+        self._jvm = Jvm("kafka", jars_of_pom(_POMS / "broker" / "pom.xml"), _OPTIONS)
         self._port, self._controller_port = _free_ports()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._net: SafetyNet | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -70,59 +63,29 @@ class KafkaBroker:
 
     def start(self) -> Self:
         """Format the log directory where there is none, start, and return once the broker answers."""
-        properties = self._home / "server.properties"
+        properties = self._jvm.home / "server.properties"
         if not properties.exists():
             properties.write_text(self._properties())
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
             # A leading dash would read as an option.
-            self._format(properties, cluster_id.replace("-", "A"))
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command("kafka.Kafka", str(properties)),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                cwd=self._home,
-                start_new_session=True,
-            )
-        self._net = SafetyNet(self._process.pid, signal.SIGKILL, self._home)
-        self._wait_until_it_answers(self._process)
+            cluster_id = cluster_id.replace("-", "A")
+            self._jvm.run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+        self._jvm.start("kafka.Kafka", str(properties))
+        self._wait_until_it_answers()
         return self
 
     def stop(self) -> None:
         """Stop and delete every topic with the broker's directory."""
-        self._end(signal.SIGTERM)
-        shutil.rmtree(self._home, ignore_errors=True)
+        self._jvm.remove()
 
     def kill(self) -> None:
         """SIGKILL the broker; its log stays, for another :meth:`start` at the same address."""
-        self._end(signal.SIGKILL)
-
-    def _end(self, how: signal.Signals) -> None:
-        if self._process:
-            self._process.send_signal(how)
-            try:
-                self._process.wait(15)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-            self._process = None
-        if self._net:
-            self._net.release()
-            self._net = None
+        self._jvm.end(signal.SIGKILL)
 
     @property
-    def _log(self) -> Path:
-        return self._home / "broker.log"
-
-    def _command(self, *arguments: str) -> list[str]:
-        quick = ["-Xmx512m", "-Xshare:auto", "-XX:TieredStopAtLevel=1"]
-        return [self._java, *quick, "-cp", self._class_path, *arguments]
-
-    def _format(self, properties: Path, cluster_id: str) -> None:
-        command = self._command("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
-        done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=self._home)
-        if done.returncode != 0:
-            raise RuntimeError(f"Kafka could not format its log directory: {done.stdout}{done.stderr}")
+    def pid(self) -> int:
+        """Process id of the running broker."""
+        return self._jvm.pid
 
     def _properties(self) -> str:
         values = {
@@ -132,7 +95,7 @@ class KafkaBroker:
             "listeners": f"PLAINTEXT://127.0.0.1:{self._port},CONTROLLER://127.0.0.1:{self._controller_port}",
             "advertised.listeners": f"PLAINTEXT://127.0.0.1:{self._port}",
             "controller.listener.names": "CONTROLLER",
-            "log.dirs": str(self._home / "logs"),
+            "log.dirs": str(self._jvm.home / "logs"),
             # One broker, so one replica of everything, and few partitions of what is only bookkeeping.
             "offsets.topic.replication.factor": "1",
             "offsets.topic.num.partitions": "1",
@@ -151,14 +114,12 @@ class KafkaBroker:
         }
         return "".join(f"{name}={value}\n" for name, value in values.items())
 
-    def _wait_until_it_answers(self, process: subprocess.Popen[bytes]) -> None:
+    def _wait_until_it_answers(self) -> None:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
         until = time.monotonic() + _READY_SECONDS
-        while time.monotonic() < until:
-            if process.poll() is not None:
-                break
+        while time.monotonic() < until and self._jvm.runs():
             # A port that takes connections is not enough: wait until the broker lists itself.
             admin = AdminClient(
                 {"bootstrap.servers": self.bootstrap_servers, "log_level": 0, "reconnect.backoff.max.ms": 200}
@@ -168,7 +129,7 @@ class KafkaBroker:
                     return
             except KafkaException:
                 time.sleep(0.2)
-        said = self._log.read_text(errors="replace")[-4000:]
+        said = self._jvm.log_end()
         self.stop()
         raise RuntimeError(f"Kafka did not answer within {_READY_SECONDS:.0f} s; the end of its log: {said}")
 

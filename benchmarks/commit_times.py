@@ -1,0 +1,89 @@
+"""
+How long does a sink in a process of its own take for so many rows?
+
+Runs on the driver. Invariant: a time is the difference of commit timestamps, so that whoever waits for the rows neither
+disturbs the sink nor blurs its time. Needs `track_commit_timestamp`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Protocol, Self
+
+import numpy as np
+import psycopg
+from cpu_seconds import CpuWatch, Stretch, Used
+from kafka_json import JsonLoad
+from loads import Load
+from psycopg import sql
+
+_LONGEST_SECONDS = 600.0
+_LOOK_EVERY_SECONDS = 0.5
+
+
+class Sink(Protocol):
+    """It runs while the context does."""
+
+    @property
+    def pid(self) -> int:
+        """Of the process that has all others of the sink as its children."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def check(self) -> None:
+        """:raises RuntimeError: it has failed, and why."""
+
+
+def write_with(sink: Sink, cpu: CpuWatch, url: str, table: str, load: JsonLoad) -> tuple[list[int], Used]:
+    """
+    Have the whole topic written: ms of each measured batch, and CPU seconds of them together.
+
+    :raises RuntimeError: the sink has failed, or has written rows twice.
+    """
+    with psycopg.connect(url, autocommit=True) as connection:
+        with sink, cpu.watching(sink.pid):
+            _wait_for_rows(connection, table, load.records, sink)
+        # The table was just made, and no vacuum runs: its rows still have the ids of the transactions that wrote them.
+        epoch = "extract(epoch FROM pg_xact_commit_timestamp(xmin))"
+        query = sql.SQL(f"SELECT {epoch} AS at, count(*) FROM {{}} GROUP BY xmin ORDER BY at")
+        commits = connection.execute(query.format(sql.Identifier(table))).fetchall()
+    measured = between_marks([(float(at), rows) for at, rows in commits], load)
+    return [stretch.ms for stretch in measured], cpu.used(measured)
+
+
+def between_marks(commits: Sequence[tuple[float, int]], load: Load) -> list[Stretch]:
+    """
+    Cut the time of the commits, each with its rows, where the table had the rows of so many batches; pure.
+
+    Within a transaction rows count by time: some hold a fifth of a batch.
+    """
+    at, rows = zip(*commits, strict=True)
+    batches = range(load.warm_up, load.warm_up + load.measured + 1)
+    marks = np.interp([load.stored_after(number) for number in batches], np.cumsum(rows), at)
+    return [Stretch(float(begin), float(end)) for begin, end in pairwise(marks)]
+
+
+def _wait_for_rows(connection: psycopg.Connection, table: str, wanted: int, sink: Sink) -> None:
+    until, size = time.monotonic() + _LONGEST_SECONDS, 0
+    while time.monotonic() < until:
+        sink.check()
+        # Rows are counted only when the file has stopped growing: a count in between would cost the sink its cores.
+        before, size = size, _number(connection, "SELECT pg_relation_size({})", sql.Literal(table))
+        if size == before > 0:
+            found = _number(connection, "SELECT count(*) FROM {}", sql.Identifier(table))
+            if found > wanted:
+                raise RuntimeError(f"{table} has {found} rows, and the topic {wanted}: some were written twice.")
+            if found == wanted:
+                return
+        time.sleep(_LOOK_EVERY_SECONDS)
+    raise RuntimeError(f"{table} did not have its {wanted} rows after {_LONGEST_SECONDS:g} s.")
+
+
+def _number(connection: psycopg.Connection, query: str, what: sql.Composable) -> int:
+    row = connection.execute(sql.SQL(query).format(what)).fetchone()
+    assert row
+    return int(row[0])
