@@ -8,16 +8,13 @@ disturbs the sink nor blurs its time. Needs `track_commit_timestamp`.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import pairwise
 from typing import Protocol, Self
 
-import numpy as np
 import psycopg
-from cpu_seconds import CpuWatch, Stretch, Used
+from cpu_seconds import CpuWatch, Used
 from kafka_json import JsonLoad
-from loads import Load
 from psycopg import sql
+from stretches import cut
 
 _LONGEST_SECONDS = 600.0
 _LOOK_EVERY_SECONDS = 0.5
@@ -51,20 +48,9 @@ def write_with(sink: Sink, cpu: CpuWatch, url: str, table: str, load: JsonLoad) 
         epoch = "extract(epoch FROM pg_xact_commit_timestamp(xmin))"
         query = sql.SQL(f"SELECT {epoch} AS at, count(*) FROM {{}} GROUP BY xmin ORDER BY at")
         commits = connection.execute(query.format(sql.Identifier(table))).fetchall()
-    measured = between_marks([(float(at), rows) for at, rows in commits], load)
+    marks = [load.stored_after(load.warm_up + number) for number in range(load.measured + 1)]
+    measured = cut([(float(at), rows) for at, rows in commits], marks)
     return [stretch.ms for stretch in measured], cpu.used(measured)
-
-
-def between_marks(commits: Sequence[tuple[float, int]], load: Load) -> list[Stretch]:
-    """
-    Cut the time of the commits, each with its rows, where the table had the rows of so many batches; pure.
-
-    Within a transaction rows count by time: some hold a fifth of a batch.
-    """
-    at, rows = zip(*commits, strict=True)
-    batches = range(load.warm_up, load.warm_up + load.measured + 1)
-    marks = np.interp([load.stored_after(number) for number in batches], np.cumsum(rows), at)
-    return [Stretch(float(begin), float(end)) for begin, end in pairwise(marks)]
 
 
 def _wait_for_rows(connection: psycopg.Connection, table: str, wanted: int, sink: Sink) -> None:

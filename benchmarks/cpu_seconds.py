@@ -17,18 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import psutil
 from measure import beside
-
-
-class Stretch(NamedTuple):
-    """A part of a run, in seconds since 1970."""
-
-    begin: float
-    end: float
-
-    @property
-    def ms(self) -> int:
-        """How long it took."""
-        return round((self.end - self.begin) * 1000)
+from stretches import Stretch
 
 
 class Used(NamedTuple):

@@ -8,7 +8,6 @@ table for ever.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import uuid
 from pathlib import Path
@@ -37,16 +36,33 @@ _OPTIONS = (
 )
 
 
+def flink_class_path() -> list[Path]:
+    """Flink's jars, and the program's classes before them. :raises MissingTool:"""
+    pom = _PROGRAM.with_name("pom.xml")
+    jars = jars_of_pom(pom)
+    compiler = Path(java()).with_name("javac")
+    if not compiler.exists():
+        raise MissingTool(
+            f"Java's compiler is missing beside {compiler.with_name('java')}: install a JDK (openjdk-17)."
+        )
+
+    def compile_into(directory: Path) -> None:
+        class_path = os.pathsep.join(map(str, jars))
+        subprocess.run([compiler, "-cp", class_path, "-d", directory, _PROGRAM], check=True)
+
+    return [build_once("flink-program", pom.read_bytes() + _PROGRAM.read_bytes(), compile_into), *jars]
+
+
 class FlinkXa:
     """
     The sink; a context manager. A consumer group of its own reads the topic from the beginning.
 
+    :param url: the same database as ``jdbc_url``, to clean up there.
     :raises MissingTool: Maven, Java or its compiler is missing.
     """
 
     def __init__(self, load: JsonLoad, url: str, jdbc_url: str, table: str) -> None:
-        jars = jars_of_pom(_PROGRAM.parent / "pom.xml")
-        self._jvm = Jvm("flink", [_compiled(jars), *jars], _OPTIONS)
+        self._jvm = Jvm("flink", flink_class_path(), _OPTIONS)
         self._url = url
         self._arguments = (
             load.bootstrap_servers,
@@ -78,17 +94,3 @@ class FlinkXa:
         """:raises RuntimeError: the job has failed."""
         if not self._jvm.runs():
             raise RuntimeError(f"Flink has ended; the end of its log: {self._jvm.log_end()}")
-
-
-def _compiled(jars: list[Path]) -> Path:
-    """Directory of the program's classes."""
-    compiler = Path(java()).with_name("javac")
-    if not compiler.exists():
-        raise MissingTool("Java's compiler is missing: install a JDK (openjdk-17-jdk), not only a JRE.")
-
-    def compile_into(directory: Path) -> None:
-        class_path = os.pathsep.join(map(str, jars))
-        command = [str(compiler), "-cp", class_path, "-d", str(directory), str(_PROGRAM)]
-        subprocess.run(command, check=True, cwd=directory)
-
-    return build_once(_PROGRAM.stem, _PROGRAM.read_bytes(), compile_into)

@@ -1,8 +1,8 @@
 """
 How quick is it from Kafka to Postgres, beside what people use? `make bench-kafka`.
 
-Runs on the driver, with Spark, Kafka, Kafka Connect, Flink and Postgres on this machine. Invariant: all contenders read the
-same records of one topic, warm: the first batch of each is not counted.
+Runs on the driver, with Spark, Kafka, Kafka Connect, Flink and Postgres on this machine. Invariant: all contenders read
+the same records of one topic, warm: the first batch of each is not counted.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from cpu_seconds import CpuWatch, Used
 from debezium import debezium
 from embedded_postgres import EmbeddedPostgres
 from flink_xa import POSTGRES_SETTINGS as FLINK_SETTINGS
-from flink_xa import FlinkXa
+from flink_xa import FlinkXa, flink_class_path
 from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
+from kafka_connect import connect_class_path
 from kafka_json import JsonLoad, consume
 from measure import Bench, alternate, empty_table
 from report import Goal, judge
@@ -84,6 +85,9 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     try:
         jars = (*spark_connector_jars(), postgres_jdbc_jar())
+        # Now, rather than when their turn comes.
+        connect_class_path()
+        flink_class_path()
         with (
             KafkaBroker() as broker,
             EmbeddedPostgres(settings=SETTINGS) as postgres,

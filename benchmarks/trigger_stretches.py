@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
 
-from cpu_seconds import Stretch
 from loads import Load
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import (
@@ -21,6 +20,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
     StreamingQueryProgress,
 )
+from stretches import Stretch
 
 _LISTENERS_SECONDS = 30.0
 

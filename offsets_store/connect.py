@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Connection, Engine, create_engine, event
 
 from offsets_store.errors import ConfigurationError
 from offsets_store.postgres_errors import connect_error
@@ -102,6 +102,13 @@ def _engine(url: str, _pid: int) -> Engine:
     # After SQLAlchemy's own questions to a new connection.
     event.listen(engine, "connect", lambda connection, _: connection.rollback())
     return engine
+
+
+def driver_connection(connection: Connection) -> psycopg.Connection:
+    """The psycopg connection under a SQLAlchemy one: only it can COPY."""
+    raw = connection.connection.driver_connection
+    assert isinstance(raw, psycopg.Connection)  # noqa: S101 (the engine is made for psycopg)
+    return raw
 
 
 def _connect_quietly(url: str) -> psycopg.Connection:

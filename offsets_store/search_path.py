@@ -35,10 +35,21 @@ def leave_in_tx(connection: psycopg.Connection) -> None:
     connection.execute(_LEAVE)
 
 
-def execute_in_tx(cursor: psycopg.Cursor[Any], statement: sql.Composed) -> None:
+ANSWERS_BEFORE = 2
+"""What SELECT and SET LOCAL answer, before the statement in :func:`under_ours` does."""
+
+
+def under_ours(statement: sql.Composable) -> sql.Composed:
+    """
+    The text that runs one statement under our search_path in the midst of the user's.
+
+    Several statements in one text cannot be prepared, and take no parameters.
+    """
+    return sql.SQL("; ").join([sql.SQL(_ENTER), statement, sql.SQL(_LEAVE)])
+
+
+def execute_in_tx(cursor: psycopg.Cursor[Any], statement: sql.Composable) -> None:
     """Run one statement under our search_path in the midst of the user's; the cursor has its rows."""
-    # Several statements in one text cannot be prepared, and take no parameters.
-    cursor.execute(sql.SQL("; ").join([sql.SQL(_ENTER), statement, sql.SQL(_LEAVE)]), prepare=False)
-    # What SELECT and SET LOCAL answered comes first.
-    cursor.nextset()
-    cursor.nextset()
+    cursor.execute(under_ours(statement), prepare=False)
+    for _ in range(ANSWERS_BEFORE):
+        cursor.nextset()

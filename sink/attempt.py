@@ -18,12 +18,13 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, event
 
 from offsets_store import ledger, record
-from offsets_store.connect import engine_for
+from offsets_store.connect import driver_connection, engine_for
 from offsets_store.errors import NOTHING
 from offsets_store.facts import Batch
 from offsets_store.ledger import LockedWriter, TransactionState
 from offsets_store.migrations import ensure_ledger
 from offsets_store.offsets import Offsets
+from offsets_store.one_trip import one_trip
 from offsets_store.record import Published
 from offsets_store.refusals import refusal
 from offsets_store.search_path import leave_in_tx
@@ -117,14 +118,15 @@ def _publish_in_tx(
     leave_in_tx(driver_connection(connection))
     published = work.publish(connection, batch, None if verdict is Verdict.NEW else stored)
     _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
-    record.record_batch_in_tx(
-        connection, locked, batch, published, stored=stored, retain_batches=settings.retain_batches
-    )
-    ledger.close_acceptances_in_tx(connection, locked, batch)
-    if locked.ledger.writer is None and settings.remedies.replaces:
-        record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
-    # Deferred triggers of the user's tables run at COMMIT.
-    leave_in_tx(driver_connection(connection))
+    with one_trip(connection):
+        record.record_batch_in_tx(
+            connection, locked, batch, published, stored=stored, retain_batches=settings.retain_batches
+        )
+        ledger.close_acceptances_in_tx(connection, locked, batch)
+        if locked.ledger.writer is None and settings.remedies.replaces:
+            record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
+        # Deferred triggers of the user's tables run at COMMIT.
+        leave_in_tx(driver_connection(connection))
 
 
 def _skip_in_tx(
@@ -150,13 +152,6 @@ def _commit(connection: Connection) -> None:
             "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
             "(tx.connection.begin_nested()).",
         )
-
-
-def driver_connection(connection: Connection) -> psycopg.Connection:
-    """The psycopg connection under a SQLAlchemy one: only it can COPY."""
-    raw = connection.connection.driver_connection
-    assert isinstance(raw, psycopg.Connection)  # noqa: S101 (the engine is made for psycopg)
-    return raw
 
 
 def _refuse_lost_on_crash(state: TransactionState) -> None:

@@ -7,7 +7,10 @@ every batch, because people alter tables under a stream; the catalogue itself is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -74,11 +77,34 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
 
     A table that does not exist yet gets the schema in which CREATE TABLE would put it.
     """
-    try:
-        found = connection.execute(_RESOLVE, {"table": table}).fetchone()
-    except _NO_NAME:
-        found = None
-    parts, current_schema, schema, name, oid = found or ((), None, None, None, None)
+    with connection.cursor() as cursor, suppress(*_NO_NAME):
+        cursor.execute(_resolve(table), prepare=False)
+        return _resolved(cursor.fetchone(), table)
+    return _resolved(None, table)
+
+
+def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedName, TargetTable | None]:
+    """
+    The same, and the table as the catalogue has it now, or None where there is none.
+
+    Read for every batch: people alter tables under a stream.
+    """
+    describe = search_path.under_ours(sql.SQL(_DESCRIBE))
+    with connection.cursor(row_factory=dict_row) as cursor, suppress(*_NO_NAME):
+        cursor.execute(sql.SQL("; ").join([_resolve(table), describe]), prepare=False)
+        found = _resolved(tuple((cursor.fetchone() or {}).values()), table)
+        for _ in range(1 + search_path.ANSWERS_BEFORE):
+            cursor.nextset()
+        return found, _described(cursor.fetchall())
+    return _resolved(None, table), None
+
+
+def _resolve(table: str) -> sql.Composed:
+    return sql.SQL(_RESOLVE).format(table=sql.Literal(table))
+
+
+def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
+    parts, current_schema, schema, name, oid = (found or ((), None, None, None, None))[:5]
     if oid is None and len(parts) in (1, 2):
         # An absent table cannot be looked up, so its name is split the way to_regclass would split it.
         schema, name = (current_schema, *parts)[-2:]
@@ -108,10 +134,12 @@ _NO_NAME = (
     psycopg.errors.FeatureNotSupported,
 )
 
-# Everything is qualified, for the user's search_path is in force: it is what decides here.
+# Everything is qualified, for the user's search_path is in force: it is what decides here. What was found is kept for
+# the next statement of the same text.
 _RESOLVE = """
-SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid
-FROM (SELECT %(table)s::pg_catalog.text AS given) AS t
+SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
+       pg_catalog.set_config('pgonce.target', coalesce(c.oid, 0)::pg_catalog.text, true)
+FROM (SELECT {table}::pg_catalog.text AS given) AS t
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 """
@@ -122,7 +150,7 @@ _DESCRIBE = """
 WITH RECURSIVE resolved AS (
     SELECT a.attrelid, a.attnum, a.atttypid AS type_oid, a.atttypmod AS typmod
     FROM pg_catalog.pg_attribute AS a
-    WHERE a.attrelid = {oid} AND a.attnum > 0 AND NOT a.attisdropped
+    WHERE a.attrelid = current_setting('pgonce.target')::oid AND a.attnum > 0 AND NOT a.attisdropped
     UNION ALL
     SELECT r.attrelid, r.attnum, d.typbasetype, d.typtypmod
     FROM resolved AS r JOIN pg_catalog.pg_type AS d ON d.oid = r.type_oid AND d.typtype = 'd'
@@ -144,16 +172,14 @@ JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
 LEFT JOIN resolved AS r ON r.attnum = a.attnum
     AND NOT EXISTS (SELECT FROM pg_catalog.pg_type AS y WHERE y.oid = r.type_oid AND y.typtype = 'd')
-WHERE c.oid = {oid}
+WHERE c.oid = current_setting('pgonce.target')::oid
 ORDER BY a.attnum
 """
 
 
-def describe_table(connection: psycopg.Connection, oid: int) -> TargetTable:
-    """The table as the catalogue has it now. Read for every batch: people alter tables under a stream."""
-    with connection.cursor(row_factory=dict_row) as cursor:
-        search_path.execute_in_tx(cursor, sql.SQL(_DESCRIBE).format(oid=sql.Literal(oid)))
-        rows = cursor.fetchall()
+def _described(rows: Sequence[dict[str, Any]]) -> TargetTable | None:
+    if not rows:
+        return None
     of_table = {field.name: rows[0][field.name] for field in fields(TargetTable) if field.name != "columns"}
     columns = (
         TargetColumn(**{field.name: row[field.name] for field in fields(TargetColumn)})

@@ -16,11 +16,12 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from offsets_store import search_path
+from offsets_store.connect import driver_connection
 from offsets_store.errors import NOTHING
 from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
-from sink.attempt import Work, driver_connection
+from sink.attempt import Work
 from sink.catalogue import TargetTable, resolve_table
 from sink.copy_encoder import HEADER, TRAILER
 from sink.errors import TargetError

@@ -15,7 +15,7 @@ from psycopg import sql
 
 from offsets_store import search_path
 from offsets_store.errors import NOTHING
-from sink.catalogue import TargetColumn, TargetTable, describe_table, resolve_table
+from sink.catalogue import TargetColumn, TargetTable, look_up_table
 from sink.errors import TargetError
 from sink.settings import Destination
 from sink.type_mapping import EncodedColumn, Fit, Fitting, fit
@@ -150,17 +150,16 @@ def target_for(
 
     :raises TargetError: where the table is missing, unfit, or does not take these columns.
     """
-    found = resolve_table(connection, destination.table)
-    if found.oid is None and destination.create_table:
+    found, table = look_up_table(connection, destination.table)
+    if table is None and destination.create_table:
         create_table(connection, found.schema, found.name, encoded, destination.keys)
-        found = resolve_table(connection, destination.table)
-    if found.oid is None:
+        found, table = look_up_table(connection, destination.table)
+    if table is None:
         raise TargetError(
             "TARGET_MISSING",
             f"There is no table {found.qualified_name}.",
             NOTHING,
             "Create it, or set createTable=true. An unqualified name is looked up along the role's search_path.",
         )
-    table = describe_table(connection, found.oid)
     check_table(table)
     return table, plan_columns(table, encoded)

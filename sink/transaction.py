@@ -13,10 +13,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection, CursorResult
 
+from offsets_store.connect import driver_connection
 from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from sink.arrow_rows import collected_rows
-from sink.attempt import driver_connection
 from sink.publish import publish_rows_in_tx
 from sink.settings import Destination, destination
 

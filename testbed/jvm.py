@@ -30,8 +30,11 @@ class Jvm:
     """
 
     def __init__(self, name: str, jars: Sequence[Path], options: Sequence[str]) -> None:
-        self._command = [java(), *options, "-cp", os.pathsep.join(map(str, jars))]
+        program = java()
         self.home = Path(tempfile.mkdtemp(prefix=f"pgonce-{name}-"))
+        # Native libraries are unpacked there, and a JVM that is killed leaves them behind.
+        options = (*options, f"-Djava.io.tmpdir={self.home}")
+        self._command = [program, *options, "-cp", os.pathsep.join(map(str, jars))]
         self._process: subprocess.Popen[bytes] | None = None
         self._net: SafetyNet | None = None
 

@@ -27,6 +27,11 @@ _OPTIONS = ("-Xms256m", "-Xmx2g", "-XX:+UseParallelGC", "-Dorg.slf4j.simpleLogge
 _open = build_opener(ProxyHandler({})).open
 
 
+def connect_class_path() -> list[Path]:
+    """Kafka Connect and its connectors. :raises MissingTool:"""
+    return jars_of_pom(_POM)
+
+
 class KafkaConnect:
     """
     One Connect worker with one connector; a context manager, or :meth:`start` and :meth:`stop`.
@@ -39,7 +44,7 @@ class KafkaConnect:
     def __init__(
         self, bootstrap_servers: str, connector: Mapping[str, str], worker: Mapping[str, str] | None = None
     ) -> None:
-        self._jvm = Jvm("connect", jars_of_pom(_POM), _OPTIONS)
+        self._jvm = Jvm("connect", connect_class_path(), _OPTIONS)
         self._connector = connector
         self._address = f"http://127.0.0.1:{_free_port()}"
         self._worker = {

@@ -79,7 +79,7 @@ def _fetched(name: str, key: bytes, goal: list[str]) -> Path:
         maven = shutil.which("mvn")
         if maven is None:
             raise MissingTool(
-                "Maven is missing: install maven, which fetches the jars of Kafka and of Spark's connector."
+                "Maven is missing: install maven, which fetches the jars of Kafka, of connectors and of other sinks."
             )
         command = [maven, "-q", "-B", *goal, f"-DoutputDirectory={directory}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory)

@@ -11,12 +11,13 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
+from offsets_store.connect import driver_connection
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Batch, Remedies
 from offsets_store.migrations import ensure_ledger
 from offsets_store.record import Published
 from offsets_store.verdict import Verdict
-from sink.attempt import Work, application_name, driver_connection
+from sink.attempt import Work, application_name
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
 from sink.publish import BatchRows, publish_rows_in_tx

@@ -15,12 +15,12 @@ import pyspark.sql.types as t
 import pytest
 from psycopg.conninfo import make_conninfo
 
-from offsets_store.connect import engine_for
+from offsets_store.connect import driver_connection, engine_for
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Batch
 from offsets_store.record import Published
 from offsets_store.verdict import Verdict
-from sink.attempt import Work, driver_connection
+from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
 from sink.publish import BatchRows, publish_rows_in_tx

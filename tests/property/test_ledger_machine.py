@@ -39,13 +39,13 @@ from pyspark.sql import types as t
 from sqlalchemy import Connection
 
 from offsets_store.checkpoint import Checkpoint
-from offsets_store.connect import engine_for
+from offsets_store.connect import driver_connection, engine_for
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Batch, Remedies
 from offsets_store.migrations import ensure_ledger
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
-from sink.attempt import Work, driver_connection
+from sink.attempt import Work
 from sink.checkpointed_batch import batch_by_id, describe_batch
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
@@ -415,10 +415,10 @@ class LedgerMachine(RuleBasedStateMachine):
         driver = self._pick(at, is_awake)
         if not self._at_hand(driver, rows, tasks) or not self._described(driver):
             return
-        if self._expected(driver) not in PUBLISHED:
+        if self._expected(driver) not in PUBLISHED or self._is_kept_out(driver):
             self._committed(driver)
             return
-        frozen = driver.frozen = Frozen(driver.folder.query_id not in self.world.writers)
+        frozen = driver.frozen = Frozen(self._is_first_contact(driver))
 
         def run() -> None:
             try:
@@ -612,7 +612,8 @@ class LedgerMachine(RuleBasedStateMachine):
     ) -> None:
         if not self._described(driver):
             return
-        expected = self._expected(driver)
+        is_kept_out = self._is_kept_out(driver)
+        expected = "LOCKED" if is_kept_out else self._expected(driver)
         hits = self.site.proxy.hits.copy()
         if cut:
             getattr(self.site.proxy, cut)(touching="pgonce.writers")
@@ -625,7 +626,7 @@ class LedgerMachine(RuleBasedStateMachine):
             return
         finally:
             self.site.proxy.disarm()
-        self._ended_by(driver)
+        self._ended_by(driver, is_kept_out=is_kept_out)
         struck = self.site.proxy.hits - hits
         assert bool(struck) == (cut is not None and expected in PUBLISHED | SKIPPED)
         if struck["cut_after_commit"] or struck["cut_during_commit"]:
@@ -649,7 +650,7 @@ class LedgerMachine(RuleBasedStateMachine):
             Remedies(**folder.remedies),
             retain_batches=self.world.retain,
             lock_timeout=0.2,
-            retry_timeout=30,
+            retry_timeout=2 if self._is_kept_out(driver) else 30,
         )
         try:
             verdict = commit_batch(commit, batch, hooked(work, hook) if hook else work)
@@ -671,15 +672,28 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             self.drivers.remove(driver)
 
-    def _ended_by(self, driver: Driver) -> None:
-        """Whoever needs a lock of a frozen driver's session has ended it."""
-        is_first_contact = driver.folder.query_id not in self.world.writers
-        needed = locked_rows(driver.folder, is_first_contact=is_first_contact)
+    def _is_kept_out(self, driver: Driver) -> bool:
+        """Two queries' first batches into one sink take turns, and neither may end the other's session."""
+        return self._is_first_contact(driver) and any(
+            other.frozen
+            and other.frozen.is_first_contact
+            and not other.frozen.is_ended
+            and other.folder.query_id != driver.folder.query_id
+            for other in self.drivers
+        )
+
+    def _is_first_contact(self, driver: Driver) -> bool:
+        return driver.folder.query_id not in self.world.writers
+
+    def _ended_by(self, driver: Driver, *, is_kept_out: bool = False) -> None:
+        """Whoever needs a row that a frozen driver's session holds has ended it; who is kept out never came so far."""
+        if is_kept_out:
+            return
+        needed = locked_rows(driver.folder, is_first_contact=self._is_first_contact(driver))
         for other in self.drivers:
             if (frozen := other.frozen) and other is not driver:
                 held = locked_rows(other.folder, is_first_contact=frozen.is_first_contact)
-                both_first = frozen.is_first_contact and is_first_contact
-                frozen.is_ended |= both_first or not held.isdisjoint(needed)
+                frozen.is_ended |= not held.isdisjoint(needed)
 
     # What must be so after every step
 

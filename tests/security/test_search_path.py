@@ -16,7 +16,7 @@ from security.batches import commit, inline, planned, rows_in
 from security.evil import make_evil
 
 from offsets_store.cli import app
-from offsets_store.connect import connect, engine_for
+from offsets_store.connect import connect, driver_connection, engine_for
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Remedies
 from offsets_store.heard import Heard
@@ -25,7 +25,7 @@ from offsets_store.progress import store_progress_in_tx
 from offsets_store.record import Published
 from offsets_store.store import OffsetsStore
 from offsets_store.verdict import Verdict
-from sink.attempt import Work, application_name, driver_connection
+from sink.attempt import Work, application_name
 from sink.committer import commit_batch
 from sink.publish import publication, publish_rows_in_tx
 from sink.settings import CommitSettings, destination
