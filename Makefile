@@ -75,7 +75,7 @@ soak: setup ## N=10000 small batches of each way in, one driver after the other:
 bench-async: setup ## trigger times with and without asynchronous progress tracking, from Kafka
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/async_triggers.py
 
-bench-kafka: setup ## 1,000,000 JSON records a batch, beside Spark JDBC and a consumer by hand
+bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, beside Spark JDBC, Debezium, Flink XA and a consumer by hand
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
 
 bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting
