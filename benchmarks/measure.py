@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import psutil
 import psycopg
@@ -22,6 +23,7 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+_Contender = TypeVar("_Contender")
 _LONGEST_SECONDS = 600.0
 # Daemons of Spark's Python workers name their module, and so do the workers, which are their forks. That of the tasks
 # is left out: it runs on executors.
@@ -63,7 +65,7 @@ class Bench:
         return times
 
 
-def alternate(contenders: Sequence[Contender], rounds: int, measure: Callable[[Contender, int], None]) -> None:
+def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[_Contender, int], None]) -> None:
     """Each contender once a round; the first to go moves on, so that nobody always runs after the same other."""
     for number in range(rounds):
         first = number % len(contenders)
