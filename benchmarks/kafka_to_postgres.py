@@ -42,8 +42,8 @@ BY_HAND = Contender("a consumer by hand, without Spark", lambda writer, _: write
 DEBEZIUM = Contender("Debezium's JDBC sink", lambda writer, _: writer, "rows_debezium")
 FLINK = Contender("Flink's JDBC sink, XA", lambda writer, _: writer, "rows_flink")
 CONTENDERS = (FOREACH_NOTHING, PYTHON_NOTHING, WRITER, STAGED, SPARK_JDBC, DEBEZIUM, FLINK, BY_HAND)
-# Debezium and Flink tell nobody when they have committed.
 _ROWS = 1_000_000
+# Debezium and Flink tell nobody when they have committed.
 SETTINGS = {**POSTGRES, **FLINK_SETTINGS, "track_commit_timestamp": "on"}
 
 

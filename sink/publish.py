@@ -17,21 +17,19 @@ from sqlalchemy import Connection
 
 from offsets_store import search_path
 from offsets_store.connect import driver_connection
-from offsets_store.errors import NOTHING
 from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
 from sink.attempt import Work
 from sink.catalogue import TargetTable, resolve_table
 from sink.copy_encoder import HEADER, TRAILER
-from sink.errors import TargetError
-from sink.merge import MERGED_ROWS, has_integer_first, may_merge, merged
 from sink.settings import Destination
 from sink.staged_rows import StagedRows, check_staged_rows, refuse_missing_table
 from sink.staging import column_definitions
 from sink.target import ColumnPlan, target_for
 from sink.type_mapping import EncodedColumn, Fit
-from sink.write_modes import Upsert, insert_statement, key_facts_statement, merge_statement, plan_upsert
+from sink.upsert import upsert_in_tx
+from sink.write_modes import insert_statement, plan_upsert
 
 _counter = itertools.count()
 
@@ -92,7 +90,7 @@ def publish_rows_in_tx(connection: psycopg.Connection, destination: Destination,
         return
     source = _gathered(connection, rows)
     wanted = sql.SQL("true") if rows.staged is None else rows.staged.wanted
-    insert = insert_statement(source, wanted, table, plan, upsert)
+    insert = insert_statement(source, wanted, table, plan)
     if rows.staged is not None and upsert is None and not rows.staged.stored:
         # What is promised and nothing else was inserted: one reading of the table is enough. Triggers of the user's
         # may have left rows out, so only a count tells what else it means.
@@ -102,11 +100,9 @@ def publish_rows_in_tx(connection: psycopg.Connection, destination: Destination,
     if rows.staged is not None:
         check_staged_rows(connection, rows.staged)
     if upsert is not None:
-        bounds = _checked_keys(connection, source, wanted, upsert, bounded=has_integer_first(table, upsert))
-        is_merged = rows.count() >= MERGED_ROWS and may_merge(connection, table, upsert)
-        if is_merged and merged(connection, merge_statement(source, wanted, table, plan, upsert, bounds)):
-            return
-    connection.execute(insert)
+        upsert_in_tx(connection, source, wanted, table, plan, upsert, rows.count())
+    else:
+        connection.execute(insert)
 
 
 def _goes_straight(table: TargetTable, plan: Iterable[ColumnPlan]) -> bool:
@@ -126,22 +122,6 @@ def _gathered(connection: psycopg.Connection, rows: BatchRows) -> sql.Identifier
     search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(rows.columns)))
     _copy(connection, table, names, rows.bodies())
     return table
-
-
-def _checked_keys(
-    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: Upsert, *, bounded: bool
-) -> tuple[int, int] | None:
-    """The first key's least and greatest value, where they are asked for."""
-    row = connection.execute(key_facts_statement(source, wanted, upsert, bounded=bounded)).fetchone()
-    nulls, least, greatest = row or (0, None, None)
-    if nulls:
-        raise TargetError(
-            "NULL_KEYS",
-            f"{nulls} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
-            NOTHING,
-            "Filter these rows out, or give them keys, before they are written.",
-        )
-    return None if least is None else (least, greatest)
 
 
 class _RowsFailedError(Exception):

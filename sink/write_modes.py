@@ -59,7 +59,7 @@ def insert_statement(
     wanted: sql.Composable,
     table: TargetTable,
     plan: Sequence[ColumnPlan],
-    upsert: Upsert | None,
+    upsert: Upsert | None = None,
 ) -> sql.Composed:
     """``INSERT ... SELECT`` of the wanted rows of ``source``, by key where ``upsert`` is given."""
     # Under another name, for a table may be called excluded.

@@ -11,12 +11,12 @@ import pytest
 from psycopg import sql
 from pyspark.sql import types as t
 
-import sink.publish
+import sink.upsert
 from sink.copy_encoder import CopyEncoder
-from sink.merge import merged
 from sink.publish import BatchRows, publish_rows_in_tx
 from sink.settings import destination
 from sink.type_mapping import encode_columns
+from sink.upsert import merged
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
@@ -44,8 +44,8 @@ def merges(monkeypatch):
         outcomes.append(merged(connection, statement))
         return outcomes[-1]
 
-    monkeypatch.setattr(sink.publish, "MERGED_ROWS", 0)
-    monkeypatch.setattr(sink.publish, "merged", noted)
+    monkeypatch.setattr(sink.upsert, "MERGED_ROWS", 0)
+    monkeypatch.setattr(sink.upsert, "merged", noted)
     return outcomes
 
 
@@ -90,7 +90,7 @@ def test_merge_leaves_what_on_conflict_leaves(ddl, keys, order_by, admin, url, m
     for number in range(6):
         rows = [(draw.randrange(40), f"region {draw.randrange(9)}", draw.randrange(60)) for _ in range(80)]
         for table, least in (("events", 0), ("by_conflict", 10**9)):
-            monkeypatch.setattr(sink.publish, "MERGED_ROWS", least)
+            monkeypatch.setattr(sink.upsert, "MERGED_ROWS", least)
             with psycopg.connect(url) as connection:
                 upsert(connection, _one_order(rows, keys), keys, order_by, table)
         assert stored(admin) == stored(admin, "by_conflict"), f"seed {seed}, batch {number}"
@@ -214,7 +214,7 @@ def test_only_large_batches_are_merged(admin, url, monkeypatch):
     def never(*_):
         raise AssertionError
 
-    monkeypatch.setattr(sink.publish, "may_merge", never)
+    monkeypatch.setattr(sink.upsert, "may_merge", never)
     admin.execute(TABLE.encode())
     with psycopg.connect(url) as connection:
         upsert(connection, ROWS)
