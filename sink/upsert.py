@@ -10,7 +10,7 @@ index first (ADR 13).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import psycopg
 from psycopg import sql
@@ -28,14 +28,27 @@ MERGED_ROWS = 50_000
 
 _FIRST_VERSION = 150000
 
-# ON CONFLICT finds the rows by a unique index, MERGE by equality: both must mean the same, and the index must be there.
-# Triggers see which it was.
+# What makes both the same, told of a table by its catalogue:
+# - MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the keys in
+#   their order, for a join goes through the rows in the index's.
+# - Triggers see which it was. Of a row that is there, ON CONFLICT checks the one that was proposed too, with defaults
+#   for the columns that the batch does not bring: no such column may have one, and no CHECK or EXCLUDE may be there.
+# - ON CONFLICT refuses tables with any deferrable unique index, and reads all columns.
+# - At the higher isolation levels Postgres 17 lost another's update in MERGE, without an error.
 _SAME_AS_ON_CONFLICT = """
 SELECT EXISTS (
     SELECT FROM pg_class AS c JOIN pg_index AS i ON i.indrelid = c.oid
-    WHERE c.oid = {oid} AND c.relkind = 'r'
+    WHERE c.oid = {oid} AND c.relkind = 'r' AND current_setting('transaction_isolation') = 'read committed'
+    AND has_table_privilege(c.oid, 'SELECT')
     AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
-    AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indislive AND i.indpred IS NULL
+    AND NOT EXISTS (SELECT FROM pg_constraint AS r WHERE r.conrelid = c.oid AND r.contype IN ('c', 'x'))
+    AND NOT EXISTS (SELECT FROM pg_index AS d WHERE d.indrelid = c.oid AND d.indisunique AND NOT d.indimmediate)
+    AND NOT EXISTS (
+        SELECT FROM pg_attribute AS a JOIN pg_type AS y ON y.oid = a.atttypid
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text <> ALL ({columns})
+        AND (a.atthasdef OR a.attidentity <> '' OR y.typtype = 'd')
+    )
+    AND i.indisunique AND i.indisvalid AND i.indislive AND i.indpred IS NULL
     AND i.indnkeyatts = cardinality({keys})
     AND ARRAY(
         SELECT a.attname::text
@@ -46,7 +59,7 @@ SELECT EXISTS (
         AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'text'::regtype,
                            'varchar'::regtype, 'uuid'::regtype, 'date'::regtype, 'timestamp'::regtype,
                            'timestamptz'::regtype)
-        ORDER BY a.attname::text COLLATE "C"
+        ORDER BY n
     ) = {keys}
 )
 """
@@ -85,9 +98,9 @@ def upsert_in_tx(
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     bounds = _checked_keys(connection, source, wanted, upsert, bounded=_has_integer_first(table, upsert))
-    if row_count >= MERGED_ROWS and may_merge(connection, table, upsert):
+    if row_count >= MERGED_ROWS and may_merge(connection, table, plan, upsert):
         merge = merge_statement(source, wanted, table, plan, upsert, bounds)
-        if merged(connection, merge):
+        if merged(connection, merge, lambda: may_merge(connection, table, plan, upsert)):
             return
     connection.execute(insert_statement(source, wanted, table, plan, upsert))
 
@@ -108,17 +121,24 @@ def _checked_keys(
     return None if least is None else (least, greatest)
 
 
-def may_merge(connection: psycopg.Connection, table: TargetTable, upsert: Upsert) -> bool:
+def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
     """Whether nobody could tell MERGE from ON CONFLICT."""
     if connection.info.server_version < _FIRST_VERSION or table.row_security:
         return False
-    if any(key.fitting.fit is not Fit.EXACT for key in upsert.keys):
+    # Where a row is there and there is nothing to update, MERGE does not wait for who may be deleting it.
+    if len(upsert.keys) == len(plan) or any(key.fitting.fit is not Fit.EXACT for key in upsert.keys):
         return False
-    keys = sql.SQL("ARRAY[{}]::text[]").format(sql.SQL(", ").join(sorted(key.target for key in upsert.keys)))
+    same = sql.SQL(_SAME_AS_ON_CONFLICT).format(
+        oid=table.oid, keys=_texts(key.target for key in upsert.keys), columns=_texts(column.target for column in plan)
+    )
     cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL(_SAME_AS_ON_CONFLICT).format(oid=table.oid, keys=keys))
+    search_path.execute_in_tx(cursor, same)
     row = cursor.fetchone()
     return row is not None and row[0]
+
+
+def _texts(names: Iterable[str]) -> sql.Composed:
+    return sql.SQL("ARRAY[{}]::text[]").format(sql.SQL(", ").join(map(sql.Literal, names)))
 
 
 def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
@@ -128,12 +148,26 @@ def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
     return first.fitting.fit is Fit.EXACT and types[first.target] in ("smallint", "integer", "bigint")
 
 
-def merged(connection: psycopg.Connection, merge: sql.Composed) -> bool:
-    """Run ``merge``; False where nothing was done, because ON CONFLICT is needed, or knows better what is wrong."""
+def merged(connection: psycopg.Connection, merge: sql.Composed, still_may: Callable[[], bool]) -> bool:
+    """
+    Run ``merge``; False where nothing was done, because ON CONFLICT is needed, or knows better what is wrong.
+
+    :param still_may: asked once more when the table can no longer be altered by others, for whom it may have waited.
+    """
     try:
-        with connection.transaction():
+        with connection.transaction() as savepoint:
             connection.cursor().execute(sql.SQL("; ").join([_PLAN, merge, _UNPLAN]), prepare=False)
-    except (psycopg.errors.UniqueViolation, psycopg.errors.CardinalityViolation):
-        # Somebody else has inserted a key meanwhile; or the batch has a key twice.
+            if still_may():
+                return True
+            raise psycopg.Rollback(savepoint)
+    except _FOR_ON_CONFLICT:
         return False
-    return True
+    return False
+
+
+# Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table knows no MERGE.
+_FOR_ON_CONFLICT = (
+    psycopg.errors.IntegrityError,
+    psycopg.errors.CardinalityViolation,
+    psycopg.errors.FeatureNotSupported,
+)
