@@ -92,5 +92,4 @@ class FlinkXa:
 
     def check(self) -> None:
         """:raises RuntimeError: the job has failed."""
-        if not self._jvm.runs():
-            raise RuntimeError(f"Flink has ended; the end of its log: {self._jvm.log_end()}")
+        self._jvm.check()

@@ -33,7 +33,6 @@ from rich.console import Console
 from rich.table import Table
 from run import POSTGRES, RESULTS, spark_session
 from screen import about_this_run, load_as_json, show_goals, show_load, write_results
-from trigger_stretches import TriggerStretches
 
 STAGED = replace(
     SOURCE, name='format("pgonce"), staged', write=lambda w, p: SOURCE.write(w, p).option("inlineBytes", "0")
@@ -53,7 +52,6 @@ class KafkaBench:
 
     bench: Bench
     cpu: CpuWatch
-    triggers: TriggerStretches
 
     def run(self, contender: Contender, load: JsonLoad) -> tuple[list[int], Used]:
         """Each measured batch in ms, and the CPU seconds of all of them, of one contender in one round."""
@@ -64,8 +62,8 @@ class KafkaBench:
         if contender in (DEBEZIUM, FLINK):
             return self._write_with(contender, load, str(contender.table))
         with self.cpu.watching(os.getpid()):
-            times = self.bench.run(contender, load)
-        return times, self.cpu.used(self.triggers.of(load))
+            measured = self.bench.triggers(contender, load)
+        return [stretch.ms for stretch in measured], self.cpu.used(measured)
 
     def _write_with(self, contender: Contender, load: JsonLoad, table: str) -> tuple[list[int], Used]:
         sink: Sink
@@ -102,11 +100,9 @@ def main(arguments: Sequence[str]) -> int:
             console.print("Filling the topic", style="dim")
             load.fill()
             jdbc_url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/postgres?user=postgres"
-            triggers = TriggerStretches()
             watch = CpuWatch(postgres.pid, bystanders=[broker.pid])
-            with triggers.listening(spark):
-                bench = KafkaBench(Bench(spark, postgres.tcp_uri(), jdbc_url), watch, triggers)
-                times, used = _measure(bench, load, console)
+            bench = KafkaBench(Bench(spark, postgres.tcp_uri(), jdbc_url), watch)
+            times, used = _measure(bench, load, console)
             about = about_this_run(SETTINGS, connection.info.parameter_status("server_version") or "unknown")
     except MissingTool as missing:
         console.print(str(missing), style="red")

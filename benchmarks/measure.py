@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 
 import psutil
@@ -21,7 +22,9 @@ from contenders import Contender, Place
 from loads import Load
 from psycopg import sql
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
+from stretches import Stretch
 
 _Contender = TypeVar("_Contender")
 _LONGEST_SECONDS = 600.0
@@ -47,7 +50,11 @@ class Bench:
     jdbc_url: str
 
     def run(self, contender: Contender, load: Load) -> list[int]:
-        """The trigger times (ms) of one contender in one round: a new query, whose table is empty before and after."""
+        """The trigger times (ms) of one contender in one round."""
+        return [trigger.ms for trigger in self.triggers(contender, load)]
+
+    def triggers(self, contender: Contender, load: Load) -> list[Stretch]:
+        """When they were: of a new query, whose table is empty before and after."""
         place = Place(self.url, self.jdbc_url, contender.table or "")
         least = load.stored_after(load.warm_up + load.measured)
         with (
@@ -57,12 +64,12 @@ class Bench:
             writer = load.frame(self.spark).writeStream.option("checkpointLocation", f"{root}/checkpoint")
             query = contender.write(writer, place).start()
             try:
-                times = _trigger_times(query, load, load.rows if contender.runs_each_frame else 0)
+                triggers = _triggers(query, load, load.rows if contender.runs_each_frame else 0)
             finally:
                 query.stop()
             if contender.table and (found := rows()) < least:
                 raise RuntimeError(f"{contender.name} was to write {least} rows, and {found} are there.")
-        return times
+        return triggers
 
 
 def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[_Contender, int], None]) -> None:
@@ -73,7 +80,7 @@ def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[
             measure(contender, number)
 
 
-def _trigger_times(query: StreamingQuery, load: Load, least_rows: int) -> list[int]:
+def _triggers(query: StreamingQuery, load: Load, least_rows: int) -> list[Stretch]:
     until = time.monotonic() + _LONGEST_SECONDS
     wanted = range(load.warm_up, load.warm_up + load.measured)
     while True:
@@ -87,7 +94,12 @@ def _trigger_times(query: StreamingQuery, load: Load, least_rows: int) -> list[i
         time.sleep(0.05)
     # Waking up without work makes an event of the next batch, too, but one without rows.
     done = {p.batchId: p for p in query.recentProgress if p.numInputRows >= least_rows}
-    return [int(done[batch_id].durationMs["triggerExecution"]) for batch_id in wanted]
+    return [_stretch(done[batch_id]) for batch_id in wanted]
+
+
+def _stretch(progress: StreamingQueryProgress) -> Stretch:
+    begin = datetime.fromisoformat(progress.timestamp).timestamp()
+    return Stretch(begin, begin + progress.durationMs["triggerExecution"] / 1000)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -70,6 +71,8 @@ def _rows(
             yield part.filter(kept(places, stored)) if stored else part
 
     def since(stored: Offsets) -> BatchRows:
+        # Asked where the rows are written and where they are recorded, and each time the rows would be read again.
+        @cache
         def count() -> int:
             return sum(part.num_rows for part in chosen(stored)) if stored else arriving.rows()
 

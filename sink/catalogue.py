@@ -59,11 +59,10 @@ class TargetTable:
 
 @dataclass(frozen=True)
 class ResolvedName:
-    """A table's schema and name, and its oid where it exists."""
+    """A table's schema and name, whether it exists or not."""
 
     schema: str
     name: str
-    oid: int | None
 
     @property
     def qualified_name(self) -> str:
@@ -123,7 +122,7 @@ def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
             NOTHING,
             "Write names as Postgres keeps them: of at most 63 bytes.",
         )
-    return ResolvedName(schema, name, oid)
+    return ResolvedName(schema, name)
 
 
 # What to_regclass and parse_ident raise for a text that is no name.

@@ -97,8 +97,9 @@ def upsert_in_tx(
     :raises TargetError: NULL_KEYS.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    bounds = _checked_keys(connection, source, wanted, upsert, bounded=_has_integer_first(table, upsert))
-    if row_count >= MERGED_ROWS and may_merge(connection, table, plan, upsert):
+    is_large = row_count >= MERGED_ROWS
+    bounds = _checked_keys(connection, source, wanted, upsert, bounded=is_large and _has_integer_first(table, upsert))
+    if is_large and may_merge(connection, table, plan, upsert):
         merge = merge_statement(source, wanted, table, plan, upsert, bounds)
         if merged(connection, merge, lambda: may_merge(connection, table, plan, upsert)):
             return

@@ -80,7 +80,7 @@ def merge_statement(
     bounds: tuple[int, int] | None,
 ) -> sql.Composed:
     """
-    ``MERGE`` of the wanted rows of ``source`` by key.
+    ``MERGE`` of the wanted rows of ``source`` by key; there must be columns that are no keys.
 
     :param bounds: least and greatest value of the first key, both inclusive: the index need not be read beyond.
     """
@@ -91,16 +91,16 @@ def merge_statement(
         least, greatest = map(sql.Literal, bounds)
         conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.>=) {}").format(first, least))
         conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.<=) {}").format(first, greatest))
-    assignments = [sql.SQL("{0} = source.{0}").format(sql.Identifier(name)) for name in _rest(upsert, plan)]
-    update = sql.SQL("WHEN MATCHED THEN UPDATE SET {} ").format(sql.SQL(", ").join(assignments))
+    assignments = (sql.SQL("{0} = source.{0}").format(sql.Identifier(name)) for name in _rest(upsert, plan))
     # ONLY, for ON CONFLICT does not look into tables that inherit either.
     return sql.SQL(
-        "MERGE INTO ONLY {} AS target USING ({}) AS source ON {} {}WHEN NOT MATCHED THEN INSERT ({}) VALUES ({})"
+        "MERGE INTO ONLY {} AS target USING ({}) AS source ON {} WHEN MATCHED THEN UPDATE SET {} "
+        "WHEN NOT MATCHED THEN INSERT ({}) VALUES ({})"
     ).format(
         table.identifier,
         _selected(source, wanted, plan, upsert),
         sql.SQL(" AND ").join(conditions),
-        update if assignments else sql.SQL(""),
+        sql.SQL(", ").join(assignments),
         _names(column.target for column in plan),
         sql.SQL(", ").join(sql.SQL("source.{}").format(sql.Identifier(column.target)) for column in plan),
     )

@@ -25,12 +25,13 @@ class Jvm:
     """
     One JVM at a time, and a temporary directory ``home`` that stays from one to the next, until :meth:`remove`.
 
-    :param name: begins the directory's name.
+    :param name: what runs there: begins the directory's name, and stands in errors.
     :raises MissingTool: Java is missing.
     """
 
     def __init__(self, name: str, jars: Sequence[Path], options: Sequence[str]) -> None:
         program = java()
+        self._name = name
         self.home = Path(tempfile.mkdtemp(prefix=f"pgonce-{name}-"))
         # Native libraries are unpacked there, and a JVM that is killed leaves them behind.
         options = (*options, f"-Djava.io.tmpdir={self.home}")
@@ -48,6 +49,11 @@ class Jvm:
     def runs(self) -> bool:
         """Tell whether it was started and has not ended, by itself or otherwise."""
         return self._process is not None and self._process.poll() is None
+
+    def check(self) -> None:
+        """:raises RuntimeError: it has ended."""
+        if not self.runs():
+            raise RuntimeError(f"The JVM of {self._name} has ended; the end of its log: {self.log_end()}")
 
     def run(self, *arguments: str) -> None:
         """Run a class that ends by itself, and return when it has."""

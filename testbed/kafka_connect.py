@@ -89,8 +89,7 @@ class KafkaConnect:
 
     def check(self) -> None:
         """:raises RuntimeError: the worker has ended, or the connector or one of its tasks has failed."""
-        if not self._jvm.runs():
-            raise RuntimeError(f"Kafka Connect has ended; the end of its log: {self._jvm.log_end()}")
+        self._jvm.check()
         status = self._status()
         for part in (status["connector"], *status["tasks"]):
             if part["state"] == "FAILED":

@@ -131,6 +131,13 @@ def tcp_url(postgres_server: PostgresServer, database: str) -> str:
 
 
 @pytest.fixture
+def admin(url: str) -> Iterator[psycopg.Connection]:
+    """A connection that may do anything."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
 def observer(url: str) -> Iterator[psycopg.Connection]:
     """A connection that only looks: it cannot write, and holds no transaction open."""
     with psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=on") as connection:

@@ -61,13 +61,6 @@ def publish(url, rows, mode="append", keys=(), order_by=None, **options):
         publish_rows_in_tx(connection, destination("events", mode, tuple(keys), order_by, **options), rows)
 
 
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
-
-
 ROWS = [(n, f"name {n}", n * 10) for n in range(1, 7)]
 
 

@@ -8,6 +8,7 @@ import threading
 import psycopg
 import pyarrow as pa
 import pytest
+from fix_driver import wait_until
 from psycopg import sql
 from pyspark.sql import types as t
 
@@ -26,13 +27,6 @@ STRUCT = t.StructType([
 TYPES = (pa.int64(), pa.string(), pa.int32())
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, region text, amount int)"
 ROWS = [(1, "north", 10), (2, "south", 20), (3, "east", 30)]
-
-
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -111,8 +105,8 @@ def test_a_key_that_another_writer_inserts_meanwhile_is_updated(admin, url, merg
 
 
 def _wait_until_blocked(admin, pid):
-    while not admin.execute("SELECT pg_catalog.cardinality(pg_blocking_pids(%s))", [pid]).fetchone()[0]:
-        pass
+    blockers = "SELECT cardinality(pg_blocking_pids(%s))"
+    assert wait_until(lambda: admin.execute(blockers, [pid]).fetchone()[0], seconds=30)
 
 
 @pytest.mark.parametrize("known", [[], [(1, "known", 0)]])

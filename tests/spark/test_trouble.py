@@ -11,7 +11,6 @@ import logging
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psycopg
 import pytest
 from pyspark.errors import PySparkException
 
@@ -198,13 +197,6 @@ def events(tmp_path):
     folder.mkdir()
     (folder / "1.json").write_text("\n".join(map(json.dumps, ROWS)))
     return folder
-
-
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
 
 
 def run(way, frame, url, checkpoint, options):

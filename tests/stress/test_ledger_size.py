@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import uuid
 from itertools import pairwise
-from pathlib import Path
 
 import psycopg
 import pytest
+from benchmark_modules import benchmark_module
 
 from offsets_store import record
 from offsets_store.connect import engine_for
@@ -29,12 +28,8 @@ LARGE = ("batches", "replays", "runs", "progress")
 @pytest.fixture
 def admin(url):
     """A connection to a ledger of 10,000 batches."""
-    path = Path(__file__).parents[2] / "benchmarks" / "ledger_rows.py"
-    spec = importlib.util.spec_from_file_location("benchmark_ledger_rows", path)
-    rows = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(rows)
     ensure_ledger(url)
-    with psycopg.connect(url, autocommit=True) as connection:
+    with benchmark_module("ledger_rows") as rows, psycopg.connect(url, autocommit=True) as connection:
         rows.fill(connection, WRITERS, BATCHES, every=10)
         yield connection
 

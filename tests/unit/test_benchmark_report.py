@@ -1,22 +1,14 @@
 """Does the benchmark's report compare what it should, and does it say so where a goal was missed?"""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from benchmark_modules import benchmark_module
 
 
 @pytest.fixture(scope="module")
 def report():
-    """The benchmark's own module, which is in no wheel."""
-    path = Path(__file__).parents[2] / "benchmarks" / "report.py"
-    spec = importlib.util.spec_from_file_location("benchmark_report", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    """The benchmark's own module."""
+    with benchmark_module("report") as module:
+        yield module
 
 
 def test_figures_are_of_all_rounds(report):

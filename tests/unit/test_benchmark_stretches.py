@@ -1,22 +1,14 @@
 """Is a sink that nobody can ask timed by its commits alone?"""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
+from benchmark_modules import benchmark_module
 
 
 @pytest.fixture(scope="module")
 def stretches():
-    """The benchmark's own module, which is in no wheel."""
-    path = Path(__file__).parents[2] / "benchmarks" / "stretches.py"
-    spec = importlib.util.spec_from_file_location("benchmark_stretches", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
+    """The benchmark's own module."""
+    with benchmark_module("stretches") as module:
+        yield module
 
 
 def test_a_stretch_is_from_mark_to_mark(stretches):
