@@ -57,6 +57,10 @@ def _staged(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     return _pgonce(writer, place).option("inlineBytes", "0")
 
 
+def _received(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return _pgonce(writer, place).option("receiver", "auto")
+
+
 def _pgonce(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     return writer.format("pgonce").option("url", place.url).option("table", place.table)
 
@@ -71,6 +75,10 @@ def _upserting_writer(writer: DataStreamWriter, place: Place) -> DataStreamWrite
 
 def _upserting_source(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     return _staged(writer, place).options(mode="upsert", keys="id")
+
+
+def _upserting_receiver(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return _received(writer, place).options(mode="upsert", keys="id")
 
 
 def _spark_jdbc(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
@@ -101,15 +109,17 @@ PYTHON_NOTHING = Contender("Python sink, does nothing", _nothing)
 FOREACH_NOTHING = Contender("foreachBatch, does nothing", _nothing_for_each_batch)
 INLINE = Contender('format("pgonce"), inline', _inline, "rows_inline")
 STAGED = Contender('format("pgonce"), staged', _staged, "rows_staged")
+RECEIVED = Contender('format("pgonce"), receiver', _received, "rows_received")
 BATCH_WRITER = Contender("PostgresBatchWriter", _batch_writer, "rows_batch_writer")
 SPARK_JDBC = Contender("foreachBatch with Spark JDBC", _spark_jdbc, "rows_spark_jdbc")
 TASKS_COPY = Contender("tasks COPY into the target (not atomic)", _tasks_copy, "rows_tasks_copy")
 SAME_BYTES = Contender("one COPY of the same bytes (the limit)", _same_bytes, "rows_same_bytes", runs_each_frame=False)
 WRITER_UPSERT = Contender("PostgresBatchWriter, upsert", _upserting_writer, "rows_writer_upsert")
 SOURCE_UPSERT = Contender('format("pgonce"), upsert, staged', _upserting_source, "rows_source_upsert")
+RECEIVER_UPSERT = Contender('format("pgonce"), upsert, receiver', _upserting_receiver, "rows_receiver_upsert")
 UPSERT_BY_HAND = Contender("Spark JDBC into a table, then ON CONFLICT", _by_hand, "rows_upsert_by_hand")
 
 SMALL_BATCHES = (PYTHON_NOTHING, FOREACH_NOTHING, INLINE, STAGED, BATCH_WRITER, SPARK_JDBC)
-LARGE_BATCHES = (*SMALL_BATCHES, TASKS_COPY, SAME_BYTES)
-WIDE_ROWS = (INLINE, STAGED, BATCH_WRITER, SPARK_JDBC)
-UPSERTS = (WRITER_UPSERT, SOURCE_UPSERT, UPSERT_BY_HAND)
+LARGE_BATCHES = (*SMALL_BATCHES, RECEIVED, TASKS_COPY, SAME_BYTES)
+WIDE_ROWS = (INLINE, STAGED, RECEIVED, BATCH_WRITER, SPARK_JDBC)
+UPSERTS = (WRITER_UPSERT, SOURCE_UPSERT, RECEIVER_UPSERT, UPSERT_BY_HAND)

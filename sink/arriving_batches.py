@@ -8,14 +8,11 @@ schedules the tasks of the whole application, and a slow reader would hold them 
 from __future__ import annotations
 
 import itertools
-import os
 import socket
-import tempfile
 import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, cast
 
 import pyarrow as pa
@@ -24,21 +21,11 @@ from pyspark.sql import DataFrame
 from pyspark.traceback_utils import SCCallSiteSync
 from pyspark.util import local_connect_and_auth
 
-from offsets_store.errors import NOTHING
 from sink.errors import CommitError
+from sink.kept_bytes import IN_MEMORY_BYTES, InFile, OverflowFile
 
 # A batch that is smaller has arrived in whole before its transaction begins.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
-# What has arrived is kept, because a lost connection makes a second try; beyond this, in a file.
-IN_MEMORY_BYTES = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class _InFile:
-    """A record batch that lies in the file."""
-
-    start: int
-    size: int
 
 
 class ArrivingBatches:
@@ -51,12 +38,12 @@ class ArrivingBatches:
 
     def __init__(self, frame: DataFrame) -> None:
         self._changed = threading.Condition()
-        self._arrived: list[pa.RecordBatch | _InFile] = []
+        self._arrived: list[pa.RecordBatch | InFile] = []
         self._bytes = 0
         self._rows = 0
         self._at_end = False
         self._error: BaseException | None = None
-        self._file: Any = None
+        self._overflow = OverflowFile()
         self._schema: pa.Schema | None = None
         running = cast("Any", frame)
         self._context = running._sc
@@ -86,7 +73,7 @@ class ArrivingBatches:
                 if number == len(self._arrived):
                     break
                 arrived = self._arrived[number]
-            yield self._from_file(arrived) if isinstance(arrived, _InFile) else arrived
+            yield self._from_file(arrived) if isinstance(arrived, InFile) else arrived
         self._raise_error()
 
     def rows(self) -> int:
@@ -145,27 +132,9 @@ class ArrivingBatches:
             self._rows += batch.num_rows
             self._changed.notify_all()
 
-    def _into_file(self, batch: pa.RecordBatch) -> _InFile:
-        body = memoryview(batch.serialize())
-        try:
-            if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="pgonce-", buffering=0)  # noqa: SIM115 (ends with this object)
-                self._schema = batch.schema
-            start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
-            written = 0
-            while written < len(body):
-                written += self._file.write(body[written:])
-        except OSError as error:
-            raise CommitError(
-                "ROWS_NOT_KEPT",
-                f"The batch is larger than {IN_MEMORY_BYTES >> 20} MiB, and its other rows could not be kept in the "
-                f"driver's temporary directory {tempfile.gettempdir()}: {error.strerror}.",
-                NOTHING,
-                "Make room there, or set TMPDIR to a larger disk, and start the query again.",
-            ) from error
-        return _InFile(start, len(body))
+    def _into_file(self, batch: pa.RecordBatch) -> InFile:
+        self._schema = batch.schema
+        return self._overflow.write(memoryview(batch.serialize()))
 
-    def _from_file(self, lies: _InFile) -> pa.RecordBatch:
-        # Not by seeking: the other thread may be writing.
-        body = os.pread(self._file.fileno(), lies.size, lies.start)
-        return pa.ipc.read_record_batch(pa.py_buffer(body), self._schema)
+    def _from_file(self, lies: InFile) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(self._overflow.read(lies)), self._schema)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -25,8 +26,11 @@ from sink.errors import SparkError
 from sink.options import SinkOptions, parse_options
 from sink.parcel import OffsetLogEntry, Parcel
 from sink.parcel_commit import commit_parcels
+from sink.planned_batch import staging_table
+from sink.receiver.client import give_up
+from sink.receiver.start import receiver_for
 from sink.staging import drop_staging_table
-from sink.task_writer import TaskWriter, staging_table
+from sink.task_writer import TaskWriter
 from sink.type_mapping import encode_columns
 from sink.worker_heap import settle
 
@@ -78,6 +82,8 @@ class PgonceDataSource(DataSource):
         # Not for the commit: another driver may have committed this very batch, which is for the ledger to say; and an
         # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
         writer = StreamWriter(options, schema, planned_entry(options) if self._plans else None)
+        if self._plans:
+            writer.have_received()
         settle("planning")
         return writer
 
@@ -89,6 +95,11 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.options = options
         # After Spark has dated the entry, if there is to be one.
         self.task_writer = TaskWriter(options, struct_type, planned, int(time.time() * 1000))
+
+    def have_received(self) -> None:
+        """In the planner's worker: find a receiver for what is too large for commit messages, if there is to be one."""
+        receiver = receiver_for(self.options, self.task_writer.written_type)
+        self.task_writer = replace(self.task_writer, receiver=receiver)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
         """In a task: encode the partition."""
@@ -103,11 +114,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """
-        In the commit worker, when a batch failed: drop what its tasks staged.
+        In the commit worker, when a batch failed: drop what its tasks staged, and what was received.
 
         A commit that is still under way holds a lock on that table, so it is never taken from under it.
         """
-        origins = {message.origin for message in messages if isinstance(message, Parcel) and message.staged}
+        parcels = [message for message in messages if isinstance(message, Parcel)]
+        for receiver in {parcel.received.receiver for parcel in parcels if parcel.received}:
+            give_up(receiver)
+        origins = {parcel.origin for parcel in parcels if parcel.staged}
         try:
             for origin in origins:
                 with connect(self.options.commit.url, autocommit=True) as connection:

@@ -37,6 +37,7 @@ OPTIONS = (
     "orderBy",
     "sinkName",
     "inlineBytes",
+    "receiver",
     "createTable",
     "retainBatches",
     "offsetsFrom",
@@ -54,7 +55,12 @@ _SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "path", "outputmo
 _SPARK_PREFIXES = ("spark.", "_", "asyncprogresstracking")
 
 DEFAULT_INLINE_BYTES = 8 * 1024 * 1024
+# A receiver costs a connection where staging costs a table; and what is held back until it is sent, is not copied yet.
+DEFAULT_INLINE_BYTES_WITH_RECEIVER = 1024 * 1024
 SPARKS_ASYNC_INTERVAL_MS = 1000
+# Values of ``receiver`` that are no address.
+AUTOMATIC = "auto"
+_NO_RECEIVER = "off"
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,8 @@ class SinkOptions:
     """
     The Data Source's options, parsed.
 
-    ``inline_bytes`` bounds what one task puts in its commit message; ``async_interval_ms`` is None without asynchronous
+    ``inline_bytes`` bounds what one task puts in its commit message; ``receiver`` is the address at which one listens,
+    "auto", or None; ``async_interval_ms`` is None without asynchronous
     progress tracking, and 0 where every entry is written.
     """
 
@@ -72,6 +79,7 @@ class SinkOptions:
     sink_name: str | None = None
     query_name: str | None = None
     inline_bytes: int = DEFAULT_INLINE_BYTES
+    receiver: str | None = None
     offsets_from: OffsetsFrom = "checkpoint"
     positions: PositionColumns | None = None
     async_interval_ms: int | None = None
@@ -105,6 +113,8 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     positions = _positions(given)
     if positions:
         refuse_unfit_positions(mode, judged_by_ids=offsets_from == "listener")
+    receiver = _receiver(given, positions)
+    inline_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
         commit=commit_settings(
             url=given.get("url", ""),
@@ -127,7 +137,8 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         checkpoint_location=given["checkpointlocation"],
         sink_name=given.get("sinkname") or None,
         query_name=given.get("queryname") or None,
-        inline_bytes=_number(given, "inlineBytes", DEFAULT_INLINE_BYTES, least=0),
+        inline_bytes=_number(given, "inlineBytes", inline_bytes, least=0),
+        receiver=receiver,
         offsets_from=offsets_from,
         positions=positions,
         async_interval_ms=_async_interval(given, positions, offsets_from),
@@ -154,6 +165,19 @@ def _positions(given: Mapping[str, str]) -> PositionColumns | None:
             )
         return None
     return position_columns(names, written="writepositions" not in given or _flag(given, "writePositions"))
+
+
+def _receiver(given: Mapping[str, str], positions: PositionColumns | None) -> str | None:
+    host = given.get("receiver", _NO_RECEIVER).strip()
+    if host.lower() in (_NO_RECEIVER, ""):
+        return None
+    if positions:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "receiver is set, and positionColumns: which rows are stored already is known only when all have come.",
+            "Leave receiver out.",
+        )
+    return AUTOMATIC if host.lower() == AUTOMATIC else host
 
 
 def _async_interval(

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 from offsets_store.errors import NOTHING
 from offsets_store.offsets import OffsetLog
 from sink.errors import SparkError
+from sink.receiver.line import Receiver
 from sink.row_positions import Reach
 
 _PARTITIONS_AT_FULL_SIZE = 8
@@ -52,9 +53,18 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Received:
+    """Which receiver has a task's rows, and as those of which attempt."""
+
+    receiver: Receiver
+    attempt_id: int
+
+
+@dataclass(frozen=True)
 class Parcel(WriterCommitMessage):
     """
-    One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts.
+    One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts,
+    or where they were ``received``.
 
     Where rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` those of all rows.
 
@@ -69,10 +79,16 @@ class Parcel(WriterCommitMessage):
     staged: tuple[tuple[int, int], ...] = ()
     positions: tuple[pa.RecordBatch, ...] = ()
     reach: Reach = field(default_factory=dict)
+    received: Received | None = None
+
+    @property
+    def way(self) -> str:
+        """How the rows travel, in the ledger's words."""
+        return "staged" if self.staged else "received" if self.received else "inline"
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.
-        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {'staged' if self.staged else 'inline'})"
+        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {self.way})"
 
 
 def inline_cap(inline_bytes: int, partition_id: int) -> int:

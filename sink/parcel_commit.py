@@ -10,25 +10,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from uuid import UUID
 
 import psycopg
 from pyspark.sql.datasource import WriterCommitMessage
 
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
-from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
+from offsets_store.record import Published
 from offsets_store.verdict import Verdict
-from sink.checkpointed_batch import batch_by_id, batch_from_checkpoint
 from sink.committer import commit_batch
 from sink.options import SinkOptions
-from sink.parcel import Parcel, open_parcels
+from sink.parcel import Origin, Parcel, open_parcels
+from sink.planned_batch import planned_batch, staging_table
 from sink.publish import BatchRows, publication
+from sink.receiver.client import finish
+from sink.receiver.errors import ReceiverError
+from sink.receiver.promise import Promise
 from sink.row_positions import kept_bodies
 from sink.staged_rows import StagedRows
 from sink.staging import StagingTable, sweep
-from sink.task_writer import staging_table
-from sink.topic_ids import with_topic_ids
 from sink.type_mapping import EncodedColumn
 
 _log = logging.getLogger("pgonce")
@@ -49,20 +51,43 @@ def commit_parcels(
     :raises PgonceError: in words, where neither can be done.
     """
     origin, parcels = open_parcels(messages, batch_id)
-    if options.offsets_from == "checkpoint":
-        reaches = [parcel.reach for parcel in parcels] if options.positions else None
-        batch = with_topic_ids(batch_from_checkpoint(options, origin, reaches), options.bootstrap_servers)
-    else:
-        batch = batch_by_id(origin, options.query_name, options.checkpoint_location)
+    reaches = [parcel.reach for parcel in parcels] if options.positions else None
     table = staging_table(options, origin)
     rows = _rows(options, columns, parcels, table)
-    work = publication(options.sink_name, options.destination, rows, transport(parcels))
-    verdict = commit_batch(options.commit, batch, work)
+    if any(parcel.received for parcel in parcels):
+        verdict = _finish_reception(options, origin, parcels, rows)
+    else:
+        work = publication(options.sink_name, options.destination, rows, transport(parcels))
+        verdict = commit_batch(options.commit, planned_batch(options, origin, reaches), work)
     # Also once a run: a try that failed may have staged rows of which no message ever told.
     if rows.staged or (origin.run_id, table.sink_name) not in _swept:
-        _sweep(options, batch, table.sink_name)
+        _sweep(options, origin, table.sink_name)
         _swept.add((origin.run_id, table.sink_name))
     return verdict
+
+
+def _finish_reception(options: SinkOptions, origin: Origin, parcels: Sequence[Parcel], rows: BatchRows) -> Verdict:
+    """Have the receiver commit the batch; where it is lost, say what became of the batch."""
+    receiver = next(parcel.received.receiver for parcel in parcels if parcel.received)
+    promise = Promise(
+        transport(parcels),
+        {parcel.partition_id: (parcel.received.attempt_id, parcel.rows) for parcel in parcels if parcel.received},
+        tuple(rows.bodies()),
+        sum(parcel.rows for parcel in parcels if parcel.way == "inline"),
+        rows.staged.promised if rows.staged else (),
+    )
+    try:
+        return finish(receiver, promise)
+    except ReceiverError as error:
+        is_lost = error
+
+    def publish(*_: object) -> Published:
+        raise is_lost
+
+    # The ledger knows whether it came to COMMIT, by the token.
+    work = publication(options.sink_name, options.destination, rows, promise.transport)
+    batch = replace(planned_batch(options, origin), attempt=UUID(receiver.plan))
+    return commit_batch(options.commit, batch, replace(work, publish=publish))
 
 
 def _rows(
@@ -90,15 +115,15 @@ def _rows(
 
 
 def transport(parcels: Iterable[Parcel]) -> str:
-    """How the rows came, for the ledger: ``inline``, ``staged`` or ``inline+staged``."""
-    ways = {"staged" if parcel.staged else "inline" for parcel in parcels if parcel.rows}
+    """How the rows came, for the ledger: ``inline``, ``received``, ``staged``, or several of them with ``+``."""
+    ways = {parcel.way for parcel in parcels if parcel.rows}
     return "+".join(sorted(ways)) or "inline"
 
 
-def _sweep(options: SinkOptions, batch: Batch, label: str) -> None:
+def _sweep(options: SinkOptions, origin: Origin, label: str) -> None:
     try:
         with connect(options.commit.url, autocommit=True) as connection:
-            sweep(connection, batch.query_id, label, batch.run_id, batch.batch_id)
+            sweep(connection, origin.query_id, label, origin.run_id, origin.batch_id)
     except (psycopg.Error, PgonceError) as error:
         # The batch is published; what is left over is found by the next batch's sweep.
         _log.warning("staging tables are left for the next sweep: %s", error)

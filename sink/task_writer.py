@@ -8,7 +8,7 @@ does may be done twice, or in vain.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -19,10 +19,12 @@ from offsets_store.errors import NOTHING
 from sink.copy_encoder import CopyEncoder
 from sink.errors import SparkError
 from sink.options import SinkOptions
-from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap
+from sink.parcel import OffsetLogEntry, Origin, Parcel, Received, inline_cap
+from sink.planned_batch import staging_table
+from sink.receiver.client import send_rows
+from sink.receiver.line import Receiver
 from sink.row_positions import Reach, reach, widen
 from sink.stager import Stager
-from sink.staging import StagingTable
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class TaskWriter:
     struct_type: StructType
     planned: OffsetLogEntry | None
     planned_by_ms: int | None = None
+    receiver: Receiver | None = None
 
     @property
     def written_type(self) -> StructType:
@@ -46,6 +49,7 @@ class TaskWriter:
         :raises EncodingError: for a value that Postgres cannot hold.
         :raises StagingError: where rows must be staged and this executor cannot.
         :raises ConnectError: where Postgres stayed away while rows were to be staged.
+        :raises ReceiverError: where the receiver was lost while it took the rows.
         """
         context = TaskContext.get()
         if context is None:
@@ -68,8 +72,15 @@ class TaskWriter:
             held.append(batch)
             size += len(body)
             if size > cap:
-                bodies.clear()
                 positions.clear()
+                if self.receiver:
+                    encoded = itertools.chain(zip([*bodies, body], held, strict=True), _encoded(encoder, batches))
+                    sent = ((body, batch.num_rows) for body, batch in encoded)
+                    rows = send_rows(self.receiver, origin, partition_id, attempt_id, sent)
+                    if rows is not None:
+                        received = Received(self.receiver, attempt_id)
+                        return Parcel(origin, partition_id, rows, received=received)
+                bodies.clear()
                 return self._staged(origin, partition_id, attempt_id, itertools.chain(held, batches))
             bodies.append(body)
         return Parcel(
@@ -115,7 +126,5 @@ class TaskWriter:
         return Origin(query_id, run_id, int(batch_id), self.planned, self.planned_by_ms)
 
 
-def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:
-    """The staging table of a batch of this sink."""
-    label = options.sink_name or options.destination.table
-    return StagingTable(origin.query_id, label, origin.run_id, origin.batch_id)
+def _encoded(encoder: CopyEncoder, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, pa.RecordBatch]]:
+    return ((encoder.encode(batch), batch) for batch in batches)

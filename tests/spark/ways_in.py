@@ -31,10 +31,11 @@ class Sink:
 
 @dataclass(frozen=True)
 class DataSource:
-    """``format("pgonce")``; with ``inline_bytes`` 0 every row is staged."""
+    """``format("pgonce")``; with ``inline_bytes`` 0 every row is staged, or received."""
 
     name: str
     inline_bytes: int | None = None
+    receiver: str | None = None
     upserts = False
     in_foreach_batch = False
 
@@ -50,6 +51,8 @@ class DataSource:
         options = {"url": sink.url, "table": sink.table, "checkpointLocation": sink.checkpoint}
         if self.inline_bytes is not None:
             options["inlineBytes"] = str(self.inline_bytes)
+        if self.receiver is not None:
+            options["receiver"] = self.receiver
         for name, value in sink.settings.items():
             options[_camel_case(name)] = str(value).lower() if isinstance(value, bool) else str(value)
         return frame.writeStream.format("pgonce").options(**options)
@@ -111,6 +114,7 @@ def _transactional(sink: Sink, work: Callable[..., Any]) -> BatchFunction:
 WAYS: tuple[WayIn, ...] = (
     DataSource("inline"),
     DataSource("staged", inline_bytes=0),
+    DataSource("received", inline_bytes=0, receiver="auto"),
     InForeachBatch("writer_append", _writer("append"), _writer("complete")),
     InForeachBatch("writer_upsert", _upserting_writer, _upserting_writer, upserts=True),
     InForeachBatch("function", _appending_function, _replacing_function),

@@ -1,0 +1,60 @@
+"""
+What has arrived is kept, because a lost connection makes a second try: in memory, and in a file beyond a bound.
+
+Runs on the driver. Invariant: what is kept is read from any thread, while another one adds to it.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from offsets_store.errors import NOTHING
+from sink.errors import CommitError
+
+IN_MEMORY_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class InFile:
+    """Bytes that lie in the file."""
+
+    start: int
+    size: int
+
+
+class OverflowFile:
+    """An unnamed file in the temporary directory, made when the first bytes come, gone with this object."""
+
+    def __init__(self) -> None:
+        self._file: Any = None
+
+    def write(self, body: memoryview) -> InFile:
+        """
+        Add ``body`` at the end. For one thread at a time.
+
+        :raises CommitError: ROWS_NOT_KEPT, where there is no room.
+        """
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="pgonce-", buffering=0)  # noqa: SIM115 (ends with this object)
+            start = os.lseek(self._file.fileno(), 0, os.SEEK_END)
+            written = 0
+            while written < len(body):
+                written += self._file.write(body[written:])
+        except OSError as error:
+            raise CommitError(
+                "ROWS_NOT_KEPT",
+                f"The batch is larger than {IN_MEMORY_BYTES >> 20} MiB, and its other rows could not be kept in the "
+                f"driver's temporary directory {tempfile.gettempdir()}: {error.strerror}.",
+                NOTHING,
+                "Make room there, or set TMPDIR to a larger disk, and start the query again.",
+            ) from error
+        return InFile(start, len(body))
+
+    def read(self, lies: InFile) -> bytes:
+        """What was written there."""
+        # Not by seeking: another thread may be writing.
+        return os.pread(self._file.fileno(), lies.size, lies.start)

@@ -1,0 +1,37 @@
+"""
+Which batch do these rows belong to, and where are they staged?
+
+Runs in tasks, in the commit worker and in the receiver. Invariant: both follow from the origin that the rows brought
+and from the options; nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from offsets_store.facts import Batch
+from sink.checkpointed_batch import batch_by_id, batch_from_checkpoint
+from sink.options import SinkOptions
+from sink.parcel import Origin
+from sink.row_positions import Reach
+from sink.staging import StagingTable
+from sink.topic_ids import with_topic_ids
+
+
+def planned_batch(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None = None) -> Batch:
+    """
+    The batch that ``origin`` names, as the checkpoint describes it; its sink is named later.
+
+    :param reaches: how far the rows of each task reach, where they carry their positions.
+    :raises PgonceError: as :func:`sink.checkpointed_batch.batch_from_checkpoint` and
+        :func:`sink.topic_ids.with_topic_ids`.
+    """
+    if options.offsets_from == "checkpoint":
+        return with_topic_ids(batch_from_checkpoint(options, origin, reaches), options.bootstrap_servers)
+    return batch_by_id(origin, options.query_name, options.checkpoint_location)
+
+
+def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:
+    """The staging table of a batch of this sink."""
+    label = options.sink_name or options.destination.table
+    return StagingTable(origin.query_id, label, origin.run_id, origin.batch_id)

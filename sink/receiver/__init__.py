@@ -1,0 +1,1 @@
+"""A process on the driver that takes rows while tasks run, and holds the batch's open COPY: option ``receiver``."""

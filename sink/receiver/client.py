@@ -1,0 +1,105 @@
+"""
+What do tasks and the commit say to the receiver?
+
+Runs in tasks and in the commit worker. Invariant: rows are promised only once the receiver has said that it holds them
+all, and while nobody knows what became of them they are called lost, never committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+
+from offsets_store.verdict import Verdict
+from sink.parcel import Origin
+from sink.receiver.errors import from_message, lost
+from sink.receiver.line import BROKEN, Line, Receiver
+from sink.receiver.promise import Promise
+
+_log = logging.getLogger("pgonce")
+
+
+def send_rows(
+    receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int, bodies: Iterable[tuple[bytes, int]]
+) -> int | None:
+    """
+    Send all rows of a task attempt, as bodies with their numbers of rows; how many they were.
+
+    None where the receiver cannot be reached, or wants no more rows of this batch: nothing was taken of ``bodies``.
+
+    :raises ReceiverError: where it is lost on the way.
+    """
+    line = _line_for_rows(receiver, origin, partition_id, attempt_id)
+    if line is None:
+        return None
+    rows = 0
+    try:
+        for body, count in bodies:
+            # Not around the loop: what fails in making a body is another matter.
+            with _broken_is_lost():
+                line.send_body(body)
+            rows += count
+        with _broken_is_lost():
+            line.send_body(b"")
+            line.say(rows=rows)
+            line.hear()
+    finally:
+        line.close()
+    return rows
+
+
+def finish(receiver: Receiver, promise: Promise) -> Verdict:
+    """
+    Have the batch committed, and wait for it; the verdict.
+
+    :raises ReceiverError: RECEIVER_LOST, where nobody answers; whether the batch was committed is then in the ledger.
+    :raises PgonceError: what the commit in the receiver raised.
+    """
+    with _broken_is_lost(), closing(receiver.dial()) as line:
+        line.say(say="finish", plan=receiver.plan, bodies=len(promise.inline), promise=promise.as_message())
+        for body in promise.inline:
+            line.send_body(body)
+        while True:
+            answer = line.hear()
+            if "error" in answer:
+                raise from_message(answer["error"])
+            if "verdict" in answer:
+                return Verdict[answer["verdict"]]
+
+
+def give_up(receiver: Receiver) -> None:
+    """Tell the receiver that the batch has failed, if it is still there."""
+    try:
+        with closing(receiver.dial()) as line:
+            line.say(say="give up", plan=receiver.plan)
+    except BROKEN as error:
+        _log.info("a receiver is not told that its batch has failed: %s", error)
+
+
+def _line_for_rows(receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
+    try:
+        line = receiver.dial()
+        try:
+            line.say(
+                say="rows", plan=receiver.plan, origin=asdict(origin), partition_id=partition_id, attempt_id=attempt_id
+            )
+            if line.hear()["taken"]:
+                return line
+        except BaseException:
+            line.close()
+            raise
+        line.close()
+    except BROKEN as error:
+        where = (receiver.host, receiver.port)
+        _log.warning("partition %s is staged: no receiver answers at %s:%s: %s", partition_id, *where, error)
+    return None
+
+
+@contextmanager
+def _broken_is_lost() -> Iterator[None]:
+    try:
+        yield
+    except BROKEN as error:
+        raise lost(error) from error

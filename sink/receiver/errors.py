@@ -1,0 +1,55 @@
+"""
+What can go wrong with a receiver, and how do errors get from its process to the commit worker?
+
+Runs at both ends. Invariant: an error says on this side of the line what it said on the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from offsets_store.errors import NOTHING, PgonceError
+from sink.errors import CommitError
+
+_REMEDY = "Start the query again: Spark runs the batch again from its source."
+
+
+class ReceiverError(PgonceError):
+    """The process on the driver that took the rows of a batch does not have them, or does not answer."""
+
+
+def lost(reason: object) -> ReceiverError:
+    """The error for a receiver that does not answer."""
+    return ReceiverError(
+        "RECEIVER_LOST",
+        f"The process on the driver that received this batch's rows does not answer: {reason or 'it hung up'}.",
+        NOTHING,
+        _REMEDY,
+    )
+
+
+def without_rows(what: str) -> ReceiverError:
+    """The error for a receiver that does not have what the commit messages promise."""
+    return ReceiverError("ROWS_NOT_RECEIVED", what, NOTHING, _REMEDY)
+
+
+def as_message(error: Exception) -> list[str]:
+    """``error`` in a form that goes over the line."""
+    if not isinstance(error, PgonceError):
+        # Its text may show a row.
+        what = f"The receiver failed with {type(error).__name__}; its traceback is in the driver's standard error."
+        error = CommitError("RECEIVER_FAILED", what, NOTHING, f"{_REMEDY} If this comes back, report it.")
+    return [type(error).__name__, error.code, error.what, error.data, error.remedy]
+
+
+def from_message(message: list[str]) -> PgonceError:
+    """The error that was sent."""
+    name, *words = message
+    kinds = {kind.__name__: kind for kind in _kinds(PgonceError)}
+    return kinds.get(name, CommitError)(*words)
+
+
+def _kinds(root: type[PgonceError]) -> Iterator[type[PgonceError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)

@@ -1,0 +1,101 @@
+"""
+How do tasks and commits speak with the receiver?
+
+Runs at both ends. Invariant: nobody is heard who has not shown that he knows the secret, and what is heard are bodies
+of a COPY and JSON, never objects.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from typing import Any
+
+CONNECT_SECONDS = 10.0
+# The receiver takes what comes at once, and says every second that it still commits. One that is silent for so long is
+# frozen, or its host is gone.
+SILENCE_SECONDS = 60
+
+# What breaks a line; a wrong secret too, for nobody but a stranger has one.
+BROKEN = (OSError, EOFError, AuthenticationError)
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """
+    Where the receiver of one planned batch listens, and what it is called there.
+
+    Travels with the plan to the tasks, and with their commit messages to the commit.
+    """
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
+    plan: str
+
+    def dial(self) -> Line:
+        """
+        A line to it.
+
+        :raises OSError: or another of :data:`BROKEN`, where there is none.
+        """
+        connected = socket.create_connection((self.host, self.port), timeout=CONNECT_SECONDS)
+        connected.settimeout(None)
+        patience = struct.pack("ll", SILENCE_SECONDS, 0)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
+        line = Line(connected)
+        try:
+            line.identify(self.secret, dialled=True)
+        except BaseException:
+            line.close()
+            raise
+        return line
+
+
+class Line:
+    """One connection: messages as JSON, and bodies of a COPY as they are."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        # A task's host that vanished without a word is noticed after a minute.
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+            if hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        self._connection = Connection(connected.detach())
+
+    def identify(self, secret: bytes, *, dialled: bool) -> None:
+        """Show that the secret is known here, and ask the other side to."""
+        if dialled:
+            answer_challenge(self._connection, secret)
+            deliver_challenge(self._connection, secret)
+        else:
+            deliver_challenge(self._connection, secret)
+            answer_challenge(self._connection, secret)
+
+    def say(self, **message: Any) -> None:
+        """Send a message."""
+        self._connection.send_bytes(json.dumps(message).encode())
+
+    def hear(self) -> dict[str, Any]:
+        """Wait for a message."""
+        heard: dict[str, Any] = json.loads(self._connection.recv_bytes())
+        return heard
+
+    def send_body(self, body: bytes) -> None:
+        """Send rows; an empty body says that no more come."""
+        self._connection.send_bytes(body)
+
+    def next_body(self) -> bytes:
+        """Wait for rows."""
+        return self._connection.recv_bytes()
+
+    def close(self) -> None:
+        """End it."""
+        with suppress(OSError):
+            self._connection.close()
