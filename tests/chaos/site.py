@@ -28,7 +28,7 @@ from fix_spark import spark_settings
 from kafka_broker import KafkaBroker
 from psycopg.conninfo import conninfo_to_dict
 
-CAN_WAIT = ("inline", "staged")
+CAN_WAIT = ("inline", "staged", "received")
 _START_SECONDS = 240.0
 _RECOVERY_SECONDS = 240.0
 

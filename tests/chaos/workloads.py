@@ -95,6 +95,10 @@ def _staged(frame: DataFrame, place: Place) -> DataStreamWriter:
     return _data_source(frame, place, inlineBytes="0")
 
 
+def _received(frame: DataFrame, place: Place) -> DataStreamWriter:
+    return _data_source(frame, place, inlineBytes="0", receiver="auto")
+
+
 def _append(frame: DataFrame, place: Place) -> DataStreamWriter:
     return _in_foreach_batch(frame, place, PostgresBatchWriter(place.url, table=place.table, **_PATIENCE))
 
@@ -135,6 +139,7 @@ WORKLOADS = {
     for workload in (
         Workload("inline", _data_source, commits_in="worker"),
         Workload("staged", _staged, commits_in="worker"),
+        Workload("received", _received, commits_in="worker"),
         Workload("append", _append),
         Workload(
             "upsert",

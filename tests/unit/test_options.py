@@ -52,6 +52,22 @@ def test_the_words_about_a_querys_past_are_understood():
     assert parse(independent="true").commit.remedies == Remedies(independent=True)
 
 
+@pytest.mark.parametrize(
+    ("given", "host", "inline_bytes"),
+    [
+        ({}, None, 8 << 20),
+        ({"receiver": "OFF"}, None, 8 << 20),
+        ({"receiver": "Auto"}, "auto", 1 << 20),
+        ({"receiver": "10.0.0.7"}, "10.0.0.7", 1 << 20),
+        ({"receiver": "auto", "inlineBytes": "5"}, "auto", 5),
+    ],
+)
+def test_a_receiver_is_had_by_asking_and_takes_more_of_the_rows(given, host, inline_bytes):
+    """Without the option there is none; with it, less travels in commit messages, unless the user says how much."""
+    options = parse(**given)
+    assert (options.receiver, options.inline_bytes) == (host, inline_bytes)
+
+
 def test_option_names_are_case_insensitive_as_spark_hands_them_over():
     """Spark lower-cases keys, so keys of any case mean the same."""
     assert parse(inlinebytes="5").inline_bytes == parse(INLINEBYTES="5").inline_bytes == 5
@@ -73,6 +89,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_right_name(typo, right):
 @pytest.mark.parametrize(
     ("options", "code"),
     [
+        ({"receiver": "auto", "positionColumns": "topic,partition,offset"}, "CLASHING_OPTIONS"),
         ({"table": " "}, "NO_TABLE"),
         ({"mode": "apend"}, "BAD_OPTION"),
         ({"mode": "upsert"}, "NO_KEYS"),

@@ -7,8 +7,9 @@ import pickle
 import pytest
 
 from offsets_store.errors import PgonceError
-from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap, open_parcels
+from sink.parcel import OffsetLogEntry, Origin, Parcel, Received, inline_cap, open_parcels
 from sink.parcel_commit import transport
+from sink.receiver.line import Receiver
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 
@@ -35,6 +36,14 @@ def test_parcels_survive_the_trip_and_hide_their_rows():
     sent = parcel(bodies=(b"secret row",))
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert "secret" not in repr(sent)
+
+
+def test_a_receivers_secret_travels_and_is_never_shown():
+    """Tasks and the commit get it with the plan; no log of a plan or a message does."""
+    sent = parcel(received=Received(Receiver("10.0.0.7", 4711, b"secret", "plan"), 3))
+    assert pickle.loads(pickle.dumps(sent)) == sent
+    assert "secret" not in repr(sent) + repr(sent.received)
+    assert transport([sent, parcel()]) == "inline+received"
 
 
 @pytest.mark.parametrize("messages", [[], [None], [parcel(), None]])
