@@ -35,9 +35,10 @@ _DRIVER_SIDE = {
     "pyspark.sql.worker.python_streaming_sink_runner": "commit worker",
     "pyspark.sql.worker.lookup_data_sources": "lookup worker",
     "pyspark.sql.worker.create_data_source": "create_data_source worker",
+    "sink.receiver.process": "receiver",
 }
 # The other two work once a run, and Spark ends them after a minute.
-_IN_EVERY_BATCH = ("planner worker", "commit worker")
+_IN_EVERY_BATCH = ("planner worker", "commit worker", "receiver")
 _DRIVER = "the driver's own Python"
 
 
@@ -139,15 +140,17 @@ def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 @dataclass
 class MemoryWatch:
     """
-    Samples the resident memory of the driver-side Python processes: of each kind, the worker and its daemon together.
+    Samples the memory of the driver-side Python processes, of each kind the worker and its daemon together.
 
-    ``peaks`` are bytes by kind; ``peak_in_every_batch`` adds up the planner's worker and the commit worker, and counts
-    twice what they share. In foreachBatch it is the driver's own Python.
+    That is the resident pages, each divided by how many processes share it (PSS): workers are forks of their daemons.
+
+    ``peaks`` are bytes by kind; ``peak_in_every_batch`` adds up the planner's worker, the commit worker and the
+    receiver. In foreachBatch it is the driver's own Python.
     """
 
     in_foreach_batch: bool
 
-    interval_seconds: float = 0.02
+    interval_seconds: float = 0.05
     peaks: dict[str, int] = field(default_factory=dict)
     peak_in_every_batch: int = 0
 
@@ -159,12 +162,19 @@ class MemoryWatch:
 
     def _sample_until(self, done: threading.Event) -> None:
         while not done.wait(self.interval_seconds):
-            sizes = {**dict.fromkeys(_DRIVER_SIDE.values(), 0), _DRIVER: psutil.Process().memory_info().rss}
+            sizes = {**dict.fromkeys(_DRIVER_SIDE.values(), 0), _DRIVER: _held_by(psutil.Process())}
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
-                    kind = next((_DRIVER_SIDE[word] for word in process.cmdline() if word in _DRIVER_SIDE), None)
+                    command = " ".join(process.cmdline())
+                    kind = next((kind for module, kind in _DRIVER_SIDE.items() if module in command), None)
                     if kind is not None:
-                        sizes[kind] += process.memory_info().rss
+                        sizes[kind] += _held_by(process)
             self.peaks = {kind: max(size, self.peaks.get(kind, 0)) for kind, size in sizes.items()}
             together = sizes[_DRIVER] if self.in_foreach_batch else sum(sizes[kind] for kind in _IN_EVERY_BATCH)
             self.peak_in_every_batch = max(self.peak_in_every_batch, together)
+
+
+def _held_by(process: psutil.Process) -> int:
+    info = process.memory_full_info()
+    # Only Linux says how many share a page.
+    return getattr(info, "pss", info.rss)

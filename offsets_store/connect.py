@@ -7,6 +7,7 @@ one invocation alone, and no error of this module shows the connection string.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from functools import lru_cache
@@ -19,6 +20,14 @@ from sqlalchemy import Connection, Engine, create_engine, event
 from offsets_store.errors import ConfigurationError
 from offsets_store.postgres_errors import connect_error
 from offsets_store.search_path import SET_OURS
+
+
+def _shows_no_row(record: logging.LogRecord) -> bool:
+    """Whether a line of psycopg's may be logged: it repeats what Postgres said of a row where a COPY fails twice."""
+    return not (isinstance(record.msg, str) and record.msg.startswith("error ignored"))
+
+
+logging.getLogger("psycopg").addFilter(_shows_no_row)
 
 # A server that vanished without a word is noticed after 30 + 3 * 10 seconds; libpq's own default waits two hours.
 _DEFAULTS = {

@@ -22,10 +22,12 @@ from pyspark.traceback_utils import SCCallSiteSync
 from pyspark.util import local_connect_and_auth
 
 from sink.errors import CommitError
-from sink.kept_bytes import IN_MEMORY_BYTES, InFile, OverflowFile
+from sink.kept_bytes import InFile, OverflowFile
 
 # A batch that is smaller has arrived in whole before its transaction begins.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
+# What has arrived is kept, because a lost connection makes a second try; beyond this, in a file.
+IN_MEMORY_BYTES = 64 * 1024 * 1024
 
 
 class ArrivingBatches:

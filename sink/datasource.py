@@ -119,7 +119,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         A commit that is still under way holds a lock on that table, so it is never taken from under it.
         """
         parcels = [message for message in messages if isinstance(message, Parcel)]
-        for receiver in {parcel.received.receiver for parcel in parcels if parcel.received}:
+        for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:
             give_up(receiver)
         origins = {parcel.origin for parcel in parcels if parcel.staged}
         try:

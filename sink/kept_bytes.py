@@ -1,7 +1,7 @@
 """
-What has arrived is kept, because a lost connection makes a second try: in memory, and in a file beyond a bound.
+Where does what has arrived wait for a second try, if it is more than memory should hold?
 
-Runs on the driver. Invariant: what is kept is read from any thread, while another one adds to it.
+Runs on the driver and in the receiver. Invariant: what is kept is read from any thread, while another one adds to it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from typing import Any
 
 from offsets_store.errors import NOTHING
 from sink.errors import CommitError
-
-IN_MEMORY_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class OverflowFile:
         except OSError as error:
             raise CommitError(
                 "ROWS_NOT_KEPT",
-                f"The batch is larger than {IN_MEMORY_BYTES >> 20} MiB, and its other rows could not be kept in the "
-                f"driver's temporary directory {tempfile.gettempdir()}: {error.strerror}.",
+                "The batch is larger than what is kept in memory, and its other rows could not be kept in the driver's "
+                f"temporary directory {tempfile.gettempdir()}: {error.strerror}.",
                 NOTHING,
                 "Make room there, or set TMPDIR to a larger disk, and start the query again.",
             ) from error

@@ -53,18 +53,10 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Received:
-    """Which receiver has a task's rows, and as those of which attempt."""
-
-    receiver: Receiver
-    attempt_id: int
-
-
-@dataclass(frozen=True)
 class Parcel(WriterCommitMessage):
     """
     One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts,
-    or where they were ``received``.
+    or as which task attempt's the batch's ``receiver`` has them.
 
     Where rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` those of all rows.
 
@@ -79,12 +71,13 @@ class Parcel(WriterCommitMessage):
     staged: tuple[tuple[int, int], ...] = ()
     positions: tuple[pa.RecordBatch, ...] = ()
     reach: Reach = field(default_factory=dict)
-    received: Received | None = None
+    receiver: Receiver | None = None
+    received_as: int | None = None
 
     @property
     def way(self) -> str:
         """How the rows travel, in the ledger's words."""
-        return "staged" if self.staged else "received" if self.received else "inline"
+        return "staged" if self.staged else "inline" if self.received_as is None else "received"
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.

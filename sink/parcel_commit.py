@@ -25,8 +25,9 @@ from sink.options import SinkOptions
 from sink.parcel import Origin, Parcel, open_parcels
 from sink.planned_batch import planned_batch, staging_table
 from sink.publish import BatchRows, publication
-from sink.receiver.client import finish
+from sink.receiver.client import finish, give_up
 from sink.receiver.errors import ReceiverError
+from sink.receiver.line import Receiver
 from sink.receiver.promise import Promise
 from sink.row_positions import kept_bodies
 from sink.staged_rows import StagedRows
@@ -54,9 +55,13 @@ def commit_parcels(
     reaches = [parcel.reach for parcel in parcels] if options.positions else None
     table = staging_table(options, origin)
     rows = _rows(options, columns, parcels, table)
-    if any(parcel.received for parcel in parcels):
-        verdict = _finish_reception(options, origin, parcels, rows)
+    receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
+    if receiver and any(parcel.way == "received" for parcel in parcels):
+        verdict = _finish_reception(options, origin, parcels, rows, receiver)
     else:
+        if receiver:
+            # An attempt that was not chosen may have begun a transaction there, for which this one would have to wait.
+            give_up(receiver)
         work = publication(options.sink_name, options.destination, rows, transport(parcels))
         verdict = commit_batch(options.commit, planned_batch(options, origin, reaches), work)
     # Also once a run: a try that failed may have staged rows of which no message ever told.
@@ -66,12 +71,13 @@ def commit_parcels(
     return verdict
 
 
-def _finish_reception(options: SinkOptions, origin: Origin, parcels: Sequence[Parcel], rows: BatchRows) -> Verdict:
-    """Have the receiver commit the batch; where it is lost, say what became of the batch."""
-    receiver = next(parcel.received.receiver for parcel in parcels if parcel.received)
+def _finish_reception(
+    options: SinkOptions, origin: Origin, parcels: Sequence[Parcel], rows: BatchRows, receiver: Receiver
+) -> Verdict:
+    """Have the receiver commit the batch; where it is lost, ask the ledger what became of it."""
     promise = Promise(
         transport(parcels),
-        {parcel.partition_id: (parcel.received.attempt_id, parcel.rows) for parcel in parcels if parcel.received},
+        {p.partition_id: (p.received_as, p.rows) for p in parcels if p.received_as is not None},
         tuple(rows.bodies()),
         sum(parcel.rows for parcel in parcels if parcel.way == "inline"),
         rows.staged.promised if rows.staged else (),

@@ -19,7 +19,7 @@ from offsets_store.errors import NOTHING
 from sink.copy_encoder import CopyEncoder
 from sink.errors import SparkError
 from sink.options import SinkOptions
-from sink.parcel import OffsetLogEntry, Origin, Parcel, Received, inline_cap
+from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap
 from sink.planned_batch import staging_table
 from sink.receiver.client import send_rows
 from sink.receiver.line import Receiver
@@ -78,8 +78,7 @@ class TaskWriter:
                     sent = ((body, batch.num_rows) for body, batch in encoded)
                     rows = send_rows(self.receiver, origin, partition_id, attempt_id, sent)
                     if rows is not None:
-                        received = Received(self.receiver, attempt_id)
-                        return Parcel(origin, partition_id, rows, received=received)
+                        return Parcel(origin, partition_id, rows, receiver=self.receiver, received_as=attempt_id)
                 bodies.clear()
                 return self._staged(origin, partition_id, attempt_id, itertools.chain(held, batches))
             bodies.append(body)
@@ -110,7 +109,9 @@ class TaskWriter:
                 yield batch
 
         staged = stager.stage(noted())
-        return Parcel(origin, partition_id, sum(rows for _, rows in staged), staged=staged, reach=reached)
+        rows = sum(count for _, count in staged)
+        # Another attempt may have reached the receiver, which then waits for the commit's word.
+        return Parcel(origin, partition_id, rows, staged=staged, reach=reached, receiver=self.receiver)
 
     def _origin(self, context: TaskContext) -> Origin:
         query_id = context.getLocalProperty("sql.streaming.queryId")

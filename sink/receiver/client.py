@@ -38,10 +38,12 @@ def send_rows(
     try:
         for body, count in bodies:
             # Not around the loop: what fails in making a body is another matter.
-            with _broken_is_lost():
-                line.send_body(body)
+            with _broken_is_lost(at_commit=False):
+                # An empty body would say that no more come.
+                if body:
+                    line.send_body(body)
             rows += count
-        with _broken_is_lost():
+        with _broken_is_lost(at_commit=False):
             line.send_body(b"")
             line.say(rows=rows)
             line.hear()
@@ -57,7 +59,7 @@ def finish(receiver: Receiver, promise: Promise) -> Verdict:
     :raises ReceiverError: RECEIVER_LOST, where nobody answers; whether the batch was committed is then in the ledger.
     :raises PgonceError: what the commit in the receiver raised.
     """
-    with _broken_is_lost(), closing(receiver.dial()) as line:
+    with _broken_is_lost(at_commit=True), closing(receiver.dial()) as line:
         line.say(say="finish", plan=receiver.plan, bodies=len(promise.inline), promise=promise.as_message())
         for body in promise.inline:
             line.send_body(body)
@@ -78,7 +80,14 @@ def give_up(receiver: Receiver) -> None:
         _log.info("a receiver is not told that its batch has failed: %s", error)
 
 
+# Where nobody answered in time, a firewall swallows what is sent; no task of this worker waits for that again.
+_unreachable: set[tuple[str, int]] = set()
+
+
 def _line_for_rows(receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
+    where = (receiver.host, receiver.port)
+    if where in _unreachable:
+        return None
     try:
         line = receiver.dial()
         try:
@@ -92,14 +101,15 @@ def _line_for_rows(receiver: Receiver, origin: Origin, partition_id: int, attemp
             raise
         line.close()
     except BROKEN as error:
-        where = (receiver.host, receiver.port)
+        if isinstance(error, TimeoutError):
+            _unreachable.add(where)
         _log.warning("partition %s is staged: no receiver answers at %s:%s: %s", partition_id, *where, error)
     return None
 
 
 @contextmanager
-def _broken_is_lost() -> Iterator[None]:
+def _broken_is_lost(*, at_commit: bool) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        raise lost(error) from error
+        raise lost(error, at_commit=at_commit) from error

@@ -18,13 +18,16 @@ class ReceiverError(PgonceError):
     """The process on the driver that took the rows of a batch does not have them, or does not answer."""
 
 
-def lost(reason: object) -> ReceiverError:
-    """The error for a receiver that does not answer."""
+def lost(reason: object, *, at_commit: bool) -> ReceiverError:
+    """The error for a receiver that does not answer a task, or the commit."""
     return ReceiverError(
         "RECEIVER_LOST",
         f"The process on the driver that received this batch's rows does not answer: {reason or 'it hung up'}.",
-        NOTHING,
-        _REMEDY,
+        "When the ledger was asked, the batch was not committed. If that process lives and goes on, it still may be: "
+        "its rows and its offsets together, or neither."
+        if at_commit
+        else NOTHING,
+        "Start the query again: the ledger tells, and Spark runs the batch again from its source where it has to.",
     )
 
 

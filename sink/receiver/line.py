@@ -8,6 +8,7 @@ of a COPY and JSON, never objects.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from contextlib import suppress
@@ -16,7 +17,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
 
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 5.0
 # The receiver takes what comes at once, and says every second that it still commits. One that is silent for so long is
 # frozen, or its host is gone.
 SILENCE_SECONDS = 60
@@ -46,10 +47,7 @@ class Receiver:
         """
         connected = socket.create_connection((self.host, self.port), timeout=CONNECT_SECONDS)
         connected.settimeout(None)
-        patience = struct.pack("ll", SILENCE_SECONDS, 0)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, patience)
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
-        line = Line(connected)
+        line = Line(connected, SILENCE_SECONDS)
         try:
             line.identify(self.secret, dialled=True)
         except BaseException:
@@ -59,24 +57,40 @@ class Receiver:
 
 
 class Line:
-    """One connection: messages as JSON, and bodies of a COPY as they are."""
+    """
+    One connection: messages as JSON, and bodies of a COPY as they are.
 
-    def __init__(self, connected: socket.socket) -> None:
+    :param patience: seconds that any wait for the other side may take; 0 is for ever.
+    """
+
+    def __init__(self, connected: socket.socket, patience: int) -> None:
+        self._socket = connected
         # A task's host that vanished without a word is noticed after a minute.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
             if hasattr(socket, name):
                 connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._connection = Connection(connected.detach())
+        self.be_patient(patience)
+        self._connection = Connection(os.dup(connected.fileno()))
+
+    def be_patient(self, seconds: int) -> None:
+        """Change how long a wait may take."""
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", seconds, 0))
 
     def identify(self, secret: bytes, *, dialled: bool) -> None:
-        """Show that the secret is known here, and ask the other side to."""
-        if dialled:
-            answer_challenge(self._connection, secret)
-            deliver_challenge(self._connection, secret)
-        else:
-            deliver_challenge(self._connection, secret)
-            answer_challenge(self._connection, secret)
+        """
+        Show that the secret is known here, and ask the other side to.
+
+        :raises OSError: or another of :data:`BROKEN`, where one of them fails.
+        """
+        steps = (answer_challenge, deliver_challenge)
+        try:
+            for step in steps if dialled else reversed(steps):
+                step(self._connection, secret)
+        except (ValueError, AssertionError) as error:
+            # No such hash on this host, or a listener of somebody else's.
+            raise OSError(f"the other side is no receiver of ours, or no hash is common to both: {error}") from None
 
     def say(self, **message: Any) -> None:
         """Send a message."""
@@ -99,3 +113,4 @@ class Line:
         """End it."""
         with suppress(OSError):
             self._connection.close()
+        self._socket.close()

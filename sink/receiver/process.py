@@ -10,52 +10,36 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from pyspark.sql.types import StructType
-
 from offsets_store.errors import PgonceError
 from offsets_store.verdict import Verdict
-from sink.options import SinkOptions
 from sink.parcel import OffsetLogEntry, Origin
 from sink.receiver.errors import as_message, without_rows
 from sink.receiver.line import BROKEN, Line
+from sink.receiver.orders import Plan, Start
 from sink.receiver.promise import Promise
 from sink.receiver.reception import Reception
 
 _log = logging.getLogger("pgonce.receiver")
 
-IDLE_SECONDS = 60.0
+# The first large task of a batch may be a slow one.
+IDLE_SECONDS = 600.0
+# Where the planner's worker is gone, no other batch is planned here.
+LEFT_ALONE_SECONDS = 60.0
 # A task may ring before the plan has been read, for both are sent at once.
 _PLAN_SECONDS = 10.0
 _LOOK_SECONDS = 0.5
 _SAY_ALIVE_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Start:
-    """What a receiver is told first, on its standard input."""
-
-    secret: bytes
-    daemon_pid: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What it is told of each batch that is planned."""
-
-    name: str
-    options: SinkOptions
-    struct_type: StructType
+# A stranger may ring and say nothing, or keep more lines open than this process may have.
+_IDENTIFY_SECONDS = 10
+_DEAF_SECONDS = 0.1
 
 
 class Receptions:
@@ -65,6 +49,7 @@ class Receptions:
         self._changed = threading.Condition()
         self._planned: dict[str, Reception] = {}
         self._used_at = time.monotonic()
+        self.is_alone = False
 
     def plan(self, plan: Plan) -> None:
         """A batch was planned; an earlier one of the same writer is over."""
@@ -95,16 +80,15 @@ class Receptions:
         """Wake what waits; whether there is anything left to do."""
         with self._changed:
             receptions = list(self._planned.values())
-            is_idle = time.monotonic() - self._used_at > IDLE_SECONDS
+            idle_seconds = time.monotonic() - self._used_at
         for reception in receptions:
             reception.look_at_clock()
-        return not is_idle or any(reception.has_rows for reception in receptions)
+        is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
+        return not is_idle or any(reception.may_be_finished() for reception in receptions)
 
 
 def main() -> None:
     """Run until there is nothing left to do; the one argument is the descriptor of the socket to listen at."""
-    # Ctrl-C in the user's terminal is for the driver, which may end its query in order.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     listening = socket.socket(fileno=int(sys.argv[1]))
     start: Start = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
     receptions = Receptions()
@@ -129,21 +113,31 @@ def _lives(pid: int) -> bool:
 
 
 def _take_plans(receptions: Receptions) -> None:
-    with suppress(EOFError):
+    try:
         while True:
             receptions.plan(pickle.load(sys.stdin.buffer))  # noqa: S301 (as above)
+    except EOFError:
+        pass
+    except Exception:  # noqa: BLE001 (a thread that died would leave every task waiting)
+        _log.exception("the planner's worker is not understood")
+    receptions.is_alone = True
 
 
 def _answer(listening: socket.socket, secret: bytes, receptions: Receptions) -> None:
     while True:
-        connected, _ = listening.accept()
-        _beside(_converse, connected, secret, receptions)
+        try:
+            connected, _ = listening.accept()
+            _beside(_converse, connected, secret, receptions)
+        except (OSError, RuntimeError) as error:
+            _log.warning("a line was not taken: %s", error)
+            time.sleep(_DEAF_SECONDS)
 
 
 def _converse(connected: socket.socket, secret: bytes, receptions: Receptions) -> None:
-    line = Line(connected)
+    line = Line(connected, _IDENTIFY_SECONDS)
     try:
         line.identify(secret, dialled=False)
+        line.be_patient(0)
         message = line.hear()
         if message["say"] == "rows":
             _take_rows(line, message, receptions)
@@ -153,6 +147,8 @@ def _converse(connected: socket.socket, secret: bytes, receptions: Receptions) -
             receptions.end(message["plan"])
     except BROKEN as error:
         _log.info("a line broke: %s", error)
+    except Exception:  # noqa: BLE001 (whoever rang is told by the line's end)
+        _log.exception("a line was not understood")
     finally:
         line.close()
 
@@ -176,7 +172,6 @@ def _take_rows(line: Line, message: dict[str, Any], receptions: Receptions) -> N
 
 
 def _finish(line: Line, message: dict[str, Any], receptions: Receptions) -> None:
-    bodies = tuple(line.next_body() for _ in range(message["bodies"]))
     answers: list[dict[str, Any]] = []
 
     def commit() -> None:
@@ -187,13 +182,17 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions) -> None
                 _log.exception("a batch failed")
             answers.append({"error": as_message(error)})
 
-    committing = threading.Thread(target=commit, daemon=True)
-    committing.start()
-    while committing.is_alive():
-        committing.join(_SAY_ALIVE_SECONDS)
-        if committing.is_alive():
-            line.say(alive=True)
-    receptions.end(message["plan"])
+    try:
+        bodies = tuple(line.next_body() for _ in range(message["bodies"]))
+        committing = threading.Thread(target=commit, daemon=True)
+        committing.start()
+        while committing.is_alive():
+            committing.join(_SAY_ALIVE_SECONDS)
+            if committing.is_alive():
+                line.say(alive=True)
+    finally:
+        # Also where the commit worker has hung up: it tells Spark that the batch has failed.
+        receptions.end(message["plan"])
     line.say(**answers[0])
 
 

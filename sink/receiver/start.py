@@ -10,14 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import queue
 import secrets
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import cache
+from ipaddress import ip_address
+from typing import IO, cast
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
@@ -26,22 +29,60 @@ from offsets_store.connect import connect
 from offsets_store.errors import ConfigurationError, PgonceError
 from sink.options import AUTOMATIC, SinkOptions
 from sink.receiver.line import Receiver
+from sink.receiver.orders import Plan, Start
 from sink.settings import bad_option
 
 _log = logging.getLogger("pgonce.receiver")
 
 _SECRET_BYTES = 32
-_RUN = "from sink.receiver.process import main; main()"
+# Ctrl-C in the user's terminal is for the driver, which may end its query in order.
+_RUN = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from sink.receiver.process import main; main()"
+# A receiver reads at once, but for the second in which it starts.
+_UNREAD_ORDERS = 64
 
 
-@dataclass(frozen=True)
 class _Running:
-    """A receiver that this worker has started."""
+    """
+    A receiver that this worker has started.
 
-    process: subprocess.Popen[bytes]
-    host: str
-    port: int
-    secret: bytes
+    What it is told is written by a thread: a batch does not wait for a receiver that does not read.
+    """
+
+    def __init__(self, host: str) -> None:
+        with _listening(host) as listening:
+            self._process = subprocess.Popen(  # noqa: S603 (this very Python)
+                [sys.executable, "-c", _RUN, str(listening.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listening.fileno()],
+                # As this worker finds its modules: Spark adds --py-files to the path, not to the environment.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            self.host, self.port = host, int(listening.getsockname()[1])
+        self.secret = secrets.token_bytes(_SECRET_BYTES)
+        self._orders: queue.Queue[Start | Plan] = queue.Queue(_UNREAD_ORDERS)
+        self._orders.put(Start(self.secret, os.getppid()))
+        threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True).start()
+
+    def expects(self, plan: Plan) -> bool:
+        """Tell it of a batch; False where it is gone, or has stopped reading."""
+        if self._process.poll() is not None:
+            return False
+        try:
+            self._orders.put_nowait(plan)
+        except queue.Full:
+            # Frozen, perhaps with another query's transaction, which its successor will need.
+            self._process.kill()
+            self._process.wait()
+            return False
+        return True
+
+    def _write_orders(self) -> None:
+        pipe = cast("IO[bytes]", self._process.stdin)
+        with suppress(OSError):
+            while True:
+                pickle.dump(self._orders.get(), pipe)
+                pipe.flush()
 
 
 # By the host at which they listen.
@@ -54,24 +95,25 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
 
     :raises ConfigurationError: where ``receiver`` names no address of this host.
     """
-    from sink.receiver.process import Plan
-
     if options.receiver is None:
         return None
-    name = uuid4().hex
-    message = pickle.dumps(Plan(name, options, struct_type))
+    if "SPARK_REUSE_WORKER" not in os.environ:
+        _log.warning("there is no receiver: spark.python.worker.reuse is off, and every batch would start another")
+        return None
+    plan = Plan(uuid4().hex, options, struct_type)
     try:
         host = _host_towards(options.commit.url) if options.receiver == AUTOMATIC else options.receiver
         running = _running.get(host)
-        if running is None or not _told(running, message):
-            running = _running[host] = _started(host)
-            _told(running, message)
-    except ConfigurationError:
-        raise
+        if running is None or not running.expects(plan):
+            running = _running[host] = _Running(host)
+            running.expects(plan)
     except (PgonceError, OSError) as error:
+        _host_towards.cache_clear()
+        if isinstance(error, ConfigurationError) and options.receiver != AUTOMATIC:
+            raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
-    return Receiver(running.host, running.port, running.secret, name)
+    return Receiver(running.host, running.port, running.secret, plan.name)
 
 
 @cache
@@ -84,50 +126,20 @@ def _host_towards(url: str) -> str:
         return host
 
 
-def _started(host: str) -> _Running:
-    from sink.receiver.process import Start
-
-    with _listening(host) as listening:
-        process = subprocess.Popen(  # noqa: S603 (this very Python)
-            [sys.executable, "-c", _RUN, str(listening.fileno())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            bufsize=0,
-            pass_fds=[listening.fileno()],
-            # As this worker finds its modules: Spark adds --py-files to the path, not to the environment.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        running = _Running(process, host, listening.getsockname()[1], secrets.token_bytes(_SECRET_BYTES))
-    # Never waited for: a receiver that does not read is not worth a batch.
-    os.set_blocking(process.stdin.fileno(), False)  # type: ignore[union-attr]
-    _told(running, pickle.dumps(Start(running.secret, os.getppid())))
-    return running
-
-
 @contextmanager
 def _listening(host: str) -> Iterator[socket.socket]:
     try:
-        family = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0][0]
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((host, 0), family=family, backlog=128)
     except OSError as error:
-        raise bad_option(
-            "NO_RECEIVER_HOST",
-            f"receiver={host!r}: this driver cannot listen there: {error.strerror}.",
-            "Name an address of the driver's host that executors reach, or use receiver=auto.",
-        ) from None
+        raise _no_host(host, f"this driver cannot listen there: {error.strerror}") from None
+    if ip_address(address[0]).is_unspecified:
+        listening.close()
+        raise _no_host(host, "that is every address, and none that a task could ring")
     with listening:
         yield listening
 
 
-def _told(running: _Running, message: bytes) -> bool:
-    """Tell a receiver; False where it is gone, or does not listen."""
-    if running.process.poll() is not None:
-        return False
-    try:
-        is_told = running.process.stdin.write(message) == len(message)  # type: ignore[union-attr]
-    except OSError:
-        is_told = False
-    if not is_told:
-        running.process.kill()
-        running.process.wait()
-    return is_told
+def _no_host(host: str, why: str) -> ConfigurationError:
+    remedy = "Name an address of the driver's host that executors reach, or use receiver=auto."
+    return bad_option("NO_RECEIVER_HOST", f"receiver={host!r}: {why}.", remedy)

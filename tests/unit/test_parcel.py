@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from offsets_store.errors import PgonceError
-from sink.parcel import OffsetLogEntry, Origin, Parcel, Received, inline_cap, open_parcels
+from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap, open_parcels
 from sink.parcel_commit import transport
 from sink.receiver.line import Receiver
 
@@ -40,9 +40,9 @@ def test_parcels_survive_the_trip_and_hide_their_rows():
 
 def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
-    sent = parcel(received=Received(Receiver("10.0.0.7", 4711, b"secret", "plan"), 3))
+    sent = parcel(receiver=Receiver("10.0.0.7", 4711, b"secret", "plan"), received_as=3)
     assert pickle.loads(pickle.dumps(sent)) == sent
-    assert "secret" not in repr(sent) + repr(sent.received)
+    assert "secret" not in repr(sent) + repr(sent.receiver)
     assert transport([sent, parcel()]) == "inline+received"
 
 

@@ -1,0 +1,30 @@
+"""
+What does the planner's worker tell the receiver that it has started, on its standard input?
+
+Runs at both ends. Invariant: what is secret goes this way, and in no command line and no environment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pyspark.sql.types import StructType
+
+from sink.options import SinkOptions
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first order: who may speak with it, and with whom it ends."""
+
+    secret: bytes = field(repr=False)
+    daemon_pid: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A batch that was planned; ``name`` is also the token of its commit, as a UUID in hex."""
+
+    name: str
+    options: SinkOptions
+    struct_type: StructType

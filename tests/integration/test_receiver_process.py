@@ -1,0 +1,410 @@
+"""The receiver as a process of its own: who is heard, what is left where somebody is killed, and when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+from fix_driver import wait_until
+from published import QUERY, RUN, publish
+from pyspark.sql import types as t
+from stopped import entries, entry, write_checkpoint
+
+import sink.receiver.line
+from offsets_store.errors import PgonceError
+from offsets_store.offsets import parse_offset_log
+from offsets_store.verdict import Verdict
+from sink.attempt import application_name
+from sink.copy_encoder import CopyEncoder
+from sink.options import parse_options
+from sink.parcel import OffsetLogEntry, Origin, Parcel
+from sink.parcel_commit import commit_parcels
+from sink.receiver import start
+from sink.receiver.client import finish, give_up, send_rows
+from sink.receiver.promise import Promise
+from sink.receiver.start import receiver_for
+from sink.type_mapping import encode_columns
+
+STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
+HOST = "127.0.0.1"
+# Promised of partition 0: two rows of attempt 1.
+SENT = Promise("received", {0: (1, 2)})
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything, with the target table made and batch 0 published, which had no rows."""
+    publish(url, 0, parse_offset_log(entry(0)).offsets, sink_name="public.events", offset_log=entry(0))
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE events (id bigint, name text)")
+        yield connection
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The receivers that the test has started, in their order; they end with it."""
+    processes = []
+    popen = subprocess.Popen
+
+    def noted(command, **arguments):
+        process = popen(command, **arguments)
+        if "sink.receiver.process" in " ".join(command):
+            processes.append(process)
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr(start, "_running", {})
+    # As Spark sets it for its workers.
+    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def options(url, tmp_path, started):
+    """Makes the options of a query that has planned batches 0 to 2, whose transactions begin with the first body."""
+    folder = write_checkpoint(tmp_path / "checkpoint", entries(0, 1, 2))
+
+    def make(**changes):
+        given = {
+            "url": url,
+            "table": "events",
+            "checkpointLocation": str(folder),
+            "receiver": "auto",
+            "inlineBytes": "0",
+            "lockTimeout": "1",
+            "retryTimeout": "10",
+            **changes,
+        }
+        return parse_options(given, overwrite=False)
+
+    return make
+
+
+def origin(batch_id=1):
+    """Where the rows of a batch come from."""
+    return Origin(QUERY, RUN, batch_id, OffsetLogEntry(batch_id, hashlib.sha256(entry(batch_id).encode()).hexdigest()))
+
+
+def body(one):
+    """A row with this id, and the number of rows."""
+    row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array([f"n{one}"], pa.string())})
+    return CopyEncoder(STRUCT).encode(row), 1
+
+
+def send(receiver, *ids, partition_id=0, attempt_id=1, batch_id=1):
+    """A task attempt that sends these rows; how many were taken."""
+    return send_rows(receiver, origin(batch_id), partition_id, attempt_id, map(body, ids))
+
+
+def parcels(receiver):
+    """What the task of :data:`SENT` tells the commit."""
+    return [Parcel(origin(), 0, 2, receiver=receiver, received_as=1)]
+
+
+def ids(admin):
+    """All ids of the target, in order."""
+    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
+
+
+def transactions(admin):
+    """The ids of the run's transactions that are in a COPY."""
+    return admin.execute(
+        "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
+        "WHERE a.datname = current_database() AND application_name = %s",
+        [application_name(RUN)],
+    ).fetchall()
+
+
+def in_copy(admin):
+    """Wait for a COPY of the run that is open; the transaction's id."""
+    assert wait_until(lambda: transactions(admin))
+    return transactions(admin)
+
+
+def is_gone(process, seconds=10):
+    """Whether the process ends in time."""
+    return wait_until(lambda: process.poll() is not None, seconds)
+
+
+def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(admin, options):
+    """Two tasks' rows go into one COPY while the batch runs; the commit's word makes them seen."""
+    receiver = receiver_for(options(), STRUCT)
+    assert send(receiver, 1, 2) == 2
+    began = in_copy(admin)
+    assert send(receiver, 3, partition_id=1, attempt_id=2) == 1
+    assert ids(admin) == []
+    inline, _ = body(4)
+    promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,), inline_rows=1)
+    assert finish(receiver, promised) is Verdict.NEW
+    assert ids(admin) == [1, 2, 3, 4]
+    assert admin.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
+    record = admin.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
+    assert (*record[:2], record[2].hex) == (4, "inline+received", receiver.plan)
+
+
+def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(admin, options):
+    """The task's own error passes as it is; the receiver takes the next attempt's rows instead."""
+
+    def failing():
+        yield body(1)
+        raise RuntimeError("upstream fails")
+
+    receiver = receiver_for(options(), STRUCT)
+    with pytest.raises(RuntimeError, match="upstream fails"):
+        send_rows(receiver, origin(), 0, 1, failing())
+    assert send(receiver, 1, 2, attempt_id=2) == 2
+    assert finish(receiver, Promise("received", {0: (2, 2)})) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+
+
+def test_an_error_of_the_commit_is_the_one_that_it_would_be_without_a_receiver(admin, options):
+    """Its code, its words and its kind come over the line."""
+    admin.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
+    receiver = receiver_for(options(), STRUCT)
+    send(receiver, 1, 2)
+    with pytest.raises(PgonceError, match="CHECK_VIOLATION.*small") as refused:
+        finish(receiver, SENT)
+    assert type(refused.value).__name__ == "TargetError"
+    assert "n2" not in str(refused.value)
+    assert ids(admin) == []
+
+
+def test_who_does_not_know_the_secret_is_not_heard(admin, options, caplog):
+    """Neither rows nor a commit are taken of him, nor is the batch given up at his word."""
+    receiver = receiver_for(options(), STRUCT)
+    assert send(receiver, 1, 2) == 2
+    stranger = replace(receiver, secret=bytes(32))
+    assert send(stranger, 3, partition_id=1) is None
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
+        finish(stranger, SENT)
+    give_up(stranger)
+    assert ids(admin) == []
+    assert finish(receiver, SENT) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+    assert receiver.secret.hex() not in caplog.text
+    assert repr(receiver.secret) not in repr(receiver)
+
+
+def test_strangers_hold_nobody_up(admin, options):
+    """Who connects and says nothing, or something else, keeps neither tasks nor the commit waiting."""
+    said = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        # Lengths: huge, negative, and right for an answer that is wrong.
+        b"\xff" * 4096,
+        b"\xff\xff\xff\xfe" * 64,
+        b"\0\0\0\4abcd",
+    ]
+    strangers = []
+
+    def disturb(receiver):
+        for words in said:
+            strangers.append(socket.create_connection((receiver.host, receiver.port)))
+            strangers[-1].sendall(words)
+
+    receiver = receiver_for(options(), STRUCT)
+    disturb(receiver)
+    assert send(receiver, 1, 2) == 2
+    disturb(receiver)
+    assert finish(receiver, SENT) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(admin, options, started):
+    """A receiver that was killed takes no rows, so that tasks stage; of those that it had, nothing is written."""
+    receiver = receiver_for(options(), STRUCT)
+    send(receiver, 1, 2)
+    in_copy(admin)
+    started[0].kill()
+    started[0].wait()
+    assert send(receiver, 3, partition_id=1) is None
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
+        finish(receiver, SENT)
+    give_up(receiver)
+    with pytest.raises(PgonceError, match="RECEIVER_LOST.*the batch was not committed"):
+        commit_parcels(options(), encode_columns(STRUCT), parcels(receiver), 1)
+    assert ids(admin) == []
+
+
+def test_the_next_batch_gets_another_receiver_where_one_was_killed(admin, options, started):
+    """The planner's worker starts a process anew, and the batch is run again through it."""
+    send(receiver_for(options(), STRUCT), 1, 2)
+    started[0].kill()
+    started[0].wait()
+    receiver = receiver_for(options(), STRUCT)
+    send(receiver, 1, 2)
+    assert finish(receiver, SENT) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+    assert len(started) == 2
+
+
+def test_a_receiver_that_is_frozen_is_lost(admin, options, started, monkeypatch):
+    """Who says nothing for a while is not waited for, neither by tasks nor by the commit."""
+    receiver = receiver_for(options(), STRUCT)
+    send(receiver, 1, 2)
+    monkeypatch.setattr(sink.receiver.line, "SILENCE_SECONDS", 1)
+    started[0].send_signal(signal.SIGSTOP)
+    assert send(receiver, 3, partition_id=1) is None
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
+        finish(receiver, SENT)
+    assert ids(admin) == []
+
+
+@pytest.mark.parametrize("moment", ["hold_before_commit", "hold_after_commit"])
+def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(moment, admin, proxy, options, started):
+    """Killed after COMMIT and before its answer, the batch is found landed; killed before it, nothing was written."""
+    receiver = receiver_for(options(url=proxy.url), STRUCT)
+    hold = getattr(proxy, moment)(touching="events")
+    send(receiver, 1, 2)
+    with ThreadPoolExecutor() as pool:
+        committing = pool.submit(commit_parcels, options(url=proxy.url), encode_columns(STRUCT), parcels(receiver), 1)
+        hold.wait()
+        started[0].kill()
+        started[0].wait()
+        hold.cut()
+        if moment == "hold_after_commit":
+            assert committing.result() is Verdict.LANDED
+        else:
+            with pytest.raises(PgonceError, match="RECEIVER_LOST.*the batch was not committed"):
+                committing.result()
+    assert ids(admin) == ([1, 2] if moment == "hold_after_commit" else [])
+
+
+def test_batches_one_after_another_are_received_by_one_process(admin, options, started):
+    """The second batch costs no process, and follows the first in the ledger."""
+    for batch_id in (1, 2):
+        receiver = receiver_for(options(), STRUCT)
+        send(receiver, 10 * batch_id, 10 * batch_id + 1, batch_id=batch_id)
+        assert finish(receiver, SENT) is Verdict.NEW
+    assert ids(admin) == [10, 11, 20, 21]
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("how", ["given up", "planned again"])
+def test_a_batch_that_has_failed_leaves_its_transaction(how, admin, options):
+    """Whether Spark says so or plans the batch again: what was copied is rolled back, and the next rows count."""
+    first = receiver_for(options(), STRUCT)
+    send(first, 1, 2)
+    in_copy(admin)
+    if how == "given up":
+        give_up(first)
+    else:
+        receiver_for(options(), STRUCT)
+    assert wait_until(lambda: not transactions(admin))
+    again = receiver_for(options(), STRUCT)
+    send(again, 1, 2)
+    assert finish(again, SENT) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+
+
+def test_no_password_stands_where_other_users_of_the_host_can_read(options, started, tmp_path):
+    """The process is told its options and its secret on its standard input, not in its arguments."""
+    password = "s3cret-of-the-database"
+    # No transaction begins, for a few bytes.
+    far = options(url=f"postgresql://user:{password}@{HOST}:1/db", receiver=HOST, inlineBytes="1000000")
+    receiver = receiver_for(far, STRUCT)
+    assert send(receiver, 1, 2) == 2
+    command = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(started[0].pid)], capture_output=True, check=True)
+    assert b"sink.receiver.process" in command.stdout
+    for hidden in (password, receiver.secret.hex(), receiver.plan):
+        assert hidden.encode() not in command.stdout
+    environment = Path(f"/proc/{started[0].pid}/environ")
+    assert not environment.exists() or password.encode() not in environment.read_bytes()
+
+
+@pytest.mark.parametrize("has_rows", [True, False], ids=["with rows", "idle"])
+def test_it_ends_with_sparks_daemon(has_rows, admin, options, started, monkeypatch):
+    """A receiver whose Spark is gone ends within seconds, and with it the transaction."""
+    daemon = subprocess.Popen(["sleep", "100"])
+    monkeypatch.setattr(start.os, "getppid", lambda: daemon.pid)
+    receiver = receiver_for(options(), STRUCT)
+    if has_rows:
+        send(receiver, 1, 2)
+        in_copy(admin)
+    assert not is_gone(started[0], seconds=1.5)
+    daemon.kill()
+    daemon.wait()
+    assert is_gone(started[0], seconds=3)
+    assert started[0].returncode == 0
+    left = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
+    assert wait_until(lambda: not admin.execute(left, [application_name(RUN)]).fetchall())
+    assert ids(admin) == []
+
+
+def test_ctrl_c_does_not_end_it(admin, options, started):
+    """An interrupt is for the driver, which may commit the batch yet."""
+    receiver = receiver_for(options(), STRUCT)
+    send(receiver, 1, 2)
+    os.kill(started[0].pid, signal.SIGINT)
+    assert not is_gone(started[0], seconds=1)
+    assert finish(receiver, SENT) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
+def test_an_address_that_is_not_this_hosts_is_refused(host, options, started):
+    """The error names the option before any row moves; no process is started."""
+    with pytest.raises(PgonceError, match=f"NO_RECEIVER_HOST.*{host}.*receiver=auto"):
+        receiver_for(options(receiver=host), STRUCT)
+    assert started == []
+
+
+def test_without_the_option_there_is_no_receiver(options, started):
+    """By default nothing is started."""
+    assert receiver_for(options(receiver="off"), STRUCT) is None
+    assert started == []
+
+
+def test_a_postgres_that_is_away_costs_the_receiver_and_no_batch(options, started, caplog):
+    """Where nobody can say which address faces Postgres, rows travel as they do without a receiver."""
+    assert receiver_for(options(url=f"postgresql://user:s3cret-word@{HOST}:1/db"), STRUCT) is None
+    assert "there is no receiver for this batch" in caplog.text
+    assert "s3cret-word" not in caplog.text
+    assert started == []
+
+
+def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(admin, options, capfd):
+    """Its standard error is the driver's log, where no row belongs."""
+    admin.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (name NOT LIKE 'secret %')")
+    long = pa.record_batch({
+        "id": pa.array([1, 2], pa.int64()),
+        "name": pa.array(["secret word".ljust(3_000_000, "."), "good".ljust(3_000_000, ".")], pa.string()),
+    })  # fmt: skip
+    receiver = receiver_for(options(), STRUCT)
+    assert send_rows(receiver, origin(), 0, 1, [(CopyEncoder(STRUCT).encode(long), 2)]) == 2
+    aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
+    assert wait_until(lambda: admin.execute(aborted).fetchall())
+    give_up(receiver)
+    assert wait_until(lambda: not admin.execute(aborted).fetchall())
+    assert "secret word" not in capfd.readouterr().err
+
+
+def test_tasks_may_ring_before_the_plan_is_read(admin, options):
+    """The plan and the tasks are sent at once: rows of a process that is just starting are taken all the same."""
+    receiver = receiver_for(options(), STRUCT)
+    taken = {}
+    tasks = [
+        threading.Thread(target=lambda n=n: taken.update({n: send(receiver, n, partition_id=n)})) for n in range(8)
+    ]
+    for task in tasks:
+        task.start()
+    for task in tasks:
+        task.join()
+    assert taken == dict.fromkeys(range(8), 1)
+    assert finish(receiver, Promise("received", dict.fromkeys(range(8), (1, 1)))) is Verdict.NEW
+    assert ids(admin) == list(range(8))
