@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
@@ -35,6 +36,8 @@ IDLE_SECONDS = 600.0
 LEFT_ALONE_SECONDS = 60.0
 # A task may ring before the plan has been read, for both are sent at once.
 _PLAN_SECONDS = 10.0
+# Of so many batches that are over it is known that no plan will come.
+_REMEMBERED = 100
 _LOOK_SECONDS = 0.5
 _SAY_ALIVE_SECONDS = 1.0
 # A stranger may ring and say nothing, or keep more lines open than this process may have.
@@ -48,6 +51,7 @@ class Receptions:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._planned: dict[str, Reception] = {}
+        self._over: deque[str] = deque(maxlen=_REMEMBERED)
         self._used_at = time.monotonic()
         self.is_alone = False
 
@@ -57,6 +61,7 @@ class Receptions:
         with self._changed:
             over = [name for name, other in self._planned.items() if other.writer == reception.writer]
             for name in over:
+                self._over.append(name)
                 self._planned.pop(name).give_up()
             self._planned[plan.name] = reception
             self._used_at = time.monotonic()
@@ -65,13 +70,14 @@ class Receptions:
     def of(self, name: str) -> Reception | None:
         """The reception of a planned batch, None where it is over."""
         with self._changed:
-            self._changed.wait_for(lambda: name in self._planned, timeout=_PLAN_SECONDS)
+            self._changed.wait_for(lambda: name in self._planned or name in self._over, timeout=_PLAN_SECONDS)
             return self._planned.get(name)
 
     def end(self, name: str) -> None:
         """The batch is committed, or has failed."""
         with self._changed:
             reception = self._planned.pop(name, None)
+            self._over.append(name)
             self._used_at = time.monotonic()
         if reception is not None:
             reception.give_up()

@@ -1,4 +1,4 @@
-"""Where inline ends and staged begins: exactly past inlineBytes, counted in encoded bytes."""
+"""Where inline ends, and staged or received begins: exactly past inlineBytes, counted in encoded bytes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ def encoded_size(spark, folder):
     return sum(len(CopyEncoder(struct_type).encode(batch)) for batch in batches)
 
 
-@pytest.mark.parametrize(("past_the_border", "transport"), [(-1, "inline"), (0, "inline"), (1, "staged")])
+@pytest.mark.parametrize(
+    ("past_the_border", "receiver", "transport"),
+    [(-1, "off", "inline"), (0, "off", "inline"), (1, "off", "staged"), (0, "auto", "inline"), (1, "auto", "received")],
+)
 @pytest.mark.parametrize("batch_rows", [10_000, 7])
-def test_rows_are_staged_just_where_they_no_longer_fit(
-    past_the_border, transport, batch_rows, spark, url, observer, source, checkpoint
+def test_rows_travel_another_way_just_where_they_no_longer_fit(
+    past_the_border, receiver, transport, batch_rows, spark, url, observer, source, checkpoint
 ):
     """One byte decides, whether the rows come in one Arrow batch or in many; all of them arrive either way."""
     inline_bytes = encoded_size(spark, source) - past_the_border
@@ -41,7 +44,7 @@ def test_rows_are_staged_just_where_they_no_longer_fit(
             spark.readStream.schema(COLUMNS)
             .json(source)
             .writeStream.format("pgonce")
-            .options(url=url, table="events", createTable="true", inlineBytes=str(inline_bytes))
+            .options(url=url, table="events", createTable="true", inlineBytes=str(inline_bytes), receiver=receiver)
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
             .start()
