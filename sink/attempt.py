@@ -1,8 +1,8 @@
 """
 One try to publish a batch: all its rows and its offsets in one transaction, or nothing.
 
-Runs in the commit worker, or in the foreachBatch function on the driver. Invariant: the batch is recorded in the
-transaction that writes its rows, and nothing but a COMMIT that answers COMMIT counts as done.
+Runs in the commit worker, in a receiver, or in the foreachBatch function on the driver. Invariant: the batch is
+recorded in the transaction that writes its rows, and nothing but a COMMIT that answers COMMIT counts as done.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 Which batch is this, says the checkpoint?
 
-Runs in the planner's worker and in the commit worker. Invariant: a batch is described by the files that Spark wrote
-before its tasks ran, read anew for every batch.
+Runs in the planner's worker, in the commit worker and in a receiver. Invariant: a batch is described by the files that
+Spark wrote before its tasks ran, read anew for every batch.
 """
 
 from __future__ import annotations

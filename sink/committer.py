@@ -1,9 +1,9 @@
 """
 How often is a batch tried, and what is known when no try came through?
 
-Runs in the commit worker, or in the foreachBatch function on the driver. Invariant: every try begins at the first
-step; the attempt's token in the ledger tells a commit whose answer was lost from one that never happened, and while the
-ledger cannot be asked the outcome is called unknown, never failed.
+Runs in the commit worker, in a receiver, or in the foreachBatch function on the driver. Invariant: every try begins at
+the first step; the attempt's token in the ledger tells a commit whose answer was lost from one that never happened, and
+while the ledger cannot be asked the outcome is called unknown, never failed.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 ``df.writeStream.format("pgonce")``: what Spark calls, and where.
 
 The planner's worker and the commit worker both build the writer, for every batch; tasks run ``write``; the commit
-worker runs ``commit`` or ``abort``. Invariant: nothing is kept between calls but connections; identity comes with the
-commit messages, offsets from the checkpoint.
+worker runs ``commit`` or ``abort``. Invariant: nothing is kept between calls but connections and receivers; identity
+comes with the commit messages, offsets from the checkpoint.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class PgonceDataSource(DataSource):
         # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
         writer = StreamWriter(options, schema, planned_entry(options) if self._plans else None)
         if self._plans:
-            writer.have_received()
+            writer.find_receiver()
         settle("planning")
         return writer
 
@@ -96,7 +96,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # After Spark has dated the entry, if there is to be one.
         self.task_writer = TaskWriter(options, struct_type, planned, int(time.time() * 1000))
 
-    def have_received(self) -> None:
+    def find_receiver(self) -> None:
         """In the planner's worker: find a receiver for what is too large for commit messages, if there is to be one."""
         receiver = receiver_for(self.options, self.task_writer.written_type)
         self.task_writer = replace(self.task_writer, receiver=receiver)

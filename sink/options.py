@@ -86,6 +86,11 @@ class SinkOptions:
     bootstrap_servers: str | None = None
 
     @property
+    def sink_label(self) -> str:
+        """What tells this sink from others where nobody has asked Postgres which table is meant."""
+        return self.sink_name or self.destination.table
+
+    @property
     def has_sparse_log(self) -> bool:
         """Whether Spark writes the offset log for some batches only, and beside or after them."""
         return bool(self.async_interval_ms)

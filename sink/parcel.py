@@ -1,5 +1,5 @@
 """
-What a task hands to the commit: its rows, or the promise that it staged them, and which batch they belong to.
+What a task hands to the commit: its rows, or the promise that others have them, and which batch they belong to.
 
 Made in tasks, opened in the commit worker. Invariant: identity travels in the parcels, because the commit worker is
 told nothing but the batch id.
@@ -56,7 +56,7 @@ class Origin:
 class Parcel(WriterCommitMessage):
     """
     One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts,
-    or as which task attempt's the batch's ``receiver`` has them.
+    or as which task attempt's the batch's ``receiver``, if it has one, took them.
 
     Where rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` those of all rows.
 

@@ -1,8 +1,8 @@
 """
 Commit the parcels of one batch.
 
-Runs in the commit worker. Invariant: inline and staged rows go into the target in the one transaction that records the
-batch, and only what the parcels promised.
+Runs in the commit worker. Invariant: rows that came inline, were staged or were received go into the target in the one
+transaction that records the batch, and only what the parcels promised.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from uuid import UUID
 
 import psycopg
 from pyspark.sql.datasource import WriterCommitMessage
 
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
+from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
 from offsets_store.verdict import Verdict
+from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.options import SinkOptions
 from sink.parcel import Origin, Parcel, open_parcels
@@ -56,14 +57,18 @@ def commit_parcels(
     table = staging_table(options, origin)
     rows = _rows(options, columns, parcels, table)
     receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
+    batch = planned_batch(options, origin, reaches)
+    if receiver:
+        # One token for all that is tried for this plan: the receiver may have skipped the batch already.
+        batch = replace(batch, attempt=receiver.token)
+    work = publication(options.sink_name, options.destination, rows, transport(parcels))
     if receiver and any(parcel.way == "received" for parcel in parcels):
-        verdict = _finish_reception(options, origin, parcels, rows, receiver)
+        verdict = _finish_reception(options, batch, work, _promise(parcels, rows), receiver)
     else:
-        if receiver:
+        if receiver and rows.staged:
             # An attempt that was not chosen may have begun a transaction there, for which this one would have to wait.
             give_up(receiver)
-        work = publication(options.sink_name, options.destination, rows, transport(parcels))
-        verdict = commit_batch(options.commit, planned_batch(options, origin, reaches), work)
+        verdict = commit_batch(options.commit, batch, work)
     # Also once a run: a try that failed may have staged rows of which no message ever told.
     if rows.staged or (origin.run_id, table.sink_name) not in _swept:
         _sweep(options, origin, table.sink_name)
@@ -71,17 +76,18 @@ def commit_parcels(
     return verdict
 
 
-def _finish_reception(
-    options: SinkOptions, origin: Origin, parcels: Sequence[Parcel], rows: BatchRows, receiver: Receiver
-) -> Verdict:
-    """Have the receiver commit the batch; where it is lost, ask the ledger what became of it."""
-    promise = Promise(
+def _promise(parcels: Sequence[Parcel], rows: BatchRows) -> Promise:
+    return Promise(
         transport(parcels),
         {p.partition_id: (p.received_as, p.rows) for p in parcels if p.received_as is not None},
         tuple(rows.bodies()),
         sum(parcel.rows for parcel in parcels if parcel.way == "inline"),
         rows.staged.promised if rows.staged else (),
     )
+
+
+def _finish_reception(options: SinkOptions, batch: Batch, work: Work, promise: Promise, receiver: Receiver) -> Verdict:
+    """Have the receiver commit the batch; where it is lost, ask the ledger what became of it."""
     try:
         return finish(receiver, promise)
     except ReceiverError as error:
@@ -90,9 +96,6 @@ def _finish_reception(
     def publish(*_: object) -> Published:
         raise is_lost
 
-    # The ledger knows whether it came to COMMIT, by the token.
-    work = publication(options.sink_name, options.destination, rows, promise.transport)
-    batch = replace(planned_batch(options, origin), attempt=UUID(receiver.plan))
     return commit_batch(options.commit, batch, replace(work, publish=publish))
 
 

@@ -33,5 +33,4 @@ def planned_batch(options: SinkOptions, origin: Origin, reaches: Iterable[Reach]
 
 def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:
     """The staging table of a batch of this sink."""
-    label = options.sink_name or options.destination.table
-    return StagingTable(origin.query_id, label, origin.run_id, origin.batch_id)
+    return StagingTable(origin.query_id, options.sink_label, origin.run_id, origin.batch_id)

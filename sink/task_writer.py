@@ -29,7 +29,7 @@ from sink.stager import Stager
 
 @dataclass(frozen=True)
 class TaskWriter:
-    """Encodes a partition and sends it inline, or through the batch's staging table where it is too large."""
+    """Encodes a partition and sends it inline; where it is too large, to the receiver or the batch's staging table."""
 
     options: SinkOptions
     struct_type: StructType
@@ -89,6 +89,7 @@ class TaskWriter:
             bodies=tuple(bodies),
             positions=tuple(positions),
             reach=reach(positions),
+            receiver=self.receiver,
         )
 
     def _staged(self, origin: Origin, partition_id: int, attempt_id: int, batches: Iterator[pa.RecordBatch]) -> Parcel:
@@ -110,7 +111,6 @@ class TaskWriter:
 
         staged = stager.stage(noted())
         rows = sum(count for _, count in staged)
-        # Another attempt may have reached the receiver, which then waits for the commit's word.
         return Parcel(origin, partition_id, rows, staged=staged, reach=reached, receiver=self.receiver)
 
     def _origin(self, context: TaskContext) -> Origin:

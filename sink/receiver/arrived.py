@@ -84,7 +84,7 @@ class Arrived:
         Compare with what is promised.
 
         :raises ReceiverError: ROWS_NOT_RECEIVED.
-        :raises CommitError: ROWS_NOT_KEPT.
+        :raises CommitError: ROWS_NOT_KEPT, or whatever else hindered keeping them.
         """
         if self._not_kept is not None:
             raise self._not_kept

@@ -14,8 +14,8 @@ from dataclasses import asdict
 
 from offsets_store.verdict import Verdict
 from sink.parcel import Origin
-from sink.receiver.errors import from_message, lost
-from sink.receiver.line import BROKEN, Line, Receiver
+from sink.receiver.errors import SILENT, from_message, lost
+from sink.receiver.line import BROKEN, CONNECT_SECONDS, Line, Receiver
 from sink.receiver.promise import Promise
 
 _log = logging.getLogger("pgonce")
@@ -60,7 +60,7 @@ def finish(receiver: Receiver, promise: Promise) -> Verdict:
     :raises PgonceError: what the commit in the receiver raised.
     """
     with _broken_is_lost(at_commit=True), closing(receiver.dial()) as line:
-        line.say(say="finish", plan=receiver.plan, bodies=len(promise.inline), promise=promise.as_message())
+        line.say(say="finish", token=str(receiver.token), bodies=len(promise.inline), promise=promise.as_message())
         for body in promise.inline:
             line.send_body(body)
         while True:
@@ -74,13 +74,13 @@ def finish(receiver: Receiver, promise: Promise) -> Verdict:
 def give_up(receiver: Receiver) -> None:
     """Tell the receiver that the batch has failed, if it is still there."""
     try:
-        with closing(receiver.dial()) as line:
-            line.say(say="give up", plan=receiver.plan)
+        with closing(receiver.dial(CONNECT_SECONDS)) as line:
+            line.say(say="give up", token=str(receiver.token))
     except BROKEN as error:
         _log.info("a receiver is not told that its batch has failed: %s", error)
 
 
-# Where nobody answered in time, a firewall swallows what is sent; no task of this worker waits for that again.
+# Where nobody answers in time: behind a firewall, or frozen. No task of this worker waits for it again.
 _unreachable: set[tuple[str, int]] = set()
 
 
@@ -91,9 +91,8 @@ def _line_for_rows(receiver: Receiver, origin: Origin, partition_id: int, attemp
     try:
         line = receiver.dial()
         try:
-            line.say(
-                say="rows", plan=receiver.plan, origin=asdict(origin), partition_id=partition_id, attempt_id=attempt_id
-            )
+            who = {"origin": asdict(origin), "partition_id": partition_id, "attempt_id": attempt_id}
+            line.say(say="rows", token=str(receiver.token), **who)
             if line.hear()["taken"]:
                 return line
         except BaseException:
@@ -101,7 +100,7 @@ def _line_for_rows(receiver: Receiver, origin: Origin, partition_id: int, attemp
             raise
         line.close()
     except BROKEN as error:
-        if isinstance(error, TimeoutError):
+        if isinstance(error, SILENT):
             _unreachable.add(where)
         _log.warning("partition %s is staged: no receiver answers at %s:%s: %s", partition_id, *where, error)
     return None

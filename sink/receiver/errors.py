@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from offsets_store.errors import NOTHING, PgonceError
 from sink.errors import CommitError
 
+# Of the kinds of a broken line those where nobody answered in time: at connecting, and afterwards.
+SILENT = (TimeoutError, BlockingIOError)
+
 _REMEDY = "Start the query again: Spark runs the batch again from its source."
 
 
@@ -18,11 +21,12 @@ class ReceiverError(PgonceError):
     """The process on the driver that took the rows of a batch does not have them, or does not answer."""
 
 
-def lost(reason: object, *, at_commit: bool) -> ReceiverError:
+def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
     """The error for a receiver that does not answer a task, or the commit."""
+    why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
     return ReceiverError(
         "RECEIVER_LOST",
-        f"The process on the driver that received this batch's rows does not answer: {reason or 'it hung up'}.",
+        f"The process on the driver that received this batch's rows does not answer: {why}.",
         "When the ledger was asked, the batch was not committed. If that process lives and goes on, it still may be: "
         "its rows and its offsets together, or neither."
         if at_commit
@@ -36,13 +40,18 @@ def without_rows(what: str) -> ReceiverError:
     return ReceiverError("ROWS_NOT_RECEIVED", what, NOTHING, _REMEDY)
 
 
+def in_words(error: Exception) -> PgonceError:
+    """``error`` itself, or one of ours for one that nobody thought of: its text may show a row."""
+    if isinstance(error, PgonceError):
+        return error
+    what = f"The receiver failed with {type(error).__name__}; where, is in the driver's standard error."
+    return ReceiverError("RECEIVER_FAILED", what, NOTHING, f"{_REMEDY} If this comes back, report it.")
+
+
 def as_message(error: Exception) -> list[str]:
     """``error`` in a form that goes over the line."""
-    if not isinstance(error, PgonceError):
-        # Its text may show a row.
-        what = f"The receiver failed with {type(error).__name__}; its traceback is in the driver's standard error."
-        error = CommitError("RECEIVER_FAILED", what, NOTHING, f"{_REMEDY} If this comes back, report it.")
-    return [type(error).__name__, error.code, error.what, error.data, error.remedy]
+    said = in_words(error)
+    return [type(said).__name__, said.code, said.what, said.data, said.remedy]
 
 
 def from_message(message: list[str]) -> PgonceError:

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from typing import Any
+from uuid import UUID
 
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 5
 # The receiver takes what comes at once, and says every second that it still commits. One that is silent for so long is
 # frozen, or its host is gone.
 SILENCE_SECONDS = 60
@@ -29,7 +30,7 @@ BROKEN = (OSError, EOFError, AuthenticationError)
 @dataclass(frozen=True)
 class Receiver:
     """
-    Where the receiver of one planned batch listens, and what it is called there.
+    Where the receiver of one planned batch listens; ``token`` is that of the batch's commit, and names it there.
 
     Travels with the plan to the tasks, and with their commit messages to the commit.
     """
@@ -37,17 +38,17 @@ class Receiver:
     host: str
     port: int
     secret: bytes = field(repr=False)
-    plan: str
+    token: UUID
 
-    def dial(self) -> Line:
+    def dial(self, patience: int | None = None) -> Line:
         """
-        A line to it.
+        A line to it, on which no wait takes longer than ``patience`` seconds, or :data:`SILENCE_SECONDS`.
 
         :raises OSError: or another of :data:`BROKEN`, where there is none.
         """
         connected = socket.create_connection((self.host, self.port), timeout=CONNECT_SECONDS)
         connected.settimeout(None)
-        line = Line(connected, SILENCE_SECONDS)
+        line = Line(connected, patience or SILENCE_SECONDS)
         try:
             line.identify(self.secret, dialled=True)
         except BaseException:
@@ -65,6 +66,8 @@ class Line:
 
     def __init__(self, connected: socket.socket, patience: int) -> None:
         self._socket = connected
+        # A message follows another at once, and waits for no acknowledgement: 40 ms, twice a task.
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A task's host that vanished without a word is noticed after a minute.
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):

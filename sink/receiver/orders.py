@@ -7,6 +7,7 @@ Runs at both ends. Invariant: what is secret goes this way, and in no command li
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from pyspark.sql.types import StructType
 
@@ -23,8 +24,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Plan:
-    """A batch that was planned; ``name`` is also the token of its commit, as a UUID in hex."""
+    """A batch that was planned, with the token of its commit."""
 
-    name: str
+    token: UUID
     options: SinkOptions
     struct_type: StructType

@@ -14,8 +14,10 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 from uuid import UUID
 
@@ -50,47 +52,51 @@ class Receptions:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._planned: dict[str, Reception] = {}
-        self._over: deque[str] = deque(maxlen=_REMEMBERED)
+        self._planned: dict[UUID, Reception] = {}
+        self._over: deque[UUID] = deque(maxlen=_REMEMBERED)
         self._used_at = time.monotonic()
         self.is_alone = False
 
     def plan(self, plan: Plan) -> None:
         """A batch was planned; an earlier one of the same writer is over."""
-        reception = Reception(UUID(plan.name), plan.options, plan.struct_type)
+        reception = Reception(plan.token, plan.options, plan.struct_type)
         with self._changed:
-            over = [name for name, other in self._planned.items() if other.writer == reception.writer]
-            for name in over:
-                self._over.append(name)
-                self._planned.pop(name).give_up()
-            self._planned[plan.name] = reception
+            over = [token for token, other in self._planned.items() if other.writer == reception.writer]
+            for token in over:
+                self._over.append(token)
+                self._planned.pop(token).give_up()
+            self._planned[plan.token] = reception
             self._used_at = time.monotonic()
             self._changed.notify_all()
 
-    def of(self, name: str) -> Reception | None:
+    def of(self, token: UUID) -> Reception | None:
         """The reception of a planned batch, None where it is over."""
         with self._changed:
-            self._changed.wait_for(lambda: name in self._planned or name in self._over, timeout=_PLAN_SECONDS)
-            return self._planned.get(name)
+            self._changed.wait_for(lambda: token in self._planned or token in self._over, timeout=_PLAN_SECONDS)
+            return self._planned.get(token)
 
-    def end(self, name: str) -> None:
+    def end(self, token: UUID) -> None:
         """The batch is committed, or has failed."""
         with self._changed:
-            reception = self._planned.pop(name, None)
-            self._over.append(name)
+            reception = self._planned.pop(token, None)
+            self._over.append(token)
             self._used_at = time.monotonic()
         if reception is not None:
             reception.give_up()
 
-    def look_at_clock(self) -> bool:
-        """Wake what waits; whether there is anything left to do."""
+    def wake(self) -> None:
+        """Wake transactions that wait: they may have waited too long."""
         with self._changed:
             receptions = list(self._planned.values())
-            idle_seconds = time.monotonic() - self._used_at
         for reception in receptions:
             reception.look_at_clock()
-        is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
-        return not is_idle or any(reception.may_be_finished() for reception in receptions)
+
+    def has_work(self) -> bool:
+        """Whether a batch may still come, or be finished."""
+        with self._changed:
+            idle_seconds = time.monotonic() - self._used_at
+            is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
+            return not is_idle or any(reception.may_be_finished() for reception in self._planned.values())
 
 
 def main() -> None:
@@ -100,7 +106,8 @@ def main() -> None:
     receptions = Receptions()
     _beside(_take_plans, receptions)
     _beside(_answer, listening, start.secret, receptions)
-    while receptions.look_at_clock() and _lives(start.daemon_pid):
+    while receptions.has_work() and _lives(start.daemon_pid):
+        receptions.wake()
         time.sleep(_LOOK_SECONDS)
     # Not by returning, for threads may be waiting: Postgres aborts what is open.
     os._exit(0)
@@ -113,7 +120,7 @@ def _beside(target: Callable[..., None], *arguments: Any) -> None:
 def _lives(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, PermissionError):
         return False
     return True
 
@@ -123,10 +130,10 @@ def _take_plans(receptions: Receptions) -> None:
         while True:
             receptions.plan(pickle.load(sys.stdin.buffer))  # noqa: S301 (as above)
     except EOFError:
-        pass
-    except Exception:  # noqa: BLE001 (a thread that died would leave every task waiting)
+        receptions.is_alone = True
+    except Exception:  # noqa: BLE001 (without plans every task would wait in vain)
         _log.exception("the planner's worker is not understood")
-    receptions.is_alone = True
+        os._exit(1)
 
 
 def _answer(listening: socket.socket, secret: bytes, receptions: Receptions) -> None:
@@ -140,27 +147,31 @@ def _answer(listening: socket.socket, secret: bytes, receptions: Receptions) -> 
 
 
 def _converse(connected: socket.socket, secret: bytes, receptions: Receptions) -> None:
-    line = Line(connected, _IDENTIFY_SECONDS)
     try:
-        line.identify(secret, dialled=False)
-        line.be_patient(0)
-        message = line.hear()
-        if message["say"] == "rows":
-            _take_rows(line, message, receptions)
-        elif message["say"] == "finish":
-            _finish(line, message, receptions)
-        else:
-            receptions.end(message["plan"])
+        with closing(Line(connected, _IDENTIFY_SECONDS)) as line:
+            line.identify(secret, dialled=False)
+            line.be_patient(0)
+            message = line.hear()
+            token = UUID(message["token"])
+            match message["say"]:
+                case "rows":
+                    _take_rows(line, message, receptions.of(token))
+                case "finish":
+                    _finish(line, message, receptions, token)
+                case "give up":
+                    receptions.end(token)
     except BROKEN as error:
         _log.info("a line broke: %s", error)
-    except Exception:  # noqa: BLE001 (whoever rang is told by the line's end)
-        _log.exception("a line was not understood")
-    finally:
-        line.close()
+    except Exception as error:  # noqa: BLE001 (whoever rang is told by the line's end)
+        _log_without_text("a line was not understood", error)
 
 
-def _take_rows(line: Line, message: dict[str, Any], receptions: Receptions) -> None:
-    reception = receptions.of(message["plan"])
+def _log_without_text(what: str, error: Exception) -> None:
+    # Its text may show a row.
+    _log.error("%s: %s\n%s", what, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+
+
+def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:
     origin = message["origin"]
     if origin["planned"] is not None:
         origin["planned"] = OffsetLogEntry(**origin["planned"])
@@ -170,22 +181,24 @@ def _take_rows(line: Line, message: dict[str, Any], receptions: Receptions) -> N
         return
     try:
         while body := line.next_body():
-            reception.take(sending, body)
+            if not reception.take(sending, body):
+                return
         reception.end(sending, line.hear()["rows"])
         line.say(kept=True)
     finally:
         reception.close(sending)
 
 
-def _finish(line: Line, message: dict[str, Any], receptions: Receptions) -> None:
+def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: UUID) -> None:
     answers: list[dict[str, Any]] = []
 
     def commit() -> None:
         try:
-            answers.append({"verdict": _committed(message["plan"], message["promise"], bodies, receptions).name})
+            promise = Promise.from_message(message["promise"], bodies)
+            answers.append({"verdict": _committed(receptions.of(token), promise).name})
         except Exception as error:  # noqa: BLE001 (the commit worker raises it)
             if not isinstance(error, PgonceError):
-                _log.exception("a batch failed")
+                _log_without_text("a batch failed", error)
             answers.append({"error": as_message(error)})
 
     try:
@@ -198,12 +211,11 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions) -> None
                 line.say(alive=True)
     finally:
         # Also where the commit worker has hung up: it tells Spark that the batch has failed.
-        receptions.end(message["plan"])
+        receptions.end(token)
     line.say(**answers[0])
 
 
-def _committed(name: str, promise: dict[str, Any], inline: tuple[bytes, ...], receptions: Receptions) -> Verdict:
-    reception = receptions.of(name)
+def _committed(reception: Reception | None, promise: Promise) -> Verdict:
     if reception is None:
         raise without_rows("The receiver knows nothing of this batch: it was told that it has failed.")
-    return reception.finish(Promise.from_message(promise, inline))
+    return reception.finish(promise)

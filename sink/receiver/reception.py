@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
-from offsets_store.verdict import Verdict
+from offsets_store.verdict import PUBLISH, Verdict
 from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.options import SinkOptions
@@ -29,8 +29,9 @@ from sink.parcel import Origin
 from sink.planned_batch import planned_batch, staging_table
 from sink.publish import BatchRows, publication
 from sink.receiver.arrived import Arrived, Sending
-from sink.receiver.errors import without_rows
+from sink.receiver.errors import in_words, without_rows
 from sink.receiver.promise import Promise
+from sink.settings import CommitSettings
 from sink.staged_rows import StagedRows
 from sink.type_mapping import encode_columns
 
@@ -52,12 +53,12 @@ class Reception:
     """
     The rows of one planned batch, and its transaction.
 
-    :param attempt: the token of the batch's commit; the plan's name.
+    :param token: that of the batch's commit.
     :param struct_type: the columns that are written, as the tasks encode them.
     """
 
-    def __init__(self, attempt: UUID, options: SinkOptions, struct_type: StructType) -> None:
-        self._attempt = attempt
+    def __init__(self, token: UUID, options: SinkOptions, struct_type: StructType) -> None:
+        self._token = token
         self._options = options
         self._columns = encode_columns(struct_type)
         self._changed = threading.Condition()
@@ -65,13 +66,13 @@ class Reception:
         self._origin: Origin | None = None
         self._promise: Promise | None = None
         self._early: threading.Thread | None = None
-        self._verdict: Verdict | None = None
+        self._early_outcome: tuple[Batch, Verdict] | None = None
         self._is_over = False
 
     @property
     def writer(self) -> tuple[str, str]:
         """Whose batch it is: a query runs one batch at a time."""
-        return self._options.checkpoint_location, self._options.sink_name or self._options.destination.table
+        return self._options.checkpoint_location, self._options.sink_label
 
     def may_be_finished(self) -> bool:
         """Whether rows are here that somebody may still want."""
@@ -86,8 +87,10 @@ class Reception:
                 return None
             return self._arrived.open(partition_id, attempt_id)
 
-    def take(self, sending: Sending, body: bytes) -> None:
-        """Keep ``body``; from a certain size on, the batch's transaction begins."""
+    def take(self, sending: Sending, body: bytes) -> bool:
+        """Keep ``body``, unless the batch is over; from a certain size on, the batch's transaction begins."""
+        if self._is_over:
+            return False
         self._arrived.add(sending, body)
         with self._changed:
             if self._early is None and self._may_begin_early():
@@ -95,6 +98,7 @@ class Reception:
                 early.start()
                 self._early = early
             self._changed.notify_all()
+        return True
 
     def end(self, sending: Sending, rows: int) -> None:
         """All rows of the attempt are there."""
@@ -123,7 +127,13 @@ class Reception:
         if self._early is not None:
             self._early.join()
         try:
-            return self._verdict or self._commit(self._identified())
+            if self._early_outcome and self._early_outcome[1] in PUBLISH:
+                return self._early_outcome[1]
+            batch = self._identified()
+            # What was skipped before the promise may be another batch by now.
+            if self._early_outcome and self._early_outcome[0] == batch:
+                return self._early_outcome[1]
+            return self._commit(batch, self._options.commit)
         except PutOffError as why:
             raise without_rows(f"The receiver was told to leave this batch alone: {why}.") from None
 
@@ -147,17 +157,19 @@ class Reception:
 
     def _commit_early(self) -> None:
         try:
-            self._verdict = self._commit(self._identified())
+            batch = self._identified()
+            # Patience is for the promised rows: who only guesses should not hold up, or end, another transaction.
+            self._early_outcome = batch, self._commit(batch, replace(self._options.commit, retry_timeout=0))
         except PutOffError as why:
             _log.info("a batch is begun again when all its rows are there: %s", why)
-        except Exception as error:  # noqa: BLE001 (what does not pass is met again, with all the patience there is)
-            _log.warning("a batch is begun again when all its rows are there: %s", error)
+        except Exception as error:  # noqa: BLE001 (what does not pass is met again)
+            _log.warning("a batch is begun again when all its rows are there: %s", in_words(error))
 
     def _identified(self) -> Batch:
         assert self._origin is not None  # noqa: S101 (rows have come, and with them their origin)
-        return replace(planned_batch(self._options, self._origin), attempt=self._attempt)
+        return replace(planned_batch(self._options, self._origin), attempt=self._token)
 
-    def _commit(self, batch: Batch) -> Verdict:
+    def _commit(self, batch: Batch, settings: CommitSettings) -> Verdict:
         options, promise = self._options, self._promise
         staged = None
         if promise and promise.staged and self._origin:
@@ -176,7 +188,7 @@ class Reception:
             self._refuse_over()
             return replace(published, transport=self._promised().transport)
 
-        return commit_batch(options.commit, batch, Work(work.name_sink, publish))
+        return commit_batch(settings, batch, Work(work.name_sink, publish))
 
     def _promised(self) -> Promise:
         if self._promise is None:

@@ -60,28 +60,28 @@ class _Running:
             )
             self.host, self.port = host, int(listening.getsockname()[1])
         self.secret = secrets.token_bytes(_SECRET_BYTES)
-        self._orders: queue.Queue[Start | Plan] = queue.Queue(_UNREAD_ORDERS)
+        self._orders: queue.Queue[Start | Plan | None] = queue.Queue(_UNREAD_ORDERS)
         self._orders.put(Start(self.secret, os.getppid()))
-        threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True).start()
+        self._writing = threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True)
+        self._writing.start()
 
     def expects(self, plan: Plan) -> bool:
         """Tell it of a batch; False where it is gone, or has stopped reading."""
-        if self._process.poll() is not None:
-            return False
-        try:
-            self._orders.put_nowait(plan)
-        except queue.Full:
-            # Frozen, perhaps with another query's transaction, which its successor will need.
-            self._process.kill()
-            self._process.wait()
-            return False
-        return True
+        with suppress(queue.Full):
+            if self._process.poll() is None and self._writing.is_alive():
+                self._orders.put_nowait(plan)
+                return True
+            self._orders.put_nowait(None)
+        # Where it does not read it is frozen, perhaps with another query's transaction, which its successor will need.
+        self._process.kill()
+        self._process.wait()
+        return False
 
     def _write_orders(self) -> None:
         pipe = cast("IO[bytes]", self._process.stdin)
-        with suppress(OSError):
-            while True:
-                pickle.dump(self._orders.get(), pipe)
+        with suppress(OSError), pipe:
+            while (order := self._orders.get()) is not None:
+                pickle.dump(order, pipe)
                 pipe.flush()
 
 
@@ -93,14 +93,14 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
     """
     A receiver that expects a batch with these columns; None where there is none, or is to be none.
 
-    :raises ConfigurationError: where ``receiver`` names no address of this host.
+    :raises ConfigurationError: where ``receiver`` names no address of this host, and never did.
     """
     if options.receiver is None:
         return None
     if "SPARK_REUSE_WORKER" not in os.environ:
         _log.warning("there is no receiver: spark.python.worker.reuse is off, and every batch would start another")
         return None
-    plan = Plan(uuid4().hex, options, struct_type)
+    plan = Plan(uuid4(), options, struct_type)
     try:
         host = _host_towards(options.commit.url) if options.receiver == AUTOMATIC else options.receiver
         running = _running.get(host)
@@ -109,11 +109,11 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
             running.expects(plan)
     except (PgonceError, OSError) as error:
         _host_towards.cache_clear()
-        if isinstance(error, ConfigurationError) and options.receiver != AUTOMATIC:
+        if isinstance(error, ConfigurationError) and options.receiver not in (AUTOMATIC, *_running):
             raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
-    return Receiver(running.host, running.port, running.secret, plan.name)
+    return Receiver(running.host, running.port, running.secret, plan.token)
 
 
 @cache
@@ -131,8 +131,8 @@ def _listening(host: str) -> Iterator[socket.socket]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((host, 0), family=family, backlog=128)
-    except OSError as error:
-        raise _no_host(host, f"this driver cannot listen there: {error.strerror}") from None
+    except (OSError, UnicodeError) as error:
+        raise _no_host(host, f"this driver cannot listen there: {error}") from None
     if ip_address(address[0]).is_unspecified:
         listening.close()
         raise _no_host(host, "that is every address, and none that a task could ring")

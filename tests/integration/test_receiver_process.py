@@ -8,9 +8,12 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from uuid import UUID
 
 import psycopg
 import pyarrow as pa
@@ -29,8 +32,10 @@ from sink.copy_encoder import CopyEncoder
 from sink.options import parse_options
 from sink.parcel import OffsetLogEntry, Origin, Parcel
 from sink.parcel_commit import commit_parcels
+from sink.receiver import process as receiver_process
 from sink.receiver import start
 from sink.receiver.client import finish, give_up, send_rows
+from sink.receiver.orders import Plan
 from sink.receiver.promise import Promise
 from sink.receiver.start import receiver_for
 from sink.type_mapping import encode_columns
@@ -152,7 +157,7 @@ def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(adm
     assert ids(admin) == [1, 2, 3, 4]
     assert admin.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
     record = admin.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
-    assert (*record[:2], record[2].hex) == (4, "inline+received", receiver.plan)
+    assert record == (4, "inline+received", receiver.token)
 
 
 def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(admin, options):
@@ -254,13 +259,16 @@ def test_the_next_batch_gets_another_receiver_where_one_was_killed(admin, option
 
 
 def test_a_receiver_that_is_frozen_is_lost(admin, options, started, monkeypatch):
-    """Who says nothing for a while is not waited for, neither by tasks nor by the commit."""
+    """Who says nothing for a while is not waited for, neither by the commit nor by tasks, which learn it once."""
     receiver = receiver_for(options(), STRUCT)
     send(receiver, 1, 2)
     monkeypatch.setattr(sink.receiver.line, "SILENCE_SECONDS", 1)
     started[0].send_signal(signal.SIGSTOP)
     assert send(receiver, 3, partition_id=1) is None
-    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
+    began = time.monotonic()
+    assert send(receiver, 4, partition_id=2) is None
+    assert time.monotonic() - began < 0.5
+    with pytest.raises(PgonceError, match="RECEIVER_LOST.*silent for too long"):
         finish(receiver, SENT)
     assert ids(admin) == []
 
@@ -283,6 +291,55 @@ def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(moment, admin
             with pytest.raises(PgonceError, match="RECEIVER_LOST.*the batch was not committed"):
                 committing.result()
     assert ids(admin) == ([1, 2] if moment == "hold_after_commit" else [])
+
+
+def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(admin, options, started):
+    """The receiver skips a published batch and is lost; the commit of staged rows is no second writer for it."""
+    settings, columns = options(), encode_columns(STRUCT)
+    first = receiver_for(settings, STRUCT)
+    send(first, 1, 2)
+    commit_parcels(settings, columns, parcels(first), 1)
+    again, restarted = receiver_for(settings, STRUCT), replace(origin(), run_id="run 2")
+    send_rows(again, restarted, 0, 1, map(body, (1, 2)))
+    assert wait_until(lambda: admin.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
+    started[0].kill()
+    started[0].wait()
+    staged = Parcel(restarted, 0, 2, staged=((7, 2),), receiver=again)
+    assert commit_parcels(settings, columns, [staged], 1) is Verdict.REPLAY
+    assert ids(admin) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("idle", "alone", "has_rows", "stays"),
+    [(5, False, False, True), (15, False, False, False), (5, True, False, False), (15, True, True, True)],
+)
+def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(idle, alone, has_rows, stays, options, monkeypatch):
+    """Ten units of time without a batch end it, or two where its planner is gone; not while a task's rows wait."""
+    monkeypatch.setattr(receiver_process, "IDLE_SECONDS", 10)
+    monkeypatch.setattr(receiver_process, "LEFT_ALONE_SECONDS", 2)
+    receptions = receiver_process.Receptions()
+    token = UUID(int=7)
+    receptions.plan(Plan(token, options(inlineBytes="1000"), STRUCT))
+    reception = receptions.of(token)
+    assert reception
+    if has_rows:
+        reception.open(origin(), 0, 1)
+    else:
+        reception.close(reception.open(origin(), 0, 1))
+    receptions.is_alone = alone
+    later = time.monotonic() + idle
+    monkeypatch.setattr(receiver_process, "time", SimpleNamespace(monotonic=lambda: later))
+    assert receptions.has_work() is stays
+    receptions.end(token)
+    monkeypatch.setattr(receiver_process, "time", SimpleNamespace(monotonic=lambda: later + 11))
+    assert not receptions.has_work()
+
+
+def test_where_spark_keeps_no_workers_there_is_no_receiver(options, started, monkeypatch):
+    """A process for each batch would be too many."""
+    monkeypatch.delenv("SPARK_REUSE_WORKER")
+    assert receiver_for(options(), STRUCT) is None
+    assert started == []
 
 
 def test_batches_one_after_another_are_received_by_one_process(admin, options, started):
@@ -321,7 +378,7 @@ def test_no_password_stands_where_other_users_of_the_host_can_read(options, star
     assert send(receiver, 1, 2) == 2
     command = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(started[0].pid)], capture_output=True, check=True)
     assert b"sink.receiver.process" in command.stdout
-    for hidden in (password, receiver.secret.hex(), receiver.plan):
+    for hidden in (password, receiver.secret.hex(), str(receiver.token)):
         assert hidden.encode() not in command.stdout
     environment = Path(f"/proc/{started[0].pid}/environ")
     assert not environment.exists() or password.encode() not in environment.read_bytes()
