@@ -39,6 +39,11 @@ class DataSource:
     upserts = False
     in_foreach_batch = False
 
+    @property
+    def takes_positions(self) -> bool:
+        """Whether rows may carry their positions."""
+        return self.receiver is None
+
     def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
         """Add the frame's rows to the table."""
         return self._write(frame, sink)
@@ -67,6 +72,7 @@ class InForeachBatch:
     keeping: Callable[[Sink, str], BatchFunction]
     upserts: bool = False
     in_foreach_batch = True
+    takes_positions = True
 
     def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
         """Add the frame's rows to the table."""
