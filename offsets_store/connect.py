@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import psycopg
@@ -88,9 +89,14 @@ def connect(url: str, **overrides: Any) -> psycopg.Connection:
         raise connect_error(error) from None
 
 
+_making_an_engine = Lock()
+
+
 def engine_for(url: str) -> Engine:
     """The engine of this process for ``url``; its pool hands a connection to one owner at a time."""
-    return _engine(url, os.getpid())
+    # Two threads that both miss the cache would make an engine each; the one that is not kept keeps its session open.
+    with _making_an_engine:
+        return _engine(url, os.getpid())
 
 
 @lru_cache(maxsize=32)

@@ -1,0 +1,24 @@
+"""How many sessions does a process hold?"""
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from sqlalchemy import create_engine
+
+from offsets_store import connect
+
+
+def test_threads_that_begin_at_the_same_moment_share_one_pool(url, monkeypatch):
+    """A driver's first commits, each in a thread of its own, share an engine: a second one would keep its session."""
+    made = []
+
+    def slowly_made(*arguments, **options):
+        time.sleep(0.2)
+        made.append(create_engine(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(connect, "create_engine", slowly_made)
+    with ThreadPoolExecutor(4) as pool:
+        engines = list(pool.map(connect.engine_for, [url] * 4))
+    assert made == [engines[0]]
+    assert engines == made * 4
