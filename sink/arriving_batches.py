@@ -24,7 +24,7 @@ from pyspark.util import local_connect_and_auth
 from sink.errors import CommitError
 from sink.kept_bytes import InFile, OverflowFile
 
-# A batch that is smaller has arrived in whole before its transaction begins.
+# A batch that is smaller has arrived in whole before any of it is written.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
 # What has arrived is kept, because a lost connection makes a second try; beyond this, in a file.
 IN_MEMORY_BYTES = 64 * 1024 * 1024
@@ -34,8 +34,8 @@ class ArrivingBatches:
     """
     The record batches of a frame, in the order in which tasks end; iterate over them as often as needed.
 
-    To make one runs the frame, and waits until :data:`BEFORE_BEGIN_BYTES` are there, or all. To iterate waits for those
-    still to come, and raises what Spark raised once its job has failed.
+    To make one runs the frame. To iterate waits for the rows that are still to come, and raises what Spark raised once
+    its job has failed.
     """
 
     def __init__(self, frame: DataFrame) -> None:
@@ -60,12 +60,20 @@ class ArrivingBatches:
         self._stream, self._socket = local_connect_and_auth(address, secret)
         # The first row may take any time.
         self._socket.settimeout(None)
-        self._batches = self._received()
-        self._take(BEFORE_BEGIN_BYTES)
-        if self._at_end:
+        threading.Thread(target=self._take, name="pgonce-arriving-rows", daemon=True).start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """
+        Wait, no longer than ``seconds``, until :data:`BEFORE_BEGIN_BYTES` are there, or all; whether they are.
+
+        Raises what Spark raised, once its job has failed.
+        """
+        with self._changed:
+            is_enough = self._changed.wait_for(lambda: self._at_end or self._bytes >= BEFORE_BEGIN_BYTES, seconds)
+            at_end = self._at_end
+        if at_end:
             self._raise_error()
-        else:
-            threading.Thread(target=self._take, name="pgonce-arriving-rows", daemon=True).start()
+        return is_enough
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         for number in itertools.count():
@@ -111,12 +119,10 @@ class ArrivingBatches:
         # The right order of the batches follows, and Spark fails where nobody takes it.
         self._stream.read()
 
-    def _take(self, enough: int | None = None) -> None:
+    def _take(self) -> None:
         try:
-            for batch in self._batches:
+            for batch in self._received():
                 self._keep(batch)
-                if enough is not None and self._bytes >= enough:
-                    return
         except Exception as error:  # noqa: BLE001 (for whoever waits for the rows)
             self._error = error
         with suppress(OSError):

@@ -26,14 +26,23 @@ from sink.type_mapping import EncodedColumn, encode_columns
 
 
 @contextmanager
-def collected_rows(
+def collected_rows(frame: DataFrame) -> Iterator[BatchRows]:
+    """As :func:`arriving_rows`, once there are enough to begin with."""
+    with arriving_rows(frame) as (rows, arriving):
+        arriving.wait()
+        yield rows
+
+
+@contextmanager
+def arriving_rows(
     frame: DataFrame, positions: PositionColumns | None = None, batch: Batch | None = None
-) -> Iterator[BatchRows]:
+) -> Iterator[tuple[BatchRows, ArrivingBatches]]:
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
     Where the block fails, Spark's job is cancelled: its rows are not wanted any more.
-    They come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises.
+    They come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises, and
+    so does the second of the pair, which is there to wait for them.
 
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION where one does
         not, and POSITION_OUTSIDE where it is not in the range of ``batch``.
@@ -46,7 +55,7 @@ def collected_rows(
     columns = encode_columns(written)
     arriving = ArrivingBatches(frame)
     try:
-        yield _rows(arriving, columns, written, positions, batch)
+        yield _rows(arriving, columns, written, positions, batch), arriving
     except BaseException:
         arriving.close()
         raise

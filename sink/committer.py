@@ -30,17 +30,17 @@ _log = logging.getLogger("pgonce")
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
-def commit_batch(settings: CommitSettings, batch: Batch, work: Work) -> Verdict:
+def commit_batch(settings: CommitSettings, batch: Batch, work: Work, *, outcome_unknown: bool = False) -> Verdict:
     """
     Publish ``batch``, or skip it where it is proven to be published; the verdict says which.
 
+    :param outcome_unknown: an earlier call for this very attempt may have been committed.
     :raises RefusedBatch: where it is neither new nor a proven replay.
     :raises TargetError: where the table or the rows are the reason.
     :raises CommitError: where Postgres stayed away or locked past the bounds in ``settings``.
     """
     backoff = Backoff(settings.retry_timeout)
     watch = LockWatch(settings.url, settings.lock_timeout)
-    outcome_unknown = False
     while True:
         try:
             return try_once(settings, batch, work, watch)
@@ -95,6 +95,11 @@ def _given_up(error: BaseException, batch: Batch, reason: str, seconds: float, w
         NOTHING,
         "Mend the cause and start the query again; retryTimeout sets how long is tried.",
     )
+
+
+def left_unknown(error: Exception) -> bool:
+    """Whether ``error`` is that of a commit that may have been done."""
+    return isinstance(error, CommitError) and error.code == "COMMIT_UNKNOWN"
 
 
 def _unknown(batch: Batch, reason: str) -> CommitError:

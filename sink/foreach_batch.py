@@ -17,11 +17,12 @@ from offsets_store.facts import Batch, Remedies
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
 from offsets_store.verdict import SKIP
-from sink.arrow_rows import collected_rows
+from sink.arrow_rows import arriving_rows
 from sink.attempt import Work
 from sink.committer import commit_batch
+from sink.early_commit import EarlyCommits
 from sink.frame_positions import below
-from sink.publish import publication
+from sink.publish import BatchRows, publication
 from sink.row_positions import PositionColumns, position_columns
 from sink.running_query import batch_of
 from sink.settings import Mode, bad_option, commit_settings, destination, refuse_unfit_positions, refuse_unstorable
@@ -75,13 +76,14 @@ class PostgresBatchWriter:
         lock_timeout: float = 30.0,
         retry_timeout: float = 120.0,
     ) -> None:
-        self._settings = commit_settings(
+        settings = commit_settings(
             url,
             Remedies(adopt_checkpoint, replaces, independent),
             retain_batches=retain_batches,
             lock_timeout=lock_timeout,
             retry_timeout=retry_timeout,
         )
+        self._commits = EarlyCommits(settings)
         self._destination = destination(table, mode, _names(keys), order_by, create_table=create_table)
         refuse_unstorable(sink_name=sink_name)
         self._sink_name = sink_name
@@ -95,9 +97,12 @@ class PostgresBatchWriter:
         batch = batch_of(frame, batch_id, by_position=self._positions is not None)
         batch = with_topic_ids(batch, self._bootstrap_servers)
         # For a replay too, and to its end: a stateful query fails where its frame is not run.
-        with collected_rows(frame, self._positions, batch) as rows:
-            commit_batch(self._settings, batch, publication(self._sink_name, self._destination, rows, "arrow"))
+        with arriving_rows(frame, self._positions, batch) as (rows, arriving):
+            self._commits.commit(batch, rows, arriving, self._work)
             rows.count()
+
+    def _work(self, rows: BatchRows) -> Work:
+        return publication(self._sink_name, self._destination, rows, "arrow")
 
 
 def transactional_batch(

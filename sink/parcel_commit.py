@@ -8,7 +8,7 @@ transaction that records the batch, and only what the parcels promised.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -31,6 +31,7 @@ from sink.receiver.errors import ReceiverError
 from sink.receiver.line import Receiver
 from sink.receiver.promise import Promise
 from sink.row_positions import kept_bodies
+from sink.settings import CommitSettings
 from sink.staged_rows import StagedRows
 from sink.staging import StagingTable, sweep
 from sink.type_mapping import EncodedColumn
@@ -57,18 +58,20 @@ def commit_parcels(
     table = staging_table(options, origin)
     rows = _rows(options, columns, parcels, table)
     receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
-    batch = planned_batch(options, origin, reaches)
-    if receiver:
+
+    def identified() -> Batch:
+        batch = planned_batch(options, origin, reaches)
         # One token for all that is tried for this plan: the receiver may have skipped the batch already.
-        batch = replace(batch, attempt=receiver.token)
+        return replace(batch, attempt=receiver.token) if receiver else batch
+
     work = publication(options.sink_name, options.destination, rows, transport(parcels))
     if receiver and any(parcel.way == "received" for parcel in parcels):
-        verdict = _finish_reception(options, batch, work, _promise(parcels, rows), receiver)
+        verdict = _finish_reception(options.commit, identified, work, _promise(parcels, rows), receiver)
     else:
         if receiver and rows.staged:
             # An attempt that was not chosen may have begun a transaction there, for which this one would have to wait.
             give_up(receiver)
-        verdict = commit_batch(options.commit, batch, work)
+        verdict = commit_batch(options.commit, identified(), work)
     # Also once a run: a try that failed may have staged rows of which no message ever told.
     if rows.staged or (origin.run_id, table.sink_name) not in _swept:
         _sweep(options, origin, table.sink_name)
@@ -86,7 +89,9 @@ def _promise(parcels: Sequence[Parcel], rows: BatchRows) -> Promise:
     )
 
 
-def _finish_reception(options: SinkOptions, batch: Batch, work: Work, promise: Promise, receiver: Receiver) -> Verdict:
+def _finish_reception(
+    settings: CommitSettings, identified: Callable[[], Batch], work: Work, promise: Promise, receiver: Receiver
+) -> Verdict:
     """Have the receiver commit the batch; where it is lost, ask the ledger what became of it."""
     try:
         return finish(receiver, promise)
@@ -96,7 +101,7 @@ def _finish_reception(options: SinkOptions, batch: Batch, work: Work, promise: P
     def publish(*_: object) -> Published:
         raise is_lost
 
-    return commit_batch(options.commit, batch, replace(work, publish=publish))
+    return commit_batch(settings, identified(), replace(work, publish=publish))
 
 
 def _rows(

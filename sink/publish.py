@@ -82,13 +82,15 @@ def publish_rows_in_tx(connection: psycopg.Connection, destination: Destination,
     """
     table, plan = target_for(connection, destination, rows.columns)
     upsert = plan_upsert(destination, plan)
+    # Nothing is written before there are rows, for which some wait here.
+    bodies = rows.bodies()
     if destination.mode == "complete":
         # Not TRUNCATE: it takes the table from its readers, and older snapshots would see it empty.
         connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))
     if rows.staged is None and upsert is None and _goes_straight(table, plan):
-        _copy(connection, table.identifier, [column.target for column in plan], rows.bodies())
+        _copy(connection, table.identifier, [column.target for column in plan], bodies)
         return
-    source = _gathered(connection, rows)
+    source = _gathered(connection, rows, bodies)
     wanted = sql.SQL("true") if rows.staged is None else rows.staged.wanted
     insert = insert_statement(source, wanted, table, plan)
     if rows.staged is not None and upsert is None and not rows.staged.stored:
@@ -110,17 +112,17 @@ def _goes_straight(table: TargetTable, plan: Iterable[ColumnPlan]) -> bool:
     return not table.row_security and all(column.fitting.fit is Fit.EXACT for column in plan)
 
 
-def _gathered(connection: psycopg.Connection, rows: BatchRows) -> sql.Identifier:
+def _gathered(connection: psycopg.Connection, rows: BatchRows, bodies: Iterable[bytes]) -> sql.Identifier:
     """A table of the encoded types that holds all rows: the batch's staging table, or a temporary one."""
     names = [column.name for column in rows.columns]
     if rows.staged is not None:
         refuse_missing_table(connection, rows.staged)
-        _copy(connection, rows.staged.identifier, names, rows.bodies())
+        _copy(connection, rows.staged.identifier, names, bodies)
         return rows.staged.identifier
     table = sql.Identifier("pg_temp", f"pgonce_rows_{next(_counter)}")
     create = sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP")
     search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(rows.columns)))
-    _copy(connection, table, names, rows.bodies())
+    _copy(connection, table, names, bodies)
     return table
 
 

@@ -14,8 +14,8 @@ from dataclasses import asdict
 
 from offsets_store.verdict import Verdict
 from sink.parcel import Origin
-from sink.receiver.errors import SILENT, from_message, lost
-from sink.receiver.line import BROKEN, CONNECT_SECONDS, Line, Receiver
+from sink.receiver.errors import from_message, lost
+from sink.receiver.line import BROKEN, CONNECT_SECONDS, SILENT, Line, Receiver
 from sink.receiver.promise import Promise
 
 _log = logging.getLogger("pgonce")

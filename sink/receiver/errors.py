@@ -6,13 +6,15 @@ Runs at both ends. Invariant: an error says on this side of the line what it sai
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Iterator
 
 from offsets_store.errors import NOTHING, PgonceError
 from sink.errors import CommitError
+from sink.receiver.line import SILENT
 
-# Of the kinds of a broken line those where nobody answered in time: at connecting, and afterwards.
-SILENT = (TimeoutError, BlockingIOError)
+_log = logging.getLogger("pgonce.receiver")
 
 _REMEDY = "Start the query again: Spark runs the batch again from its source."
 
@@ -41,9 +43,14 @@ def without_rows(what: str) -> ReceiverError:
 
 
 def in_words(error: Exception) -> PgonceError:
-    """``error`` itself, or one of ours for one that nobody thought of: its text may show a row."""
+    """
+    ``error`` itself, or one of ours for one that nobody thought of.
+
+    That one is logged without its text, which may show a row.
+    """
     if isinstance(error, PgonceError):
         return error
+    _log.error("%s:\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     what = f"The receiver failed with {type(error).__name__}; where, is in the driver's standard error."
     return ReceiverError("RECEIVER_FAILED", what, NOTHING, f"{_REMEDY} If this comes back, report it.")
 

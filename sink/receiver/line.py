@@ -25,6 +25,8 @@ SILENCE_SECONDS = 60
 
 # What breaks a line; a wrong secret too, for nobody but a stranger has one.
 BROKEN = (OSError, EOFError, AuthenticationError)
+# Of these, where nobody answered in time: at connecting, and afterwards.
+SILENT = (TimeoutError, BlockingIOError)
 
 
 @dataclass(frozen=True)

@@ -14,17 +14,15 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 from uuid import UUID
 
-from offsets_store.errors import PgonceError
 from offsets_store.verdict import Verdict
 from sink.parcel import OffsetLogEntry, Origin
-from sink.receiver.errors import as_message, without_rows
+from sink.receiver.errors import as_message, in_words, without_rows
 from sink.receiver.line import BROKEN, Line
 from sink.receiver.orders import Plan, Start
 from sink.receiver.promise import Promise
@@ -63,8 +61,7 @@ class Receptions:
         with self._changed:
             over = [token for token, other in self._planned.items() if other.writer == reception.writer]
             for token in over:
-                self._over.append(token)
-                self._planned.pop(token).give_up()
+                self._drop(token)
             self._planned[plan.token] = reception
             self._used_at = time.monotonic()
             self._changed.notify_all()
@@ -78,9 +75,12 @@ class Receptions:
     def end(self, token: UUID) -> None:
         """The batch is committed, or has failed."""
         with self._changed:
-            reception = self._planned.pop(token, None)
-            self._over.append(token)
+            self._drop(token)
             self._used_at = time.monotonic()
+
+    def _drop(self, token: UUID) -> None:
+        reception = self._planned.pop(token, None)
+        self._over.append(token)
         if reception is not None:
             reception.give_up()
 
@@ -163,12 +163,7 @@ def _converse(connected: socket.socket, secret: bytes, receptions: Receptions) -
     except BROKEN as error:
         _log.info("a line broke: %s", error)
     except Exception as error:  # noqa: BLE001 (whoever rang is told by the line's end)
-        _log_without_text("a line was not understood", error)
-
-
-def _log_without_text(what: str, error: Exception) -> None:
-    # Its text may show a row.
-    _log.error("%s: %s\n%s", what, type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+        _log.error("a line was not understood: %s", in_words(error))
 
 
 def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:
@@ -197,8 +192,6 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: 
             promise = Promise.from_message(message["promise"], bodies)
             answers.append({"verdict": _committed(receptions.of(token), promise).name})
         except Exception as error:  # noqa: BLE001 (the commit worker raises it)
-            if not isinstance(error, PgonceError):
-                _log_without_text("a batch failed", error)
             answers.append({"error": as_message(error)})
 
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 
@@ -30,7 +31,7 @@ class Promise:
         """How many rows the batch has."""
         return self.inline_rows + sum(rows for _, rows in (*self.received.values(), *self.staged))
 
-    @property
+    @cached_property
     def attempts(self) -> dict[int, int]:
         """Which attempt's rows are wanted of each partition that was sent."""
         return {partition: attempt for partition, (attempt, _) in self.received.items()}

@@ -23,7 +23,7 @@ from offsets_store.offsets import Offsets
 from offsets_store.record import Published
 from offsets_store.verdict import PUBLISH, Verdict
 from sink.attempt import Work
-from sink.committer import commit_batch
+from sink.committer import commit_batch, left_unknown
 from sink.options import SinkOptions
 from sink.parcel import Origin
 from sink.planned_batch import planned_batch, staging_table
@@ -67,6 +67,7 @@ class Reception:
         self._promise: Promise | None = None
         self._early: threading.Thread | None = None
         self._early_outcome: tuple[Batch, Verdict] | None = None
+        self._outcome_unknown = False
         self._is_over = False
 
     @property
@@ -163,6 +164,7 @@ class Reception:
         except PutOffError as why:
             _log.info("a batch is begun again when all its rows are there: %s", why)
         except Exception as error:  # noqa: BLE001 (what does not pass is met again)
+            self._outcome_unknown = left_unknown(error)
             _log.warning("a batch is begun again when all its rows are there: %s", in_words(error))
 
     def _identified(self) -> Batch:
@@ -188,7 +190,7 @@ class Reception:
             self._refuse_over()
             return replace(published, transport=self._promised().transport)
 
-        return commit_batch(settings, batch, Work(work.name_sink, publish))
+        return commit_batch(settings, batch, Work(work.name_sink, publish), outcome_unknown=self._outcome_unknown)
 
     def _promised(self) -> Promise:
         if self._promise is None:

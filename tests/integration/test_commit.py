@@ -7,31 +7,19 @@ import uuid
 from dataclasses import replace
 
 import psycopg
-import pyarrow as pa
 import pytest
-from pyspark.sql import types as t
+from committed import TABLE, batch, ids, rows, settings
 
 from offsets_store.connect import driver_connection
 from offsets_store.errors import PgonceError
-from offsets_store.facts import Batch, Remedies
+from offsets_store.facts import Remedies
 from offsets_store.migrations import ensure_ledger
 from offsets_store.record import Published
 from offsets_store.verdict import Verdict
 from sink.attempt import Work, application_name
 from sink.committer import commit_batch
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publish_rows_in_tx
+from sink.publish import publish_rows_in_tx
 from sink.settings import CommitSettings, destination
-from sink.type_mapping import encode_columns
-
-STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
-
-
-def rows(*ids):
-    """Rows with these ids, as tasks would send them."""
-    batch = pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())})
-    body = CopyEncoder(STRUCT).encode(batch)
-    return BatchRows(encode_columns(STRUCT), lambda: len(ids), lambda: [body])
 
 
 def append(*ids):
@@ -44,39 +32,12 @@ def append(*ids):
     return Work(lambda _: "public.events", publish)
 
 
-def batch(batch_id, run_id="run 1", **changes):
-    """Batch N of one query, planned once."""
-    planned = Batch(
-        query_id="q1",
-        sink_name="",
-        run_id=run_id,
-        batch_id=batch_id,
-        attempt=uuid.uuid4(),
-        offset_log=f"planned once {batch_id}",
-        previous_offset_log=f"planned once {batch_id - 1}" if batch_id else None,
-        start={"0": {"t": {"0": batch_id * 10}}},
-        end={"0": {"t": {"0": batch_id * 10 + 10}}},
-        stateful=False,
-    )
-    return replace(planned, **changes)
-
-
 @pytest.fixture
 def admin(url):
     """A connection that may do anything, with the target table made."""
     with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE events (id bigint, name text)")
+        connection.execute(TABLE)
         yield connection
-
-
-def ids(admin):
-    """All ids of the target, in order."""
-    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
-
-
-def settings(url, **changes):
-    """Settings that give up soon."""
-    return CommitSettings(url=url, **{"lock_timeout": 0.3, "retry_timeout": 5, **changes})
 
 
 def test_rows_offsets_and_batch_id_are_written_together(admin, url):

@@ -4,7 +4,6 @@ import itertools
 import logging
 import random
 import threading
-import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -13,6 +12,7 @@ import psycopg
 import pyarrow as pa
 import pyspark.sql.types as t
 import pytest
+from fix_driver import wait_until
 from psycopg.conninfo import make_conninfo
 
 from offsets_store.connect import driver_connection, engine_for
@@ -130,8 +130,7 @@ def deadlocks(admin, url):
     open_sessions = (
         "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgonce%' AND datname = current_database()"
     )
-    while admin.execute(open_sessions).fetchone() != (0,):
-        time.sleep(0.02)
+    assert wait_until(lambda: admin.execute(open_sessions).fetchone() == (0,))
     row = admin.execute("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()").fetchone()
     return row[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import socket
@@ -15,22 +14,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from uuid import UUID
 
-import psycopg
 import pyarrow as pa
 import pytest
+from committed import STRUCT, ids
 from fix_driver import wait_until
-from published import QUERY, RUN, publish
-from pyspark.sql import types as t
-from stopped import entries, entry, write_checkpoint
+from published import RUN
+from received import OPTIONS, origin, target
+from stopped import entries, write_checkpoint
 
 import sink.receiver.line
 from offsets_store.errors import PgonceError
-from offsets_store.offsets import parse_offset_log
 from offsets_store.verdict import Verdict
 from sink.attempt import application_name
 from sink.copy_encoder import CopyEncoder
 from sink.options import parse_options
-from sink.parcel import OffsetLogEntry, Origin, Parcel
+from sink.parcel import Parcel
 from sink.parcel_commit import commit_parcels
 from sink.receiver import process as receiver_process
 from sink.receiver import start
@@ -40,7 +38,6 @@ from sink.receiver.promise import Promise
 from sink.receiver.start import receiver_for
 from sink.type_mapping import encode_columns
 
-STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 HOST = "127.0.0.1"
 # Promised of partition 0: two rows of attempt 1.
 SENT = Promise("received", {0: (1, 2)})
@@ -48,10 +45,8 @@ SENT = Promise("received", {0: (1, 2)})
 
 @pytest.fixture
 def admin(url):
-    """A connection that may do anything, with the target table made and batch 0 published, which had no rows."""
-    publish(url, 0, parse_offset_log(entry(0)).offsets, sink_name="public.events", offset_log=entry(0))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute("CREATE TABLE events (id bigint, name text)")
+    """A connection to a target of which batch 0 is published."""
+    with target(url) as connection:
         yield connection
 
 
@@ -84,23 +79,15 @@ def options(url, tmp_path, started):
 
     def make(**changes):
         given = {
+            **OPTIONS,
             "url": url,
-            "table": "events",
             "checkpointLocation": str(folder),
             "receiver": "auto",
-            "inlineBytes": "0",
-            "lockTimeout": "1",
-            "retryTimeout": "10",
             **changes,
         }
         return parse_options(given, overwrite=False)
 
     return make
-
-
-def origin(batch_id=1):
-    """Where the rows of a batch come from."""
-    return Origin(QUERY, RUN, batch_id, OffsetLogEntry(batch_id, hashlib.sha256(entry(batch_id).encode()).hexdigest()))
 
 
 def body(one):
@@ -117,11 +104,6 @@ def send(receiver, *ids, partition_id=0, attempt_id=1, batch_id=1):
 def parcels(receiver):
     """What the task of :data:`SENT` tells the commit."""
     return [Parcel(origin(), 0, 2, receiver=receiver, received_as=1)]
-
-
-def ids(admin):
-    """All ids of the target, in order."""
-    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
 
 
 def transactions(admin):

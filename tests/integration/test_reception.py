@@ -2,35 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 import threading
 import uuid
 
-import psycopg
 import pyarrow as pa
 import pytest
+from committed import STRUCT, TABLE, ids
 from fix_driver import wait_until
-from published import QUERY, RUN, publish
-from pyspark.sql import types as t
+from published import RUN
+from received import OPTIONS, origin, target
 from stopped import entries, entry, write_checkpoint
 
 import sink.receiver.arrived
 import sink.receiver.reception
 from offsets_store.errors import PgonceError
-from offsets_store.offsets import parse_offset_log
 from offsets_store.verdict import Verdict
 from sink.attempt import application_name
 from sink.copy_encoder import HEADER, CopyEncoder
 from sink.options import parse_options
-from sink.parcel import OffsetLogEntry, Origin
 from sink.planned_batch import staging_table
 from sink.receiver.promise import Promise
 from sink.receiver.reception import Reception
 from sink.stager import Stager
 
-STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
-TABLE = "CREATE TABLE events (id bigint, name text)"
 OTHER_RUN = "bbbbbbbb-1111-4111-8111-111111111111"
 # Promised of partition 0: two rows of attempt 1.
 SENT = {0: (1, 2)}
@@ -40,10 +35,8 @@ WIDTH = 1_200_000
 
 @pytest.fixture
 def admin(url):
-    """A connection that may do anything, with the target table made and batch 0 published, which had no rows."""
-    publish(url, 0, parse_offset_log(entry(0)).offsets, sink_name="public.events", offset_log=entry(0))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
+    """A connection to a target of which batch 0 is published."""
+    with target(url) as connection:
         yield connection
 
 
@@ -60,12 +53,9 @@ def receive(url, folder):
 
     def make(*, overwrite=False, **changes):
         given = {
+            **OPTIONS,
             "url": url,
-            "table": "events",
             "checkpointLocation": str(folder),
-            "inlineBytes": "0",
-            "lockTimeout": "1",
-            "retryTimeout": "10",
             **changes,
         }
         made.append(Reception(uuid.uuid4(), parse_options(given, overwrite=overwrite), STRUCT))
@@ -89,12 +79,6 @@ def encoded(*ids):
     return CopyEncoder(STRUCT).encode(arrow(*ids))
 
 
-def origin(batch_id=1, run_id=RUN):
-    """Where the rows of a batch come from."""
-    planned = OffsetLogEntry(batch_id, hashlib.sha256(entry(batch_id).encode()).hexdigest())
-    return Origin(QUERY, run_id, batch_id, planned)
-
-
 def begin(reception, partition_id, attempt_id, *ids, of=None):
     """A task attempt that has sent these rows, one body each, and may send more."""
     sending = reception.open(of or origin(), partition_id, attempt_id)
@@ -113,11 +97,6 @@ def send(reception, partition_id, attempt_id, *ids, of=None):
 def promise(received, transport="received", **others):
     """What the commit messages say: partition to attempt and number of rows."""
     return Promise(transport, received, **others)
-
-
-def ids(admin):
-    """All ids of the target, in order."""
-    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
 
 
 def names(admin):
@@ -392,6 +371,19 @@ def test_a_cut_line_leaves_the_batch_written_once(fault, admin, proxy, receive):
         assert (verdict is Verdict.LANDED) is (fault == "cut_after_commit")
     assert ids(admin) == [1, 2]
     assert recorded(admin) == [(2, "received")]
+
+
+def test_an_outcome_that_cannot_be_asked_for_stays_unknown(admin, proxy, receive):
+    """Where the answer to an early COMMIT is lost and Postgres stays away, the later try does not call it a failure."""
+    hold = proxy.hold_after_commit(touching="events")
+    reception = receive(url=proxy.url, retryTimeout="2")
+    send(reception, 0, 1, 1, 2)
+    copying(admin, 1, 2)
+    lost = threading.Thread(target=lambda: (hold.wait(), proxy.stop()))
+    lost.start()
+    with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
+        reception.finish(promise(SENT))
+    lost.join()
 
 
 def test_a_batch_that_was_published_is_skipped(admin, receive):

@@ -1,0 +1,58 @@
+"""
+What do the tests of the commit have in common: whose batches are committed, with which rows?
+
+Runs in: pytest. Invariant: nothing here waits, and nothing writes.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import types as t
+
+from offsets_store.facts import Batch
+from sink.copy_encoder import CopyEncoder
+from sink.publish import BatchRows
+from sink.settings import CommitSettings
+from sink.type_mapping import encode_columns
+
+TABLE = "CREATE TABLE events (id bigint, name text)"
+STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
+
+
+def rows(*ids: int) -> BatchRows:
+    """Rows with these ids, as tasks would send them."""
+    batch = pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())})
+    body = CopyEncoder(STRUCT).encode(batch)
+    return BatchRows(encode_columns(STRUCT), lambda: len(ids), lambda: [body])
+
+
+def batch(batch_id: int, run_id: str = "run 1", **changes: Any) -> Batch:
+    """Batch N of one query, planned once."""
+    planned = Batch(
+        query_id="q1",
+        sink_name="",
+        run_id=run_id,
+        batch_id=batch_id,
+        attempt=uuid.uuid4(),
+        offset_log=f"planned once {batch_id}",
+        previous_offset_log=f"planned once {batch_id - 1}" if batch_id else None,
+        start={"0": {"t": {"0": batch_id * 10}}},
+        end={"0": {"t": {"0": batch_id * 10 + 10}}},
+        stateful=False,
+    )
+    return replace(planned, **changes)
+
+
+def ids(admin: psycopg.Connection) -> list[int]:
+    """All ids of the target, in order."""
+    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
+
+
+def settings(url: str, **changes: Any) -> CommitSettings:
+    """Settings that give up soon."""
+    return CommitSettings(url=url, **{"lock_timeout": 0.3, "retry_timeout": 5, **changes})
