@@ -21,6 +21,7 @@ from typing import NoReturn
 import psutil
 import pytest
 from fix_spark import spark_environment
+from patience import PATIENCE_SECONDS
 
 
 class Driver:
@@ -43,7 +44,7 @@ class Driver:
         """All that the driver, its JVM and its workers have printed so far."""
         return self._log.read_text(errors="replace")
 
-    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = 60) -> None:
+    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until the condition holds; fail with the driver's output when it ends before that."""
         until = time.monotonic() + seconds
         while not condition():
@@ -53,11 +54,11 @@ class Driver:
                 self._fail(f"Waited {seconds:.0f} s in vain for {what}.")
             time.sleep(0.02)
 
-    def wait_for_output(self, text: str, seconds: float = 60) -> None:
+    def wait_for_output(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until the driver has printed a text."""
         self.wait_for(lambda: text in self.output(), f"it printed {text!r}", seconds)
 
-    def wait(self, seconds: float = 120) -> int:
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         """Wait for the driver's own end, and give its exit status."""
         try:
             return self._process.wait(seconds)
@@ -97,11 +98,15 @@ class Driver:
 
 
 def wait_until(condition: Callable[[], object], seconds: float = 10) -> bool:
-    """Wait until the condition holds; whether it did."""
+    """
+    Wait until the condition holds; whether it did.
+
+    :param seconds: where it is not Spark that is waited for, few: what comes much later comes for another reason.
+    """
     until = time.monotonic() + seconds
-    while not condition() and time.monotonic() < until:
+    while not (holds := condition()) and time.monotonic() < until:
         time.sleep(0.02)
-    return bool(condition())
+    return bool(holds)
 
 
 def with_tests_on_path(*more: str) -> dict[str, str]:

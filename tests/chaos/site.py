@@ -26,11 +26,10 @@ from fix_driver import Driver, wait_until, with_tests_on_path
 from fix_proxy import Proxy
 from fix_spark import spark_settings
 from kafka_broker import KafkaBroker
+from patience import PATIENCE_SECONDS
 from psycopg.conninfo import conninfo_to_dict
 
 CAN_WAIT = ("inline", "staged", "received")
-_START_SECONDS = 240.0
-_RECOVERY_SECONDS = 240.0
 
 
 class NotRecovered(Exception):
@@ -144,7 +143,7 @@ class Site:
         """The workloads that are between ``offsets/N`` and ``commits/N``."""
         return [w.name for w in self.workloads if self.planned(w.name) > self.committed(w.name)]
 
-    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = _START_SECONDS) -> None:
+    def wait_until(self, condition: Callable[[], object], what: str, seconds: float = PATIENCE_SECONDS) -> None:
         """
         Wait for a condition.
 
@@ -162,7 +161,7 @@ class Site:
         """Wait until each workload has done the batch that was in flight when it was struck."""
         for name, batch_id in targets.items():
             what = f"batch {batch_id} of {name}"
-            self.wait_until(lambda n=name, b=batch_id: self.committed(n) >= b, what, _RECOVERY_SECONDS)  # type: ignore[misc]
+            self.wait_until(lambda n=name, b=batch_id: self.committed(n) >= b, what)  # type: ignore[misc]
 
     def news(self) -> list[dict[str, Any]]:
         """What the drivers' diaries say since the last call."""
@@ -185,7 +184,7 @@ class Site:
         """Let the last run bring all rows in, and judge what is there and what is left behind."""
         self.source.stop()
         (self.directory / "finish").touch()
-        if self.driver.wait(300) != 0:
+        if self.driver.wait() != 0:
             raise NotRecovered("the last run did not come to its end")
         found = {}
         for workload in self.workloads:

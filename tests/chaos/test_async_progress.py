@@ -91,13 +91,13 @@ def test_nothing_is_lost_or_doubled(kafka, topic, url, observer, tmp_path, start
                 driver.wait_for(checkpoints.exists, "there was a checkpoint")
                 time.sleep(dice.uniform(0, 6))
             else:
-                driver.wait_for(lambda seen=before: all_went_on(observer, seen), "each query went on", 300)
+                driver.wait_for(lambda seen=before: all_went_on(observer, seen), "each query went on")
                 time.sleep(dice.uniform(0, 3))
             assert reasons(driver) == []
             driver.sigkill(workers=dice.random() < 0.8)
             assert doubled(observer) == {}
     driver = start()
-    driver.wait_for(all_there, "all rows were there", 300)
+    driver.wait_for(all_there, "all rows were there")
     driver.sigkill()
     assert doubled(observer) == {}
     for way in WAYS:

@@ -20,6 +20,7 @@ from chaos.driver_job import Job, signs, sink_of
 from fix_driver import Driver, with_tests_on_path
 from fix_proxy import Proxy
 from fix_spark import spark_settings
+from patience import PATIENCE_SECONDS
 from spark.exactly_once import recorded, replays, what_is_wrong, wrong_rows
 from spark.inbox import Inbox, create_events, events
 from spark.ways_in import WAYS, Sink, WayIn
@@ -162,7 +163,7 @@ MOMENTS = (
 def test_killed_driver_is_succeeded(moment, bench, spark, observer):
     """Whenever a driver is killed, its successor goes on so that every row is there once, over every way in."""
     driver = bench.start("wait_when_told")
-    driver.wait_for(lambda: all((bench.checkpoint(way) / "commits/0").exists() for way in WAYS), "the first batch", 120)
+    driver.wait_for(lambda: all((bench.checkpoint(way) / "commits/0").exists() for way in WAYS), "the first batch")
     first = list(bench.inbox.rows)
     with moment.hold(bench) as is_reached:
         bench.inbox.add(20)
@@ -173,7 +174,7 @@ def test_killed_driver_is_succeeded(moment, bench, spark, observer):
     bench.inbox.add(30)
     streams = [way.append(events(spark, bench.inbox.folder), bench.sink(way)) for way in WAYS]
     for query in [stream.trigger(availableNow=True).start() for stream in streams]:
-        assert query.awaitTermination(120)
+        assert query.awaitTermination(PATIENCE_SECONDS)
     for way in WAYS:
         sink = bench.sink(way)
         assert what_is_wrong(observer, sink.table, sink.checkpoint, bench.inbox.rows) == [], way.name
@@ -193,7 +194,7 @@ def assert_was_at(moment: Moment, bench: Bench, way: WayIn, before: list[tuple])
 def test_task_that_fails_twice(bench, observer):
     """A task whose first two attempts fail after they gave their rows away adds each row once, over every way in."""
     bench.inbox.add(20)
-    assert bench.start("fail_twice").wait(180) == 0
+    assert bench.start("fail_twice").wait() == 0
     for way in WAYS:
         sink = bench.sink(way)
         attempts = sorted(file.name for file in signs(way, bench.directory).iterdir())

@@ -13,6 +13,7 @@ from chaos.plan import AT_ALL, AT_ONE_QUERY, plan
 from chaos.report import keep, kept, table
 from chaos.sources import payload
 from chaos.workloads import WORKLOADS
+from fix_driver import wait_until
 
 ROWS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
@@ -112,8 +113,7 @@ class TestOracle:
         ledger.execute(WORKLOADS["two_tables"].create.format(t="events_two_tables"))
         watch = TotalsWatch(url, "events_two_tables")
         ledger.execute("INSERT INTO events_two_tables VALUES (0, 0, 'x')")
-        while not watch.differences:
-            pass
+        assert wait_until(lambda: watch.differences)
         watch.stop()
         assert watch.reads
 

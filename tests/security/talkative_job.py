@@ -101,7 +101,7 @@ def show(query):
     if query is None:
         return
     print("ACTIVE", query, vars(query))
-    attempted(lambda: query.awaitTermination(120))
+    attempted(lambda: query.awaitTermination(600))
     print("EXCEPTION", query.exception())
     query.explain(extended=True)
     print("PROGRESS", query.recentProgress)

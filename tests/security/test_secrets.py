@@ -138,7 +138,7 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
         before = postgres_server.embedded.log_text() if postgres_server.embedded else ""
         driver = start_driver(JOB, given, env={"PGONCE_TEST_MESSAGES": str(messages)})
         with command_lines_of(driver) as command_lines:
-            assert driver.wait(400) == 0, driver.output()[-3000:]
+            assert driver.wait() == 0, driver.output()[-3000:]
         ledger = ledger_of(admin)
         written = admin.execute("SELECT count(*) FROM events").fetchone()
     output = driver.output()

@@ -97,6 +97,24 @@ def left_behind(observer: psycopg.Connection) -> list[str]:
     return [f"staged table left: {name}" for (name,) in {*registered, *there}]
 
 
+def open_transactions(observer: psycopg.Connection) -> int:
+    """How many commits of pgonce have begun and not ended."""
+    return _sessions(observer, "xact_start IS NOT NULL")
+
+
+def waiting_commits(observer: psycopg.Connection) -> int:
+    """How many commits of pgonce wait for a lock."""
+    return _sessions(observer, "application_name LIKE 'pgonce %' AND wait_event_type = 'Lock'")
+
+
+def _sessions(observer: psycopg.Connection, which: str) -> int:
+    found = observer.execute(
+        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgonce%' "
+        f"AND datname = current_database() AND {which}".encode()
+    ).fetchone()
+    return found[0] if found else 0
+
+
 def recorded(observer: psycopg.Connection, checkpoint: str, sink_name: str = "%") -> list[RecordedBatch]:
     """The batches that the ledger holds of a checkpoint's query."""
     found = observer.execute(

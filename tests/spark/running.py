@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -17,7 +18,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 def finish(stream: DataStreamWriter) -> None:
     """Run a query over all there is, to its end."""
     query = stream.trigger(availableNow=True).start()
-    assert query.awaitTermination(120), "the query did not end in 120 s"
+    assert query.awaitTermination(PATIENCE_SECONDS), f"the query did not end in {PATIENCE_SECONDS:.0f} s"
 
 
 def assert_refused(stream: DataStreamWriter, code: str) -> None:

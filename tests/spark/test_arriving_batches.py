@@ -5,19 +5,22 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 import pytest
 from fix_driver import wait_until
+from patience import PATIENCE_SECONDS
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from spark.exactly_once import what_is_wrong
+from pyspark.sql import SparkSession
+from spark.exactly_once import open_transactions, what_is_wrong
 from spark.inbox import Inbox, create_events, events
 from spark.ways_in import WAYS, Sink
 
-from sink import arriving_batches
+from sink import arriving_batches, early_commit
 from sink.arriving_batches import ArrivingBatches
 from sink.errors import CommitError
 
@@ -98,9 +101,20 @@ def test_a_task_that_fails_late(spark, at_once, tmp_path):
 
 
 def test_a_job_that_fails_at_once(spark):
-    """What fails before any row is there is raised before a transaction begins."""
+    """What fails before any row is there is raised to whoever waits for enough to begin with."""
     with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
-        ArrivingBatches(spark.range(1).selectExpr("1 / id AS broken"))
+        ArrivingBatches(spark.range(1).selectExpr("1 / id AS broken")).wait()
+
+
+def test_a_small_batch_is_waited_for_in_whole(spark, tmp_path):
+    """Of a small batch, rows of one task are not enough to begin with; after the given time, so one is told."""
+    frame = spark.range(10, numPartitions=2)
+    arriving = ArrivingBatches(frame.mapInArrow(held_until_copied(str(tmp_path), 9), frame.schema))
+    assert wait_until((tmp_path / "waiting").exists, PATIENCE_SECONDS)
+    assert not arriving.wait(0.1)
+    (tmp_path / "go").touch()
+    assert arriving.wait(PATIENCE_SECONDS)
+    assert ids_of(arriving) == list(range(10))
 
 
 def held_until_copied(folder: str, last: int) -> Callable[[Batches], Batches]:
@@ -121,12 +135,13 @@ def test_rows_that_nobody_wants_are_not_made(spark, at_once, tmp_path):
     """Once closed, Spark's job is cancelled, and whoever still waits for rows hears so."""
     frame = spark.range(ROWS, numPartitions=2)
     arriving = ArrivingBatches(frame.mapInArrow(held_until_copied(str(tmp_path), ROWS - 1), frame.schema))
-    assert wait_until((tmp_path / "waiting").exists, seconds=60)
+    assert wait_until((tmp_path / "waiting").exists, PATIENCE_SECONDS)
     tracker = spark.sparkContext.statusTracker()
     assert tracker.getActiveJobsIds()
     arriving.close()
-    assert wait_until(lambda: not tracker.getActiveJobsIds(), seconds=60)
-    with pytest.raises((PySparkException, Py4JJavaError), match="cancelled"):
+    assert wait_until(lambda: not tracker.getActiveJobsIds(), PATIENCE_SECONDS)
+    # In Spark's words: cancelled, or that nobody takes the rows, where the other task ended just then.
+    with pytest.raises((PySparkException, Py4JJavaError)):
         arriving.rows()
     # A task in Python looks up only when it is told.
     (tmp_path / "go").touch()
@@ -145,6 +160,26 @@ def test_rows_are_copied_while_others_are_made(spark, at_once, small_batches, ur
     """The COPY has rows of one task while the other still runs, and gets them all."""
     inbox = Inbox(tmp_path / "inbox")
     inbox.add(20_000)
+    with held_query(spark, inbox, url, tmp_path) as sink:
+        assert wait_until(lambda: 0 < _copied(observer) < 20_000, PATIENCE_SECONDS)
+    assert what_is_wrong(observer, sink.table, sink.checkpoint, inbox.rows) == []
+
+
+def test_a_transaction_begins_beside_the_job(spark, monkeypatch, url, observer, tmp_path):
+    """Where the last batch's rows came soon, the next one's transaction is open while its task still runs."""
+    for seconds in ("_SOON_SECONDS", "_PATIENCE_SECONDS"):
+        monkeypatch.setattr(early_commit, seconds, 60)
+    inbox = Inbox(tmp_path / "inbox")
+    inbox.add(10)
+    inbox.add(10)
+    with held_query(spark, inbox, url, tmp_path) as sink:
+        assert wait_until(lambda: open_transactions(observer) == 1, PATIENCE_SECONDS)
+    assert what_is_wrong(observer, sink.table, sink.checkpoint, inbox.rows) == []
+
+
+@contextmanager
+def held_query(spark: SparkSession, inbox: Inbox, url: str, tmp_path: Path) -> Iterator[Sink]:
+    """A file a batch, of which the task that has the very last row is held while the block runs."""
     sink = Sink(url, "events", str(tmp_path / "checkpoint"))
     create_events(url, sink.table, keyed=False)
     rows = events(spark, inbox.folder).repartition(2)
@@ -154,12 +189,11 @@ def test_rows_are_copied_while_others_are_made(spark, at_once, small_batches, ur
     held = plain.mapInArrow(held_until_copied(str(tmp_path), last), plain.schema).toDF(*names)
     query = WRITER.append(held, sink).trigger(availableNow=True).start()
     try:
-        assert wait_until((tmp_path / "waiting").exists, seconds=60)
-        assert wait_until(lambda: 0 < _copied(observer) < 20_000, seconds=60)
+        assert wait_until((tmp_path / "waiting").exists, PATIENCE_SECONDS)
+        yield sink
     finally:
         (tmp_path / "go").touch()
-        query.awaitTermination(60)
-    assert what_is_wrong(observer, sink.table, sink.checkpoint, inbox.rows) == []
+        assert query.awaitTermination(PATIENCE_SECONDS)
 
 
 def _copied(observer: psycopg.Connection) -> int:

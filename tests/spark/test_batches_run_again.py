@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from patience import PATIENCE_SECONDS
 from spark.exactly_once import recorded, replays, what_is_wrong, wrong_rows
 from spark.messages import POSITIONS, Messages
 from spark.running import assert_refused, finish, rewind
@@ -261,7 +262,7 @@ class TestStateful:
             assert set(of_refused) <= set(self.recovered(sink, 3).removed)
             # Batch 3 alone, so that the start after it reads the state that it made.
             again = stream().trigger(once=True).start()
-            assert again.awaitTermination(120)
+            assert again.awaitTermination(PATIENCE_SECONDS)
             assert replays(observer, sink.checkpoint) == [2, 3]
             finish(stream())
             assert what_is_wrong(observer, "messages", sink.checkpoint, keys(messages.rows)) == []

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 from kafka_broker import KafkaBroker
+from patience import PATIENCE_SECONDS
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its usual name)
@@ -305,7 +306,7 @@ def send(kafka: KafkaBroker, topic: str, counts: dict[int, int]) -> None:
     assert producer.flush(30) == 0
 
 
-def wait_for(condition: Callable[[], object], query: StreamingQuery, seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], query: StreamingQuery, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait for a condition while the query lives."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -42,7 +42,7 @@ def test_a_cluster_of_separate_processes_writes_every_row_once(tcp_url, observer
     job = tmp_path / "job.py"
     job.write_text(f"SETTINGS = {spark_settings(tmp_path, kafka=False)!r}\n{JOB}")
     driver = start_driver(job, tcp_url, str(source), str(tmp_path / "checkpoint"))
-    assert driver.wait(180) == 0, driver.output()
+    assert driver.wait() == 0, driver.output()
     for transport in ("inline", "received", "staged"):
         found = observer.execute(f"SELECT id, name FROM {transport} ORDER BY id".encode()).fetchall()
         assert found == [(row["id"], row["name"]) for row in rows]

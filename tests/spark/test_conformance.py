@@ -11,10 +11,20 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from patience import PATIENCE_SECONDS
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from spark.exactly_once import left_behind, recorded, replays, what_is_wrong, wrong_ledger, wrong_rows
+from spark.exactly_once import (
+    left_behind,
+    open_transactions,
+    recorded,
+    replays,
+    waiting_commits,
+    what_is_wrong,
+    wrong_ledger,
+    wrong_rows,
+)
 from spark.inbox import Inbox, create_events, events
 from spark.running import assert_refused, finish, rewind, run_elsewhere
 from spark.ways_in import WAYS, InForeachBatch, Sink
@@ -47,7 +57,7 @@ def sink(way, url, checkpoint):
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
     """Wait until the condition holds."""
-    until = time.monotonic() + 60
+    until = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < until, f"waited in vain for {what}"
         time.sleep(0.02)
@@ -90,7 +100,7 @@ class TestRestarts:
             # Spark interrupts the thread that waits for the commit right after it has said so.
             time.sleep(0.2)
             assert len(recorded(observer, sink.checkpoint)) == 1
-        stopping.join(60)
+        stopping.join(PATIENCE_SECONDS)
         assert not stopping.is_alive()
         wait_for(lambda: not open_transactions(observer), "the commit to end")
         skipped = len(recorded(observer, sink.checkpoint)) == 2 and not (Path(sink.checkpoint) / "commits/1").exists()
@@ -98,24 +108,6 @@ class TestRestarts:
         finish(way.append(events(spark, inbox.folder), sink))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
         assert replays(observer, sink.checkpoint) == ([1] if skipped else [])
-
-
-def waiting_commits(observer: psycopg.Connection) -> int:
-    """How many commits of pgonce wait for a lock."""
-    found = observer.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgonce %' AND wait_event_type = 'Lock' "
-        "AND datname = current_database()"
-    ).fetchone()
-    return found[0] if found else 0
-
-
-def open_transactions(observer: psycopg.Connection) -> int:
-    """How many commits of pgonce have begun and not ended."""
-    found = observer.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'pgonce%' AND xact_start IS NOT NULL "
-        "AND datname = current_database()"
-    ).fetchone()
-    return found[0] if found else 0
 
 
 class TestStatefulQueries:
@@ -169,7 +161,7 @@ class TestSeveralWriters:
             pairs = [(inbox, sink), (others, other)]
             streams = [way.append(events(spark, source.folder), into) for source, into in pairs]
             for query in [stream.trigger(availableNow=True).start() for stream in streams]:
-                assert query.awaitTermination(120)
+                assert query.awaitTermination(PATIENCE_SECONDS)
         assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
         assert wrong_ledger(observer, sink.checkpoint) == []
         assert wrong_ledger(observer, other.checkpoint) == []

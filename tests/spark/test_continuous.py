@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from fix_driver import wait_until
+from patience import PATIENCE_SECONDS
 from pyspark.errors import StreamingQueryException
 from spark.exactly_once import wrong_ledger, wrong_rows
 from spark.messages import Messages
@@ -51,7 +52,7 @@ def test_nothing_is_recorded_and_micro_batches_go_on(spark, messages, url, obser
     stream = INLINE.append(messages.frame(spark, "earliest"), sink)
     query = stream.trigger(continuous="200 milliseconds").start()
     with pytest.raises(StreamingQueryException, match="NOT_MICRO_BATCH"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     assert files(checkpoint) == before
     finish(INLINE.append(messages.frame(spark, "earliest"), sink))
     assert wrong_rows(observer, "messages", messages.rows) == []
@@ -64,7 +65,9 @@ def test_a_checkpoint_that_ran_continuous_is_adopted(spark, messages, way, url, 
     other = messages.frame(spark, "earliest").writeStream.format("noop").option("checkpointLocation", checkpoint)
     query = other.trigger(continuous="200 milliseconds").start()
     # In one epoch: while the reader of one partition is at its end, the other's may not have begun.
-    assert wait_until(lambda: any('"0":6' in text and '"1":5' in text for text in files(checkpoint).values()), 60)
+    assert wait_until(
+        lambda: any('"0":6' in text and '"1":5' in text for text in files(checkpoint).values()), PATIENCE_SECONDS
+    )
     query.stop()
     seen = len(messages.rows)
     messages.send(7)
@@ -89,3 +92,28 @@ def test_one_call_refuses_it_too(spark, messages, url, checkpoint):
     with pytest.raises(Exception, match="NOT_MICRO_BATCH"):
         recover_and_start(stream.trigger(continuous="1 second"), checkpoint, url)
     assert spark.streams.active == []
+
+
+def test_what_cannot_be_told_at_the_start_stores_nothing(spark, messages, url, observer, checkpoint):
+    """Within the interval after a micro-batch, a continuous start is told in the log only; nothing is lost."""
+    sink = Sink(url, "messages", checkpoint)
+    finish(INLINE.append(messages.frame(spark, "earliest"), sink))
+    stored = list(messages.rows)
+    messages.send(6)
+    stream = messages.frame(spark, "earliest", positions=True).writeStream.format("pgonce")
+    stream = stream.options(url=url, table="messages", checkpointLocation=checkpoint)
+    stream = stream.options(positionColumns="topic,partition,offset", writePositions="false")
+    stream = stream.options(asyncProgressTrackingEnabled="true", asyncProgressTrackingCheckpointIntervalMs="60000")
+    stream = stream.option("_asyncProgressTrackingOverrideSinkSupportCheck", "true")
+    query = stream.trigger(continuous="1 second").start()
+    try:
+        assert wait_until(lambda: "offsets/3" in files(checkpoint), PATIENCE_SECONDS)
+        assert query.isActive
+    finally:
+        query.stop()
+    assert [name for name in files(checkpoint) if name.startswith("commits/")] == ["commits/0"]
+    assert wrong_rows(observer, "messages", stored) == []
+    assert recover_checkpoint(checkpoint, url, quiet_seconds=0).is_done
+    finish(INLINE.append(messages.frame(spark, "earliest"), sink))
+    assert wrong_rows(observer, "messages", messages.rows) == []
+    assert wrong_ledger(observer, checkpoint) == []

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -20,8 +21,9 @@ import pytest
 from confluent_kafka import Producer
 from fix_driver import Driver
 from fix_no_skips import unavailable
-from fix_spark import spark_settings
+from fix_spark import spark_environment, spark_settings
 from maven import ROOT
+from patience import PATIENCE_SECONDS
 
 EXAMPLES = ROOT / "examples"
 DEMO = EXAMPLES / "demo"
@@ -35,13 +37,13 @@ def run_example(start_driver: Callable[..., Driver], tmp_path: Path) -> Callable
     """Run an example to its end as a process of its own: ``run_example(script, *arguments, kafka=False)``."""
 
     def run(script: Path, *arguments: object, kafka: bool = False) -> Driver:
-        configuration = tmp_path / "conf"
-        configuration.mkdir(exist_ok=True)
         settings = {**spark_settings(tmp_path, kafka=kafka), "spark.ui.showConsoleProgress": "false"}
-        lines = [f"{name} {value}\n" for name, value in settings.items()]
-        (configuration / "spark-defaults.conf").write_text("".join(lines))
-        driver = start_driver(script, *arguments, env={"SPARK_CONF_DIR": str(configuration)})
-        driver.wait(180)
+        properties = tmp_path / "spark.properties"
+        properties.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        # Not a SPARK_CONF_DIR: it would stand on the JVM's class path, and its classes come from an archive of another.
+        env = {"PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(str(properties))} pyspark-shell"}
+        driver = start_driver(script, *arguments, env=env)
+        driver.wait()
         return driver
 
     return run
@@ -175,6 +177,7 @@ class Demo:
                 cwd=ROOT,
                 env={
                     **os.environ,
+                    **spark_environment(),
                     "PYTHONPATH": path.rstrip(os.pathsep),
                     "PYTHONSAFEPATH": "1",
                     "TMPDIR": str(self.temporary),
@@ -188,7 +191,7 @@ class Demo:
         """What it said."""
         return self._log.read_text(errors="replace")
 
-    def wait_for_output(self, text: str, seconds: float = 120) -> None:
+    def wait_for_output(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
         """Wait until it has said something."""
         until = time.monotonic() + seconds
         while text not in self.output():
@@ -214,7 +217,7 @@ class Demo:
         """End it, if a failed test left it running, and remove its log."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(60)
+            self.process.wait(PATIENCE_SECONDS)
         self._log.unlink()
         shutil.rmtree(self.temporary)
 
@@ -260,7 +263,7 @@ class TestDemo:
     def test_files(self, demo):
         """Three kills, and every order is there once; nothing of the demo is left."""
         running = demo()
-        assert running.process.wait(420) == 0, running.output()
+        assert running.process.wait(PATIENCE_SECONDS) == 0, running.output()
         assert_exactly_once(running.output())
         assert running.left_behind() == []
 
@@ -270,7 +273,7 @@ class TestDemo:
     def test_kafka(self, demo):
         """The same from a real broker, whose four partitions all end where they should."""
         running = demo("--kafka")
-        status = running.process.wait(420)
+        status = running.process.wait(PATIENCE_SECONDS)
         if status == 2 and MISSING in running.output():
             unavailable(running.output().splitlines()[-1])
         assert status == 0, running.output()
@@ -285,21 +288,21 @@ class TestDemo:
         running = demo()
         running.wait_for_output("published batch")
         running.process.send_signal(signal.SIGINT)
-        assert running.process.wait(60) == 130, running.output()
+        assert running.process.wait(PATIENCE_SECONDS) == 130, running.output()
         assert running.left_behind() == []
 
     @pytest.mark.parametrize("arguments", [[], ["--kafka"]])
     def test_java_is_missing(self, demo, arguments):
         """Without Java it says so in one sentence, and what to install."""
         running = demo(*arguments, JAVA_HOME="/nowhere")
-        assert running.process.wait(60) == 2
+        assert running.process.wait(PATIENCE_SECONDS) == 2
         (line,) = running.output().splitlines()
         assert line.startswith("Java 17 or newer is missing: install")
 
     def test_too_few_kills(self, demo):
         """Fewer than three kills cannot be asked for."""
         running = demo("--kills", "2")
-        assert running.process.wait(60) == 2
+        assert running.process.wait(PATIENCE_SECONDS) == 2
         assert "--kills must be at least 3" in running.output()
 
     @pytest.mark.spark
@@ -307,7 +310,7 @@ class TestDemo:
     def test_sandbox(self, demo):
         """An example runs with no server at hand, and as many rows come out as orders went in."""
         running = demo(str(EXAMPLES / "files_to_postgres.py"), script=EXAMPLES / "sandbox.py")
-        assert running.process.wait(180) == 0, running.output()
+        assert running.process.wait(PATIENCE_SECONDS) == 0, running.output()
         lines = running.output().splitlines()
         went_in = lines[0].split(" orders are there")[0]
         assert lines[-1] == f"orders: {went_in} rows"

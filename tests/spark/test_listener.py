@@ -12,6 +12,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from confluent_kafka import Producer
+from patience import PATIENCE_SECONDS
 from published import QUERY, RUN, publish
 
 from offsets_store.connect import engine_for
@@ -67,7 +68,7 @@ def files(spark, folder):
 def run(writer, checkpoint, name="orders"):
     """Run a query over all there is."""
     started = writer.option("checkpointLocation", checkpoint).queryName(name).trigger(availableNow=True).start()
-    assert started.awaitTermination(120)
+    assert started.awaitTermination(PATIENCE_SECONDS)
     return started
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from patience import PATIENCE_SECONDS
 from pyspark.sql import types as t
 
 from sink.copy_encoder import CopyEncoder
@@ -49,7 +50,7 @@ def test_rows_travel_another_way_just_where_they_no_longer_fit(
             .trigger(availableNow=True)
             .start()
         )
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     assert observer.execute("SELECT rows, transport FROM pgonce.batches").fetchall() == [(ROWS, transport)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
+from patience import PATIENCE_SECONDS
 from pyspark.errors import PySparkException
 
 from offsets_store.checkpoint import Checkpoint
@@ -216,7 +217,7 @@ def run(way, frame, url, checkpoint, options):
                     retry_timeout=0,
                 )
             ).start()
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     except PySparkException as error:
         return str(error)
     return ""
@@ -350,7 +351,7 @@ def test_no_password_reaches_plan_event_or_log(spark, admin, login, events, chec
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(60)
+    query.awaitTermination(PATIENCE_SECONDS)
     query.explain(extended=True)
     shown = capfd.readouterr()
     ledger = admin.execute(
@@ -377,7 +378,7 @@ def test_a_checkpoint_that_only_the_session_names_is_refused(spark, url, events,
             stream(spark, events).writeStream.format("pgonce").options(url=url, table="events").queryName("only_conf")
         ).start()
         with pytest.raises(PySparkException, match="NO_CHECKPOINT_LOCATION"):
-            query.awaitTermination(60)
+            query.awaitTermination(PATIENCE_SECONDS)
     finally:
         spark.conf.unset("spark.sql.streaming.checkpointLocation")
 
@@ -392,7 +393,7 @@ def test_update_mode_is_refused_by_spark_for_the_data_source(spark, url, events,
             .outputMode("update")
             .trigger(availableNow=True)
             .start()
-            .awaitTermination(60)
+            .awaitTermination(PATIENCE_SECONDS)
         )
 
 
@@ -406,7 +407,7 @@ def test_asynchronous_progress_tracking_without_positions_is_refused(spark, admi
     options = {"url": url, "table": "events", "checkpointLocation": checkpoint, **FORCED_ASYNC}
     query = frame.writeStream.format("pgonce").options(**options).start()
     with pytest.raises(PySparkException, match="ASYNC_PROGRESS"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
@@ -421,7 +422,7 @@ def test_the_continuous_trigger_is_refused(spark, admin, url, checkpoint):
         .start()
     )
     with pytest.raises(PySparkException, match="NOT_MICRO_BATCH"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
 
 
 def test_the_continuous_trigger_is_refused_with_asynchronous_options_too(spark, admin, url, checkpoint):
@@ -432,7 +433,7 @@ def test_the_continuous_trigger_is_refused_with_asynchronous_options_too(spark, 
     writer = frame.writeStream.format("pgonce").options(**options).trigger(continuous="1 second")
     query = writer.option("checkpointLocation", checkpoint).start()
     with pytest.raises(PySparkException, match="NOT_MICRO_BATCH"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     assert not list(Path(checkpoint, "commits").iterdir())
     with pytest.raises(PgonceError, match="NOT_MICRO_BATCH"):
         recover_and_start(writer, checkpoint + "-2", url)
@@ -442,7 +443,7 @@ def test_foreach_batch_without_a_checkpoint_location_is_refused(spark, url, even
     """A temporary checkpoint means a new query id at every start, so nothing could tell a replay."""
     query = stream(spark, events).writeStream.foreachBatch(PostgresBatchWriter(url, table="events")).start()
     with pytest.raises(PySparkException, match="TEMPORARY_CHECKPOINT"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
 
 
 def test_a_writer_called_outside_foreach_batch_is_refused(spark, url):
@@ -481,7 +482,7 @@ def test_a_checkpoint_that_another_driver_took_over_stops_the_function(
         write(frame, batch_id)
 
     with pytest.raises(PySparkException, match=rf"\[{code}\]"):
-        start_function(stream(spark, events), late, checkpoint).awaitTermination(60)
+        start_function(stream(spark, events), late, checkpoint).awaitTermination(PATIENCE_SECONDS)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
@@ -509,7 +510,7 @@ def test_transaction_control_inside_a_function_is_refused(statements, spark, adm
 
     query = start_function(stream(spark, events), write, checkpoint)
     with pytest.raises(PySparkException, match="TRANSACTION_ENDED"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
     assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
 
@@ -528,7 +529,7 @@ def test_an_error_that_the_function_swallows_is_found(spark, admin, url, events,
 
     query = start_function(stream(spark, events), write, checkpoint)
     with pytest.raises(PySparkException, match="STATEMENT_FAILED"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
@@ -543,7 +544,7 @@ def test_an_error_of_the_functions_own_rolls_everything_back(spark, admin, url, 
 
     query = start_function(stream(spark, events), write, checkpoint)
     with pytest.raises(PySparkException, match="the shop is closed"):
-        query.awaitTermination(60)
+        query.awaitTermination(PATIENCE_SECONDS)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 

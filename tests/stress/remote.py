@@ -94,7 +94,7 @@ class Remote:
         here = Path(remote_job.__file__)
         arguments = [str(self._orders), json.dumps(settings)]
         self._driver = Driver(here, arguments, with_tests_on_path(), directory)
-        self._driver.wait_for_output("ready", 120)
+        self._driver.wait_for_output("ready")
 
     def query(self, url: str, way: str, name: str, inbox: Inbox, **settings: Any) -> RemoteQuery:
         """A query over an inbox, with a table and a checkpoint of its own; not started."""
@@ -117,9 +117,9 @@ class Remote:
         unseen.write_text(text)
         unseen.rename(self._orders / file)
 
-    def wait_for(self, condition: Callable[[], object], what: str, seconds: float = 150) -> None:
+    def wait_for(self, condition: Callable[[], object], what: str) -> None:
         """Wait until a condition holds; fail with the driver's output."""
-        self._driver.wait_for(condition, what, seconds)
+        self._driver.wait_for(condition, what)
 
     def close(self) -> None:
         """Kill the driver and all that belongs to it."""

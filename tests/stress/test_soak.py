@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from patience import PATIENCE_SECONDS
 from psycopg import sql
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -46,7 +47,7 @@ def soaked(postgres_server, tmp_path_factory):
         text=True,
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
-        timeout=600,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     yield json.loads(next(results.glob("soak-*.json")).read_text())["soak"][0]
