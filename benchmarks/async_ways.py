@@ -15,14 +15,19 @@ from pgonce import PostgresBatchWriter
 
 _POSITIONS = "topic,partition,offset"
 
-# Each round is another query over the same topic, into the same table, which is emptied in between.
+
+def independent(contender: Contender) -> Contender:
+    """``format("pgonce")`` for rounds of which each is another query over the same topic, into the same table."""
+    return replace(contender, write=lambda writer, place: contender.write(writer, place).option("independent", "true"))
+
+
 WRITER = replace(
     BATCH_WRITER,
     write=lambda writer, place: writer.foreachBatch(
         PostgresBatchWriter(place.url, table=place.table, independent=True)
     ),
 )
-SOURCE = replace(INLINE, write=lambda writer, place: INLINE.write(writer, place).option("independent", "true"))
+SOURCE = independent(INLINE)
 
 
 def asynchronous(contender: Contender, interval_ms: int) -> Contender:

@@ -11,13 +11,13 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import psycopg
-from async_ways import SOURCE, WRITER
+from async_ways import WRITER, independent
 from commit_times import Sink, write_with
-from contenders import FOREACH_NOTHING, PYTHON_NOTHING, RECEIVED, SPARK_JDBC, Contender
+from contenders import FOREACH_NOTHING, PYTHON_NOTHING, RECEIVED, SPARK_JDBC, STAGED, Contender
 from cpu_seconds import CpuWatch, Used
 from debezium import debezium
 from embedded_postgres import EmbeddedPostgres
@@ -34,15 +34,20 @@ from rich.table import Table
 from run import POSTGRES, RESULTS, spark_session
 from screen import about_this_run, load_as_json, show_goals, show_load, write_results
 
-STAGED = replace(
-    SOURCE, name='format("pgonce"), staged', write=lambda w, p: SOURCE.write(w, p).option("inlineBytes", "0")
-)
-# Queries of one topic into one table, one after another, have nothing to do with each other here.
-KAFKA_RECEIVED = replace(RECEIVED, write=lambda w, p: RECEIVED.write(w, p).option("independent", "true"))
 BY_HAND = Contender("a consumer by hand, without Spark", lambda writer, _: writer, "rows_by_hand")
 DEBEZIUM = Contender("Debezium's JDBC sink", lambda writer, _: writer, "rows_debezium")
 FLINK = Contender("Flink's JDBC sink, XA", lambda writer, _: writer, "rows_flink")
-CONTENDERS = (FOREACH_NOTHING, PYTHON_NOTHING, WRITER, STAGED, KAFKA_RECEIVED, SPARK_JDBC, DEBEZIUM, FLINK, BY_HAND)
+CONTENDERS = (
+    FOREACH_NOTHING,
+    PYTHON_NOTHING,
+    WRITER,
+    independent(STAGED),
+    independent(RECEIVED),
+    SPARK_JDBC,
+    DEBEZIUM,
+    FLINK,
+    BY_HAND,
+)
 _ROWS = 1_000_000
 # Debezium and Flink tell nobody when they have committed.
 SETTINGS = {**POSTGRES, **FLINK_SETTINGS, "track_commit_timestamp": "on"}

@@ -8,6 +8,7 @@ outlives it: not its JVM, and not its Python workers, which leave its process gr
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -45,10 +46,8 @@ class Workplace:
         self.directory = directory
         temporary = directory / "tmp"
         temporary.mkdir()
-        configuration = directory / "conf"
-        configuration.mkdir()
-        lines = [f"{name} {value}\n" for name, value in spark_settings(jars).items()]
-        (configuration / "spark-defaults.conf").write_text("".join(lines))
+        properties = directory / "spark.properties"
+        properties.write_text("".join(f"{name} {value}\n" for name, value in spark_settings(jars).items()))
         # A JVM that is killed leaves its temporary files and its statistics; the compiler's first tier starts sooner.
         java = f"-Djava.io.tmpdir={temporary} -XX:-UsePerfData -XX:TieredStopAtLevel=1"
         self.environment = {
@@ -57,7 +56,7 @@ class Workplace:
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "PYTHONSAFEPATH": "1",
-            "SPARK_CONF_DIR": str(configuration),
+            "PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(str(properties))} pyspark-shell",
             "SPARK_LOCAL_DIRS": str(temporary),
             "TMPDIR": str(temporary),
         }
