@@ -17,6 +17,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from spark.inbox import events
@@ -26,6 +27,8 @@ from spark.ways_in import WAYS, Sink, WayIn
 KEYS, WINDOW, DELAY, APART = 7, 10, 25, 15
 # The first watermark is 1970; a row of that very moment would be late.
 _BEGINNING = 3600
+# Spark waits ten seconds, which no setting changes, for the worker that says what a transformWithState keeps.
+_WORKER_CAME_LATE = "Python worker failed to connect back"
 _STATE_STORE = "spark.sql.streaming.stateStore."
 _CHANGELOG = f"{_STATE_STORE}rocksdb.changelogCheckpointing.enabled"
 ON_ROCKSDB = {
@@ -186,20 +189,32 @@ SUBJECTS = tuple(_subjects())
 def main(job: Job) -> None:
     """Start all queries, and run until somebody ends this, or until all rows are through."""
     session = started_session("pgonce-stateful", job.settings)
-    queries = []
-    for subject in (subject for subject in SUBJECTS if subject.name in job.queries):
+
+    def started(subject: Subject) -> StreamingQuery:
         session.conf.set(_CHANGELOG, str(subject.name in job.with_changelog).lower())
         rows, others = (events(session, Path(job.inbox)) for _ in range(2))
         stream = subject.stream(KINDS[subject.kind].frame(rows, others), subject.sink(job.url, job.directory))
         trigger: dict[str, Any] = {"availableNow": True} if job.ends else {"processingTime": "0 seconds"}
-        queries.append(stream.trigger(**trigger).start())
+        return stream.trigger(**trigger).start()
+
+    running = {subject: started(subject) for subject in SUBJECTS if subject.name in job.queries}
     print("STARTED", flush=True)
-    while any(query.isActive for query in queries) if job.ends else all(query.isActive for query in queries):
+    until = all if job.ends else any
+    while not until(_has_ended(query) for query in running.values()):
         time.sleep(0.2)
-    failed = [query for query in queries if query.exception() is not None]
+        running |= {subject: started(subject) for subject, query in running.items() if _worker_came_late(query)}
+    failed = [query for query in running.values() if query.exception() is not None]
     for query in failed:
         print(f"ENDED {query.name}: {query.exception()}", flush=True)
     sys.exit(bool(failed))
+
+
+def _has_ended(query: StreamingQuery) -> bool:
+    return not query.isActive and not _worker_came_late(query)
+
+
+def _worker_came_late(query: StreamingQuery) -> bool:
+    return _WORKER_CAME_LATE in str(query.exception())
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def test_nothing_is_lost_or_doubled(kafka, topic, url, observer, tmp_path, start
 
 def reasons(driver):
     """Why queries ended, which none should."""
-    return re.findall(r"ENDED .*?(?=\n\tat )", driver.output(), re.DOTALL)
+    return re.findall(r"ENDED .*?(?=\n\tat |\n=== Streaming Query|\Z)", driver.output(), re.DOTALL)
 
 
 def published(observer):

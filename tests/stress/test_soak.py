@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import dropwhile
 from pathlib import Path
 from statistics import median
 
@@ -57,7 +58,8 @@ def soaked(postgres_server, tmp_path_factory):
 @pytest.fixture(scope="module")
 def samples(soaked):
     """The looks at the driver after the first batches of every way, when workers and connections are there."""
-    settled = [sample for sample in soaked["samples"] if sample["batches"] > _BATCHES]
+    looks = dropwhile(lambda sample: sample["ledger"]["writers"] < len(soaked["times"]), soaked["samples"])
+    settled = [sample for sample in looks if sample["batches"] > _BATCHES]
     assert len(settled) >= 6
     return settled
 
