@@ -69,7 +69,7 @@ def judge_finished(url: str, workload: Workload, checkpoint: Path, totals: dict[
 
 def sessions_left(url: str) -> list[str]:
     """Sessions of pgonce's that are still there when all its drivers are gone."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 30
     while True:
         with psycopg.connect(url, autocommit=True) as connection:
             found = connection.execute(

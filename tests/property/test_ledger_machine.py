@@ -827,7 +827,7 @@ def hooked(work: Work, hook: Callable[[Connection], None]) -> Work:
 
 def wait_until_empty(site: Site, which: str) -> None:
     """Wait for sessions to be gone: a server notices a closed line a moment later."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     query = (
         f"SELECT application_name, state, query FROM pg_stat_activity WHERE datname = current_database() AND {which}"
     )

@@ -202,7 +202,7 @@ class Demo:
     def left_behind(self) -> list[object]:
         """Processes and files that it has not removed."""
         # A server's watcher is told to end, and needs a moment.
-        until = time.monotonic() + 10
+        until = time.monotonic() + 30
         while (left := [*self._processes(), *self.temporary.iterdir()]) and time.monotonic() < until:
             time.sleep(0.05)
         return left

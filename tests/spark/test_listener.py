@@ -320,7 +320,7 @@ class TestTrouble:
             started = time.monotonic()
             for batch_id in range(50):
                 listener.onQueryProgress(Event(batch_id))
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 10
             assert listener.dropped >= 47
         listener.close(10)
         assert heard_of(listener) == 50

@@ -164,7 +164,7 @@ class Subject:
         finally:
             query.stop()
             # The commit of the batch that was stopped may still be under way, or about to begin in its worker.
-            time.sleep(0.2 if combination.trigger == "processing time" else 0)
+            time.sleep(1 if combination.trigger == "processing time" else 0)
             assert wait_until(lambda: not open_transactions(self._observer), 30)
 
     def refusal(self, combination: Combination) -> str:
