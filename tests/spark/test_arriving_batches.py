@@ -141,7 +141,7 @@ def test_rows_that_nobody_wants_are_not_made(spark, at_once, tmp_path):
     arriving.close()
     assert wait_until(lambda: not tracker.getActiveJobsIds(), PATIENCE_SECONDS)
     # In Spark's words: cancelled, or that nobody takes the rows, where the other task ended just then.
-    with pytest.raises((PySparkException, Py4JJavaError)):
+    with pytest.raises((PySparkException, Py4JJavaError), match="cancelled|Broken pipe|Connection reset"):
         arriving.rows()
     # A task in Python looks up only when it is told.
     (tmp_path / "go").touch()
