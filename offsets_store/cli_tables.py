@@ -58,7 +58,7 @@ def status_table(status: Sequence[Status]) -> Table:
                 f"replaced by\n{writer.replaced_by}" if writer.replaced_by else "",
                 f"retired {_time(writer.retired_at)}" if writer.retired_at else "",
             ),
-            writer.sink_name,
+            _lines(writer.sink_name, f"at {writer.target_change}" if writer.target_change else ""),
             _lines(
                 _text(writer.batch_id),
                 _time(writer.updated_at),

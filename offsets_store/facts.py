@@ -70,6 +70,7 @@ class Writer:
     guarantee: Guarantee
     replaced_by: str | None = None
     is_retired: bool = False
+    targets: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -205,6 +205,7 @@ def _ledger(row: Row[tuple[object, ...]], batch: Batch, facts: Row[tuple[Any, ..
             guarantee=row.guarantee,
             replaced_by=row.replaced_by,
             is_retired=row.retired_at is not None,
+            targets=row.targets,
         ),
         same_id=_recorded(facts, "same_id"),
         last=_recorded(facts, "last"),

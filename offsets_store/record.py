@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
@@ -18,7 +19,8 @@ from offsets_store.facts import Batch
 from offsets_store.ledger import LockedWriter
 from offsets_store.offsets import Offsets
 from offsets_store.positions import furthest
-from offsets_store.tables import batches, replays, runs, writers
+from offsets_store.tables import batches, replays, runs, target_changes, writers
+from offsets_store.targets import Targets
 
 # Deleting a few rows every so often is cheaper than one row every time.
 _PRUNE_EVERY = 16
@@ -32,16 +34,28 @@ class Published:
     """
     What a batch put into the target: rows, and how they came (``inline``, ``staged``, ``function`` ...).
 
-    ``dropped`` are those that it carried besides, and that an earlier batch had published.
+    ``dropped`` are those that it carried besides, and that an earlier batch had published. ``targets`` are the tables
+    that they went into, and ``target_changes`` what is different about these, where something is.
     """
 
     rows: int
     transport: str
     dropped: int = 0
+    targets: Targets | None = None
+    target_changes: Mapping[str, str] = field(default_factory=dict)
 
 
 _RECORD = insert(batches)
-_MOVED = ("query_name", "checkpoint_location", "run_id", "generation", "last_batch_id", "end_offsets", "guarantee")
+_MOVED = (
+    "query_name",
+    "checkpoint_location",
+    "run_id",
+    "generation",
+    "last_batch_id",
+    "end_offsets",
+    "guarantee",
+    "targets",
+)
 _MOVE = (
     update(writers)
     .where(writers.c.writer_id == bindparam("writer"))
@@ -97,8 +111,12 @@ def record_batch_in_tx(
             "to_last_batch_id": batch.batch_id,
             "to_end_offsets": end,
             "to_guarantee": batch.guarantee,
+            "to_targets": published.targets or (locked.ledger.writer and locked.ledger.writer.targets),
         },
     )
+    for name, change in published.target_changes.items():
+        row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
+        connection.execute(insert(target_changes).values(**row, table_name=name, change=change))
     owner = locked.ledger.writer
     if owner is None or owner.run_id != batch.run_id:
         _own_in_tx(connection, locked.writer_id, batch)

@@ -27,7 +27,7 @@ from offsets_store.postgres_errors import driver_error, ledger_error
 from offsets_store.search_path import SET_OURS
 from offsets_store.starting_offsets import kafka_end, starting_offsets_json
 from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
-from offsets_store.tables import batches, progress, replays, writers
+from offsets_store.tables import batches, progress, replays, target_changes, writers
 
 Status = tuple[StoredWriter, list[PartitionLag]]
 
@@ -154,6 +154,13 @@ _WRITERS = (
         writers.c.retired_at,
         writers.c.created_at,
         writers.c.updated_at,
+        writers.c.targets,
+        select(func.concat("batch ", target_changes.c.batch_id, ": ", target_changes.c.change))
+        .where(target_changes.c.writer_id == writers.c.writer_id)
+        .order_by(desc(target_changes.c.noticed_at))
+        .limit(1)
+        .scalar_subquery()
+        .label("target_change"),
     )
     .select_from(
         writers.outerjoin(

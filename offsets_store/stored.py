@@ -25,7 +25,8 @@ class StoredWriter:
     replays that were skipped and are still kept, ``disagreements`` what the listener found to differ. A writer with
     ``replaced_by`` is an old one: that query has its place; one with ``retired_at`` will publish no more. Where rows
     carry their positions, ``end_offsets`` reach as far as rows are stored, though a batch that is run again may be
-    behind.
+    behind. ``targets`` are the tables of the last batch, by qualified name, with their oids; ``target_change`` says at
+    which batch one of them was last found to be another than before, and how.
     """
 
     query_id: str
@@ -44,6 +45,8 @@ class StoredWriter:
     retired_at: datetime | None
     created_at: datetime
     updated_at: datetime
+    targets: dict[str, int] | None = None
+    target_change: str | None = None
 
     @property
     def positions(self) -> list[CurrentOffset]:

@@ -68,6 +68,7 @@ writers = Table(
     _now("created_at"),
     _now("updated_at"),
     Column("retired_at", DateTime(timezone=True)),
+    Column("targets", JSONB(none_as_null=True)),
     UniqueConstraint("query_id", "sink_name"),
     CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
     Index("writers_sink_name", "sink_name"),
@@ -121,6 +122,17 @@ replays = Table(
     Column("run_id", Text, primary_key=True),
     Column("attempt", Uuid, nullable=False),
     _now("skipped_at"),
+)
+
+target_changes = Table(
+    "target_changes",
+    metadata,
+    _writer_id(),
+    Column("generation", Integer, primary_key=True),
+    Column("batch_id", BigInteger, primary_key=True),
+    Column("table_name", Text, primary_key=True),
+    Column("change", Text, nullable=False),
+    _now("noticed_at"),
 )
 
 progress = Table(

@@ -28,6 +28,7 @@ from offsets_store.one_trip import one_trip
 from offsets_store.record import Published
 from offsets_store.refusals import refusal
 from offsets_store.search_path import leave_in_tx
+from offsets_store.targets import changed_targets, known_targets
 from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, accepted_positions, decide, stored_positions
 from sink.errors import CommitError
 from sink.lock_watch import LockWatch
@@ -117,6 +118,7 @@ def _publish_in_tx(
         record.seal_in_tx(connection, locked, batch)
     leave_in_tx(driver_connection(connection))
     published = work.publish(connection, batch, None if verdict is Verdict.NEW else stored)
+    published = _compared_with_earlier_tables(settings, batch, work, locked, published)
     _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
     with one_trip(connection):
         record.record_batch_in_tx(
@@ -127,6 +129,27 @@ def _publish_in_tx(
             record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
         # Deferred triggers of the user's tables run at COMMIT.
         leave_in_tx(driver_connection(connection))
+
+
+def _compared_with_earlier_tables(
+    settings: CommitSettings, batch: Batch, work: Work, locked: LockedWriter, published: Published
+) -> Published:
+    before = locked.ledger.writer.targets if locked.ledger.writer else None
+    now = published.targets or {}
+    changes = changed_targets(before, now, is_one_table=not work.sealed)
+    if changes and settings.pin_table:
+        raise CommitError(
+            "TARGET_CHANGED",
+            f"pinTable is set, and batch {batch.batch_id} would go into another table than those before it. "
+            + " ".join(changes.values()),
+            NOTHING,
+            "If the table was replaced on purpose, start the query once with pinTable=false (pin_table=False): from "
+            "that batch on, the new table is the one that counts.",
+        )
+    for change in changes.values():
+        _log.warning("batch %s of query %s: %s", batch.batch_id, batch.query_id, change)
+    known = known_targets(before, now, is_one_table=not work.sealed)
+    return replace(published, targets=known, target_changes=changes)
 
 
 def _skip_in_tx(

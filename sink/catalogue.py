@@ -14,7 +14,6 @@ from typing import Any
 
 import psycopg
 from psycopg import sql
-from psycopg.rows import dict_row
 
 from offsets_store import search_path
 from offsets_store.errors import NOTHING
@@ -23,11 +22,17 @@ from sink.errors import TargetError
 
 @dataclass(frozen=True)
 class TargetColumn:
-    """A column of the table: its type without and with its modifier (``numeric``, ``numeric(10,2)``)."""
+    """
+    A column of the table: its type without and with its modifier (``numeric``, ``numeric(10,2)``), and both as numbers.
+
+    Where the type is a domain, they are those of what it is made of.
+    """
 
     column_name: str
     base_type: str
     full_type: str
+    type_oid: int
+    typmod: int
     required: bool
     always_generated: bool
 
@@ -44,6 +49,7 @@ class TargetTable:
     rules: bool
     row_security: bool
     unsafe_partition: str | None
+    is_current: bool
     columns: tuple[TargetColumn, ...]
 
     @property
@@ -59,10 +65,11 @@ class TargetTable:
 
 @dataclass(frozen=True)
 class ResolvedName:
-    """A table's schema and name, whether it exists or not."""
+    """A table's schema and name, and its ``relkind``; None where there is no such table."""
 
     schema: str
     name: str
+    kind: str | None
 
     @property
     def qualified_name(self) -> str:
@@ -88,14 +95,26 @@ def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedN
 
     Read for every batch: people alter tables under a stream.
     """
-    describe = search_path.under_ours(sql.SQL(_DESCRIBE))
-    with connection.cursor(row_factory=dict_row) as cursor, suppress(*_NO_NAME):
-        cursor.execute(sql.SQL("; ").join([_resolve(table), describe]), prepare=False)
-        found = _resolved(tuple((cursor.fetchone() or {}).values()), table)
-        for _ in range(1 + search_path.ANSWERS_BEFORE):
-            cursor.nextset()
-        return found, _described(cursor.fetchall())
+    with connection.cursor() as cursor, suppress(*_NO_NAME):
+        cursor.execute(look_up_statements(table), prepare=False)
+        return looked_up(cursor, table)
     return _resolved(None, table), None
+
+
+def look_up_statements(table: str) -> sql.Composed:
+    """One text that asks all that :func:`looked_up` reads."""
+    return sql.SQL("; ").join([_resolve(table), search_path.under_ours(sql.SQL(_DESCRIBE))])
+
+
+def looked_up(cursor: psycopg.Cursor[Any], table: str) -> tuple[ResolvedName, TargetTable | None]:
+    """Read the answers; the cursor is left at the one after them, which puts the user's search_path in force again."""
+    found = _resolved(cursor.fetchone(), table)
+    for _ in range(1 + search_path.ANSWERS_BEFORE):
+        cursor.nextset()
+    names = [column.name for column in cursor.description or ()]
+    described = _described([dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
+    cursor.nextset()
+    return found, described
 
 
 def _resolve(table: str) -> sql.Composed:
@@ -103,7 +122,9 @@ def _resolve(table: str) -> sql.Composed:
 
 
 def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
-    parts, current_schema, schema, name, oid = (found or ((), None, None, None, None))[:5]
+    parts, current_schema, schema, name, oid, kind, exists = (found or ((), *[None] * 6))[:7]
+    if exists and oid is None:
+        raise psycopg.errors.SerializationFailure(f"{table} was created after this transaction had taken its snapshot")
     if oid is None and len(parts) in (1, 2):
         # An absent table cannot be looked up, so its name is split the way to_regclass would split it.
         schema, name = (current_schema, *parts)[-2:]
@@ -122,7 +143,7 @@ def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
             NOTHING,
             "Write names as Postgres keeps them: of at most 63 bytes.",
         )
-    return ResolvedName(schema, name)
+    return ResolvedName(schema, name, kind)
 
 
 # What to_regclass and parse_ident raise for a text that is no name.
@@ -137,15 +158,22 @@ _NO_NAME = (
 # the next statement of the same text.
 _RESOLVE = """
 SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
+       c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL,
        pg_catalog.set_config('pgonce.target', coalesce(c.oid, 0)::pg_catalog.text, true)
 FROM (SELECT {table}::pg_catalog.text AS given) AS t
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 """
 
+UNSAFE_PARTITION = """
+SELECT t.relid::pg_catalog.regclass::text
+FROM pg_catalog.pg_partition_tree({oid}) AS t JOIN pg_catalog.pg_class AS p ON p.oid = t.relid
+WHERE p.relpersistence <> 'p' OR p.relkind NOT IN ('r', 'p') LIMIT 1
+"""
+
 # Domains are resolved to what they are made of, however deep: a domain's binary form is its base type's (COPY runs
 # its checks), while an explicit cast to a domain would cut text.
-_DESCRIBE = """
+_DESCRIBE = f"""
 WITH RECURSIVE resolved AS (
     SELECT a.attrelid, a.attnum, a.atttypid AS type_oid, a.atttypmod AS typmod
     FROM pg_catalog.pg_attribute AS a
@@ -158,12 +186,15 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        -- relhasrules stays true for a while after the last rule was dropped.
        EXISTS (SELECT FROM pg_catalog.pg_rewrite AS w WHERE w.ev_class = c.oid AND w.rulename <> '_RETURN') AS rules,
        pg_catalog.row_security_active(c.oid) AS row_security,
-       (SELECT t.relid::pg_catalog.regclass::text
-        FROM pg_catalog.pg_partition_tree(c.oid) AS t JOIN pg_catalog.pg_class AS p ON p.oid = t.relid
-        WHERE p.relpersistence <> 'p' OR p.relkind NOT IN ('r', 'p') LIMIT 1) AS unsafe_partition,
+       ({UNSAFE_PARTITION.format(oid="c.oid")}) AS unsafe_partition,
+       -- A table that was rewritten, or a partition that was attached, since the snapshot was taken.
+       (c.relkind <> 'r' OR c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)) AND NOT EXISTS (
+           SELECT FROM pg_catalog.pg_partition_tree(c.oid) AS t
+           WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class AS p WHERE p.oid = t.relid)) AS is_current,
        a.attname::text AS column_name,
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,
+       r.type_oid, r.typmod,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
        a.attidentity = 'a' OR a.attgenerated <> '' AS always_generated
 FROM pg_catalog.pg_class AS c

@@ -43,6 +43,8 @@ class PostgresBatchWriter:
     :param order_by: for doubled keys in one batch: the greatest value of this column wins.
     :param sink_name: tells two writers of one query apart; the qualified table by default.
     :param create_table: create the table from the frame's schema where it is missing.
+    :param pin_table: refuse a batch whose table is not the one of the batches before (dropped and created again,
+        exchanged, renamed), instead of noting that.
     :param position_columns: the columns that hold Kafka's topic, partition and offset, in this order: a batch that
         overlaps what is stored is then no error, for rows that are stored are dropped.
     :param write_positions: whether these columns are also written to the table.
@@ -66,6 +68,7 @@ class PostgresBatchWriter:
         order_by: str | None = None,
         sink_name: str | None = None,
         create_table: bool = False,
+        pin_table: bool = False,
         position_columns: Sequence[str] = (),
         write_positions: bool = True,
         bootstrap_servers: str | None = None,
@@ -82,6 +85,7 @@ class PostgresBatchWriter:
             retain_batches=retain_batches,
             lock_timeout=lock_timeout,
             retry_timeout=retry_timeout,
+            pin_table=pin_table,
         )
         self._commits = EarlyCommits(settings)
         self._destination = destination(table, mode, _names(keys), order_by, create_table=create_table)
@@ -109,6 +113,7 @@ def transactional_batch(
     url: str = "",
     *,
     name: str,
+    pin_table: bool = False,
     position_columns: Sequence[str] = (),
     bootstrap_servers: str | None = None,
     retain_batches: int = 1000,
@@ -136,6 +141,7 @@ def transactional_batch(
         retain_batches=retain_batches,
         lock_timeout=lock_timeout,
         retry_timeout=retry_timeout,
+        pin_table=pin_table,
     )
 
     positions = _positions(position_columns)
@@ -150,10 +156,11 @@ def transactional_batch(
                 transaction = BatchTransaction(connection, batch)
                 if positions is None:
                     function(frame, transaction)
-                    return Published(transaction.rows, "function")
+                    return Published(transaction.rows, "function", targets=transaction.targets)
                 is_stored = below(positions, stored, batch.span)
                 function(frame.where(~is_stored), transaction)
-                return Published(transaction.rows, "function", frame.where(is_stored).count() if stored else 0)
+                dropped = frame.where(is_stored).count() if stored else 0
+                return Published(transaction.rows, "function", dropped, transaction.targets)
 
             work = Work(lambda _: name, publish, sealed=True)
             batch = with_topic_ids(batch_of(frame, batch_id, by_position=positions is not None), bootstrap_servers)

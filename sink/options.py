@@ -39,6 +39,7 @@ OPTIONS = (
     "inlineBytes",
     "receiver",
     "createTable",
+    "pinTable",
     "retainBatches",
     "offsetsFrom",
     "positionColumns",
@@ -131,6 +132,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             retain_batches=_number(given, "retainBatches", 1000, least=1),
             lock_timeout=_number(given, "lockTimeout", 30, least=1),
             retry_timeout=_number(given, "retryTimeout", 120, least=0),
+            pin_table=_flag(given, "pinTable"),
         ),
         destination=destination(
             table=given.get("table", ""),

@@ -21,12 +21,13 @@ from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
 from sink.attempt import Work
-from sink.catalogue import TargetTable, resolve_table
+from sink.catalogue import ResolvedName, TargetTable, resolve_table
 from sink.copy_encoder import HEADER, TRAILER
 from sink.settings import Destination
 from sink.staged_rows import StagedRows, check_staged_rows, refuse_missing_table
 from sink.staging import column_definitions
-from sink.target import ColumnPlan, target_for
+from sink.target import ColumnPlan, not_durable, target_for
+from sink.target_lock import unsafe_partition
 from sink.type_mapping import EncodedColumn, Fit
 from sink.upsert import upsert_in_tx
 from sink.write_modes import insert_statement, plan_upsert
@@ -58,29 +59,50 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
 
     The sink is the user's name for it, else the qualified target table.
     """
+    # What the sink's name was taken from, for the same transaction.
+    found: ResolvedName | None = None
 
     def name_sink(connection: Connection) -> str:
-        return sink_name or resolve_table(driver_connection(connection), destination.table).qualified_name
+        nonlocal found
+        found = resolve_table(driver_connection(connection), destination.table)
+        return sink_name or found.qualified_name
 
     def publish(connection: Connection, _: Batch, stored: Offsets | None) -> Published:
         chosen = rows.since(stored) if stored and rows.since else rows
         driver = driver_connection(connection)
-        publish_rows_in_tx(driver, destination, chosen)
+        table = publish_rows_in_tx(driver, destination, chosen, found)
         published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
-        return Published(published, transport, rows.count() - published)
+        targets = {table.qualified_name: table.oid}
+        return Published(published, transport, rows.count() - published, targets)
 
     return Work(name_sink, publish)
 
 
-def publish_rows_in_tx(connection: psycopg.Connection, destination: Destination, rows: BatchRows) -> None:
+def publish_rows_in_tx(
+    connection: psycopg.Connection, destination: Destination, rows: BatchRows, found: ResolvedName | None = None
+) -> TargetTable:
     """
-    Write ``rows`` as ``destination`` says.
+    Write ``rows`` as ``destination`` says; the table that they are in.
 
+    :param found: what is known of the table's name in this transaction.
     :raises TargetError: where the table is unfit or lacks what the mode needs.
     :raises StagingError: where staged rows are missing or too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    table, plan = target_for(connection, destination, rows.columns)
+    table, plan = target_for(connection, destination, rows.columns, found)
+    _write_rows_in_tx(connection, destination, rows, table, plan)
+    if (culprit := unsafe_partition(connection, table)) is not None:
+        raise not_durable(culprit)
+    return table
+
+
+def _write_rows_in_tx(
+    connection: psycopg.Connection,
+    destination: Destination,
+    rows: BatchRows,
+    table: TargetTable,
+    plan: tuple[ColumnPlan, ...],
+) -> None:
     upsert = plan_upsert(destination, plan)
     # Nothing is written before there are rows, for which some wait here.
     bodies = rows.bodies()

@@ -28,6 +28,7 @@ class CommitSettings:
     retain_batches: int = 1000
     lock_timeout: float = 30.0
     retry_timeout: float = 120.0
+    pin_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,13 @@ def destination(
 
 
 def commit_settings(
-    url: str, remedies: Remedies, *, retain_batches: int, lock_timeout: float, retry_timeout: float
+    url: str,
+    remedies: Remedies,
+    *,
+    retain_batches: int,
+    lock_timeout: float,
+    retry_timeout: float,
+    pin_table: bool = False,
 ) -> CommitSettings:
     """
     Checked :class:`CommitSettings`, for every way in.
@@ -118,7 +125,7 @@ def commit_settings(
             "Keep the one that is true.",
         )
     refuse_unstorable(replaces=remedies.replaces)
-    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout)
+    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table)
 
 
 def asynchronous_progress() -> ConfigurationError:

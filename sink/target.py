@@ -15,9 +15,10 @@ from psycopg import sql
 
 from offsets_store import search_path
 from offsets_store.errors import NOTHING
-from sink.catalogue import TargetColumn, TargetTable, look_up_table
+from sink.catalogue import ResolvedName, TargetColumn, TargetTable
 from sink.errors import TargetError
 from sink.settings import Destination
+from sink.target_lock import lock_table
 from sink.type_mapping import EncodedColumn, Fit, Fitting, fit
 
 
@@ -47,15 +48,7 @@ def check_table(table: TargetTable) -> None:
             "Write into an ordinary or partitioned table.",
         )
     if table.persistence != "p" or table.unsafe_partition:
-        culprit = table.unsafe_partition or name
-        raise TargetError(
-            "TARGET_NOT_DURABLE",
-            f"{culprit} is unlogged, temporary or foreign: a crash of Postgres would empty it (or leave it "
-            "behind) while "
-            "the ledger says that its rows are there.",
-            NOTHING,
-            f"ALTER TABLE {culprit} SET LOGGED, or detach that partition.",
-        )
+        raise not_durable(table.unsafe_partition or name)
     if table.rules:
         raise TargetError(
             "TARGET_HAS_RULES",
@@ -63,6 +56,17 @@ def check_table(table: TargetTable) -> None:
             NOTHING,
             "Replace the rules by triggers, which both obey.",
         )
+
+
+def not_durable(name: str) -> TargetError:
+    """The error for a table, or a partition, that a crash would empty."""
+    return TargetError(
+        "TARGET_NOT_DURABLE",
+        f"{name} is unlogged, temporary or foreign: a crash of Postgres would empty it (or leave it behind) while the "
+        "ledger says that its rows are there.",
+        NOTHING,
+        f"ALTER TABLE {name} SET LOGGED, or detach that partition.",
+    )
 
 
 def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[ColumnPlan, ...]:
@@ -143,17 +147,21 @@ def create_table(
 
 
 def target_for(
-    connection: psycopg.Connection, destination: Destination, encoded: Sequence[EncodedColumn]
+    connection: psycopg.Connection,
+    destination: Destination,
+    encoded: Sequence[EncodedColumn],
+    found: ResolvedName | None = None,
 ) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
     """
-    The checked target of a batch and the plan of its columns; creates the table where the user asked for that.
+    The checked target of a batch, locked, and the plan of its columns; creates the table where the user asked for that.
 
+    :param found: what is known of the table's name in this transaction.
     :raises TargetError: where the table is missing, unfit, or does not take these columns.
     """
-    found, table = look_up_table(connection, destination.table)
+    found, table = lock_table(connection, destination.table, found)
     if table is None and destination.create_table:
         create_table(connection, found.schema, found.name, encoded, destination.keys)
-        found, table = look_up_table(connection, destination.table)
+        found, table = lock_table(connection, destination.table)
     if table is None:
         raise TargetError(
             "TARGET_MISSING",

@@ -34,6 +34,8 @@ class BatchTransaction:
         self._batch = batch
         self.rows = 0
         """Rows handed to ``append``, ``upsert`` and ``replace`` so far."""
+        self.targets: dict[str, int] = {}
+        """The tables that these went into: qualified name to oid."""
 
     @property
     def batch_id(self) -> int:
@@ -78,7 +80,8 @@ class BatchTransaction:
 
     def _write(self, frame: DataFrame, where: Destination) -> int:
         with collected_rows(frame) as rows:
-            publish_rows_in_tx(driver_connection(self._connection), where, rows)
+            table = publish_rows_in_tx(driver_connection(self._connection), where, rows)
+            self.targets[table.qualified_name] = table.oid
             count = rows.count()
         self.rows += count
         return count

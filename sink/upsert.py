@@ -10,7 +10,7 @@ index first (ADR 13).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import psycopg
 from psycopg import sql
@@ -101,7 +101,7 @@ def upsert_in_tx(
     bounds = _checked_keys(connection, source, wanted, upsert, bounded=is_large and _has_integer_first(table, upsert))
     if is_large and may_merge(connection, table, plan, upsert):
         merge = merge_statement(source, wanted, table, plan, upsert, bounds)
-        if merged(connection, merge, lambda: may_merge(connection, table, plan, upsert)):
+        if merged(connection, merge):
             return
     connection.execute(insert_statement(source, wanted, table, plan, upsert))
 
@@ -149,21 +149,14 @@ def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
     return first.fitting.fit is Fit.EXACT and types[first.target] in ("smallint", "integer", "bigint")
 
 
-def merged(connection: psycopg.Connection, merge: sql.Composed, still_may: Callable[[], bool]) -> bool:
-    """
-    Run ``merge``; False where nothing was done, because ON CONFLICT is needed, or knows better what is wrong.
-
-    :param still_may: asked once more when the table can no longer be altered by others, for whom it may have waited.
-    """
+def merged(connection: psycopg.Connection, merge: sql.Composed) -> bool:
+    """Run ``merge``; False where nothing was done, because ON CONFLICT is needed, or knows better what is wrong."""
     try:
-        with connection.transaction() as savepoint:
+        with connection.transaction():
             connection.cursor().execute(sql.SQL("; ").join([_PLAN, merge, _UNPLAN]), prepare=False)
-            if still_may():
-                return True
-            raise psycopg.Rollback(savepoint)
     except _FOR_ON_CONFLICT:
         return False
-    return False
+    return True
 
 
 # Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table knows no MERGE.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,6 +98,8 @@ class Proxy:
         self.commits = 0
         self.connections = 0
         self.port = 0
+        # Called before each message of a client is passed on; what it does then, it does between two steps of a commit.
+        self.before_message: Callable[[bytes, bytes], None] | None = None
         self.start()
 
     @property
@@ -279,6 +281,8 @@ class _Conversation:
             if not kind:
                 return
             self._proxy.passing.wait()
+            if self._proxy.before_message is not None:
+                self._proxy.before_message(kind, body)
             commits = self._transcript.hear(kind, body)
             if kind == b"d" and not self._goes_on_in_copy(message):
                 return

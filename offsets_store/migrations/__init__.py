@@ -50,6 +50,7 @@ MIGRATIONS = (
     Migration(1, 1, "0001_ledger.sql"),
     Migration(2, 1, "0002_progress_indexes.sql", needed=False),
     Migration(3, 1, "0003_positions_and_interventions.sql"),
+    Migration(4, 1, "0004_targets.sql"),
 )
 NEWEST = MIGRATIONS[-1].version
 
@@ -169,7 +170,7 @@ _PRIVILEGES = {
     "SELECT, INSERT, UPDATE": ("writers", "interventions"),
     "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
-    "SELECT, INSERT": ("runs",),
+    "SELECT, INSERT": ("runs", "target_changes"),
     "SELECT": ("schema_version", *VIEWS),
 }
 

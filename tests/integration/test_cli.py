@@ -57,6 +57,8 @@ class TestStatus:
             "retired_at",
             "created_at",
             "updated_at",
+            "targets",
+            "target_change",
             "lag",
             "lag_measured_at",
         }

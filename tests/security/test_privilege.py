@@ -91,6 +91,7 @@ ACCEPT = """
 INSERT INTO pgonce.interventions (writer_id, kind, batch_id, reason)
 SELECT writer_id, 'accept', 7, 'a test' FROM pgonce.writers WHERE query_id = %s
 """
+ANOTHER_TABLE = """UPDATE pgonce.writers SET targets = '{"sales.report": 1}' WHERE query_id = %s"""
 
 
 def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> None:
@@ -108,6 +109,8 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
     with connect(url, autocommit=True) as connection:
         connection.execute(ACCEPT, [f"{query_id} 4"])
+        # As if the table had been another one, which is noted with the next batch.
+        connection.execute(ANOTHER_TABLE, [f"{query_id} 4"])
     accepted = planned(7, query_id=f"{query_id} 4", end=None, start=None)
     assert commit(url, accepted, COMPLETE) is Verdict.ACCEPTED
     assert OffsetsStore(url).latest(f"{query_id} 0").replays == 1
@@ -154,7 +157,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 9 + 2 + 22 + 3
+    assert len(GRANTS) == 9 + 2 + 24 + 3
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):
