@@ -12,6 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 from patience import PATIENCE_SECONDS
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -266,6 +267,27 @@ class TestCheckpoints:
 def copy_folder(source: Path, target: Path) -> None:
     """Copy a folder, Spark's hidden checksums included."""
     shutil.copytree(source, target)
+
+
+class TestAlteredTables:
+    def test_type_altered_while_a_batch_waits(self, spark, way, sink, inbox, url, observer):
+        """The batch is refused in the column's new type; once the column is back, all rows arrive with their values."""
+        finish(way.append(events(spark, inbox.folder), sink))
+        inbox.add(10)
+        with psycopg.connect(url) as other:
+            other.execute("ALTER TABLE events ALTER id TYPE double precision")
+            query = way.append(events(spark, inbox.folder), sink).trigger(availableNow=True).start()
+            blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+            pid = other.info.backend_pid
+            wait_for(lambda: observer.execute(blocked, [pid]).fetchone() != (0,), "a batch that waits for the ALTER")
+            other.commit()
+        with pytest.raises(StreamingQueryException, match=r"\[TYPE_MISMATCH\]"):
+            query.awaitTermination(PATIENCE_SECONDS)
+        with psycopg.connect(url, autocommit=True) as other:
+            assert other.execute("SELECT count(*), max(id) FROM events").fetchone() == (10, 9.0)
+            other.execute("ALTER TABLE events ALTER id TYPE bigint")
+        finish(way.append(events(spark, inbox.folder), sink))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
 
 
 class TestLostConnections:
