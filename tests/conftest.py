@@ -5,6 +5,7 @@ pytest_plugins = [
     "fix_no_skips",
     "fix_postgres",
     "fix_proxy",
+    "fix_pgbouncer",
     "fix_kafka",
     "fix_spark",
     "fix_driver",

@@ -66,6 +66,41 @@ class TestPostgres:
             psycopg.connect(login.url, password="another").close()
 
 
+class TestPgBouncer:
+    def test_stands_between(self, pgbouncer, database, rows):
+        """Clients reach the test's database through it, share its one session, and find it again after a restart."""
+        bouncer = pgbouncer(default_pool_size="1")
+        sessions = set()
+        for restarted in (False, True):
+            if restarted:
+                bouncer.kill()
+                with pytest.raises(psycopg.OperationalError):
+                    psycopg.connect(bouncer.url(database))
+                bouncer.start()
+            with psycopg.connect(bouncer.url(database)) as one, psycopg.connect(bouncer.url(database)) as two:
+                for client in (one, two):
+                    client.execute("INSERT INTO rows VALUES (1)")
+                    sessions.add(client.execute("SELECT pg_backend_pid()").fetchone())
+                    client.commit()
+        assert len(sessions) == 2
+        assert rows() == 4
+
+    def test_gives_sessions_by_statement(self, pgbouncer, database):
+        """In statement mode there are no transactions of several statements."""
+        with (
+            psycopg.connect(pgbouncer("statement").url(database)) as client,
+            pytest.raises(psycopg.OperationalError, match="not allowed in statement pooling mode"),
+        ):
+            client.execute("SELECT 1")
+
+    def test_ends_in_order(self, pgbouncer):
+        """It leaves neither a process nor a directory behind."""
+        bouncer = pgbouncer()
+        pid = bouncer.pid
+        bouncer.stop()
+        assert not is_alive(pid)
+
+
 class TestProxy:
     @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
     def test_cut_before_commit(self, proxy, rows, threshold):

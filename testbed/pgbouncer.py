@@ -1,0 +1,189 @@
+"""
+How does a real PgBouncer run here, before a server of the tests, as any user or as root?
+
+Runs in: any process; PgBouncer is a child of it. Invariant: it lives as long as its owner and no longer, keeps its
+address over a restart, and leaves no process and no temporary directory.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import psycopg
+from maven import MissingTool
+from psycopg.conninfo import make_conninfo
+from safety_net import SafetyNet
+
+PoolMode = Literal["transaction", "session", "statement"]
+
+_TEST_SETTINGS: Mapping[str, str] = {
+    "max_client_conn": "500",
+    "default_pool_size": "20",
+    # After a server that was away; 15 seconds otherwise.
+    "server_login_retry": "1",
+}
+_READY_SECONDS = 60.0
+
+
+class PgBouncer:
+    """
+    One PgBouncer before one server; a context manager, or :meth:`start` and :meth:`stop`.
+
+    Clients are let in without a password, under the server's own user; every database of the server can be reached.
+
+    :param server: libpq parameters of the server (those of a superuser, with the password where it asks for one).
+    :param mode: when a session of the server goes to the next client.
+    :param settings: added to its configuration, or in place of what is there.
+    :raises MissingTool: where there is no PgBouncer on this machine.
+    """
+
+    def __init__(
+        self, server: Mapping[str, Any], mode: PoolMode = "transaction", *, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._program = _program()
+        self._server = server
+        self._user = str(server.get("user") or "postgres")
+        self._settings = {"pool_mode": mode, **_TEST_SETTINGS, **(settings or {})}
+        self.host = "127.0.0.1"
+        self.port = _free_port()
+        self._home: Path | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._net: SafetyNet | None = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> Self:
+        """Start, at the same port as before, and return once it answers."""
+        account = _account()
+        home = self._home = Path(tempfile.mkdtemp(prefix="pgonce-pgbouncer-"))
+        home.chmod(0o755)
+        configuration = home / "pgbouncer.ini"
+        configuration.write_text(self._configuration(home))
+        password = str(self._server.get("password") or "")
+        (home / "users.txt").write_text(f"{_quoted(self._user)} {_quoted(password)}\n")
+        if account:
+            for path in (home, *home.iterdir()):
+                os.chown(path, account.pw_uid, account.pw_gid)
+        self._process = subprocess.Popen(
+            [self._program, str(configuration)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            user=account.pw_uid if account else None,
+            group=account.pw_gid if account else None,
+            extra_groups=[] if account else None,
+        )
+        self._net = SafetyNet(self._process.pid, signal.SIGKILL, home)
+        self._wait_until_ready(self._process)
+        return self
+
+    def stop(self) -> None:
+        """Stop at once: clients and sessions of the server are cut off."""
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, until :meth:`start`: the server notices only that its clients are gone."""
+        self._end(signal.SIGKILL)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def url(self, database: str, **parameters: Any) -> str:
+        """Libpq's key=value string of the way through it to a database."""
+        return make_conninfo(
+            "", **{"host": self.host, "port": self.port, "user": self._user, "dbname": database, **parameters}
+        )
+
+    def console(self, command: str) -> list[tuple[Any, ...]]:
+        """Give a command to its own console (``SHOW POOLS``, ``PAUSE``, ``KILL <database>``); the answer's rows."""
+        with psycopg.connect(self.url("pgbouncer"), autocommit=True) as connection:
+            cursor = psycopg.ClientCursor(connection).execute(command.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def log_text(self) -> str:
+        """What it has logged since its start."""
+        log = self._home / "log" if self._home else None
+        return log.read_text(errors="replace") if log and log.exists() else ""
+
+    def _configuration(self, home: Path) -> str:
+        where = " ".join(f"{name}={self._server[name]}" for name in ("host", "port") if self._server.get(name))
+        settings = {
+            "listen_addr": self.host,
+            "listen_port": str(self.port),
+            "unix_socket_dir": "",
+            "auth_type": "trust",
+            "auth_file": str(home / "users.txt"),
+            "admin_users": self._user,
+            "logfile": str(home / "log"),
+            **self._settings,
+        }
+        lines = [f"{name} = {value}" for name, value in settings.items()]
+        return "\n".join(["[databases]", f"* = {where}", "[pgbouncer]", *lines, ""])
+
+    def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
+        until = time.monotonic() + _READY_SECONDS
+        while True:
+            try:
+                self.console("SHOW VERSION")
+            except psycopg.Error as error:
+                if process.poll() is None and time.monotonic() < until:
+                    time.sleep(0.02)
+                    continue
+                said = self.log_text()
+                self.stop()
+                raise RuntimeError(f"PgBouncer does not answer ({error}); its log: {said}") from error
+            return
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(how)
+            self._process.wait()
+            self._process = None
+        if self._net:
+            self._net.release()
+            self._net = None
+        if self._home:
+            shutil.rmtree(self._home, ignore_errors=True)
+
+
+def _program() -> str:
+    # Debian puts it where the PATH of users does not look.
+    path = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
+    found = shutil.which("pgbouncer", path=path)
+    if found is None:
+        raise MissingTool("PgBouncer is missing: install the package pgbouncer (of Debian, or of your distribution).")
+    return found
+
+
+def _account() -> pwd.struct_passwd | None:
+    """PgBouncer refuses to run as root."""
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+
+
+def _quoted(text: str) -> str:
+    return '"' + text.replace('"', '""') + '"'
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
