@@ -47,10 +47,12 @@ class LockedWriter:
 
 @dataclass(frozen=True)
 class TransactionState:
-    """Which transaction this is, and whether its COMMIT will wait for the disk."""
+    """Which transaction this is, whether its COMMIT will wait for the disk, and the server's process that runs it."""
 
     xid: str
     synchronous_commit: str
+    # Asked of the server: the process id that libpq knows is made up where a pooler stands between.
+    backend_pid: int
 
 
 # Qualified throughout, for the user's search_path is in force; and in this order, which Postgres keeps: its
@@ -58,6 +60,7 @@ class TransactionState:
 _STATE = select(
     literal_column("pg_catalog.pg_current_xact_id()::pg_catalog.text").label("xid"),
     func.pg_catalog.current_setting("synchronous_commit").label("synchronous_commit"),
+    func.pg_catalog.pg_backend_pid().label("backend_pid"),
     func.pg_catalog.set_config(KEPT_IN, func.pg_catalog.current_setting("search_path"), True),
     func.pg_catalog.set_config("search_path", OURS, True),
 )
@@ -83,12 +86,12 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
     """
     is_17 = connection.dialect.server_version_info >= (17,)  # type: ignore[operator]
     settings = {"application": application, "lock_timeout": f"{int(lock_timeout_seconds * 1000)}"}
-    return TransactionState(*connection.execute(_BEGIN_17 if is_17 else _BEGIN, settings).one()[:2])
+    return TransactionState(*connection.execute(_BEGIN_17 if is_17 else _BEGIN, settings).one()[:3])
 
 
 def transaction_state_in_tx(connection: Connection) -> TransactionState:
     """Put our search_path in force again, after the user's SQL, and say which transaction this is by now."""
-    return TransactionState(*connection.execute(_STATE).one()[:2])
+    return TransactionState(*connection.execute(_STATE).one()[:3])
 
 
 def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> LockedWriter:

@@ -25,6 +25,9 @@ TRANSIENT_SQLSTATES = frozenset({
     "53300",  # too_many_connections
 })  # fmt: skip
 TRANSIENT_CLASSES = ("08",)  # connection exceptions
+# The session ended, and what it was doing may have been done: libpq gives none of these where the line itself broke,
+# but a pooler answers in Postgres's place (PgBouncer with 08P01, whatever became of its session).
+_LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "40003"})
 
 _REFUSED_AT_THE_DOOR = re.compile(
     r"password authentication failed|no password supplied|pg_hba\.conf|does not exist|"
@@ -61,8 +64,20 @@ def is_transient(error: psycopg.Error) -> bool:
 
 
 def is_lost_connection(error: psycopg.Error) -> bool:
-    """Whether the server's answer, if there was one, never arrived: libpq gives no SQLSTATE for that."""
-    return error.sqlstate is None and isinstance(error, psycopg.OperationalError)
+    """Whether the server's answer, if there was one, never arrived: libpq gives no SQLSTATE for that, a pooler does."""
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate in _LOST_SQLSTATES or error.sqlstate.startswith(TRANSIENT_CLASSES)
+
+
+def leaves_commit_unknown(error: psycopg.Error) -> bool:
+    """
+    Whether a COMMIT that was answered with ``error`` may have been done.
+
+    An error of Postgres's own names the function that raised it. One without is a pooler's, which may have stopped
+    listening (``query_timeout``) while Postgres went on.
+    """
+    return is_lost_connection(error) or error.diag.source_function is None
 
 
 def is_storable(text: str) -> bool:

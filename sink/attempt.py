@@ -25,6 +25,7 @@ from offsets_store.ledger import LockedWriter, TransactionState
 from offsets_store.migrations import ensure_ledger
 from offsets_store.offsets import Offsets
 from offsets_store.one_trip import one_trip
+from offsets_store.postgres_errors import leaves_commit_unknown
 from offsets_store.record import Published
 from offsets_store.refusals import refusal
 from offsets_store.search_path import leave_in_tx
@@ -51,7 +52,19 @@ class Work:
     sealed: bool = False
 
 
-def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatch) -> Verdict:
+@dataclass
+class Outcome:
+    """
+    What is known of all tries of one batch.
+
+    It is ``unknown`` from the moment at which a COMMIT is sent until Postgres has answered it, or a later try has read
+    the ledger under the lock on the writer's row, for which it has waited until the earlier transaction was over.
+    """
+
+    unknown: bool = False
+
+
+def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatch, outcome: Outcome) -> Verdict:
     """
     Publish or skip ``batch`` in one transaction; the verdict says which.
 
@@ -64,19 +77,20 @@ def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatc
         batch = replace(batch, sink_name=work.name_sink(connection))
         began = ledger.begin_in_tx(connection, application_name(batch.run_id), settings.lock_timeout)
         _refuse_lost_on_crash(began)
-        with watch.looking(connection, may_end=True):
+        with watch.looking(began.backend_pid, may_end=True):
             locked = ledger.lock_writer_in_tx(connection, batch, settings.remedies.replaces)
+        outcome.unknown = False
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and ledger.is_accepted_in_tx(connection, locked, batch):
             verdict = Verdict.ACCEPTED
         if verdict in PUBLISH:
-            with watch.looking(connection, may_end=False):
+            with watch.looking(began.backend_pid, may_end=False):
                 _publish_in_tx(connection, settings, batch, work, locked, verdict, began)
         elif verdict in SKIP:
             _skip_in_tx(connection, settings, batch, verdict, locked)
         else:
             raise refusal(verdict, locked.ledger, batch, settings.remedies)
-        _commit(connection)
+        _commit(connection, outcome)
         _log.info("batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, verdict.name)
         return verdict
 
@@ -163,9 +177,15 @@ def _skip_in_tx(
         )
 
 
-def _commit(connection: Connection) -> None:
-    # By hand, for its tag: COMMIT of a failed transaction answers ROLLBACK, and SQLAlchemy would not tell.
-    tag = driver_connection(connection).execute("COMMIT").statusmessage
+def _commit(connection: Connection, outcome: Outcome) -> None:
+    outcome.unknown = True
+    try:
+        # By hand, for its tag: COMMIT of a failed transaction answers ROLLBACK, and SQLAlchemy would not tell.
+        tag = driver_connection(connection).execute("COMMIT").statusmessage
+    except psycopg.Error as error:
+        outcome.unknown = leaves_commit_unknown(error)
+        raise
+    outcome.unknown = False
     if tag != "COMMIT":
         raise CommitError(
             "ROLLED_BACK",

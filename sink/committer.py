@@ -16,9 +16,9 @@ import sqlalchemy.exc
 
 from offsets_store.errors import NOTHING, ConnectError, PgonceError
 from offsets_store.facts import Batch
-from offsets_store.postgres_errors import driver_error, is_lost_connection, is_transient, ledger_error
+from offsets_store.postgres_errors import driver_error, is_transient, ledger_error
 from offsets_store.verdict import Verdict
-from sink.attempt import Work, try_once
+from sink.attempt import Outcome, Work, try_once
 from sink.backoff import Backoff
 from sink.errors import CommitError
 from sink.lock_watch import LockWatch
@@ -41,24 +41,28 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work, *, outcome_
     """
     backoff = Backoff(settings.retry_timeout)
     watch = LockWatch(settings.url, settings.lock_timeout)
+    outcome = Outcome(outcome_unknown)
     while True:
         try:
-            return try_once(settings, batch, work, watch)
+            return try_once(settings, batch, work, watch, outcome)
         except (ConnectError, psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
             cause = driver_error(error)
             reason = " ".join(str(cause or error).split()).rstrip(".")
-            outcome_unknown |= cause is not None and is_lost_connection(cause)
-            if not _may_try_again(error, cause):
-                # A server that answers has read the ledger: an earlier try was not committed.
-                final = _unknown(batch, reason) if outcome_unknown and cause is None else _translated(error, cause)
+            # While the outcome is unknown, only the ledger can tell it, so whatever keeps us from it is tried again.
+            if not (outcome.unknown or _may_try_again(error, cause)):
                 # Not from its cause: a traceback would print the DETAIL, where Postgres repeats a whole row.
-                raise final.with_traceback(error.__traceback__) from None
+                raise _translated(error, cause).with_traceback(error.__traceback__) from None
             pause = backoff.next_pause()
             if pause is None:
                 patience = settings.retry_timeout
-                final = _unknown(batch, reason) if outcome_unknown else _given_up(error, batch, reason, patience, watch)
+                final = _unknown(batch, reason) if outcome.unknown else _given_up(error, batch, reason, patience, watch)
                 raise final from None
             watch.armed |= cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
+        except PgonceError as error:
+            if not outcome.unknown:
+                raise
+            # Raised before the ledger was read, and so in ignorance of what an earlier try has done.
+            raise _unknown(batch, error.what.rstrip(".")) from None
         _log.warning("batch %s of query %s: trying again in %.1f s: %s", batch.batch_id, batch.query_id, pause, reason)
         time.sleep(pause)
 

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psycopg
-from sqlalchemy import Connection
 
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
@@ -36,9 +35,9 @@ class LockWatch:
     holders: str = "its holder was not seen"
 
     @contextmanager
-    def looking(self, connection: Connection, *, may_end: bool) -> Iterator[None]:
+    def looking(self, waiting_pid: int, *, may_end: bool) -> Iterator[None]:
         """
-        Look who blocks ``connection``, if the block inside takes longer than it should.
+        Look who blocks the server's process ``waiting_pid``, if the block inside takes longer than it should.
 
         ``may_end`` where it waits for the writer's row: only another driver of the same writer holds that. (The lock
         that lets new writers of one sink in one by one is another query's, which may be busy with its first batch.)
@@ -46,9 +45,8 @@ class LockWatch:
         if not self.armed:
             yield
             return
-        raw = connection.connection.driver_connection
-        pid = raw.info.backend_pid if isinstance(raw, psycopg.Connection) else 0
-        timer = threading.Timer(min(_LONGEST_BEFORE_LOOKING_SECONDS, self.lock_timeout / 2), self._look, [pid, may_end])
+        seconds = min(_LONGEST_BEFORE_LOOKING_SECONDS, self.lock_timeout / 2)
+        timer = threading.Timer(seconds, self._look, [waiting_pid, may_end])
         timer.daemon = True
         timer.start()
         try:
