@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from threading import Lock
 from typing import Any
 
 import psycopg
+import sqlalchemy.exc
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, Engine, create_engine, event
 
-from offsets_store.errors import ConfigurationError
+from offsets_store.errors import ConfigurationError, ConnectError
 from offsets_store.postgres_errors import connect_error
 from offsets_store.search_path import SET_OURS
 
@@ -89,11 +92,25 @@ def connect(url: str, **overrides: Any) -> psycopg.Connection:
         raise connect_error(error) from None
 
 
+MAX_CONNECTIONS = "PGONCE_MAX_CONNECTIONS"
+"""The environment variable with the most connections that a process's commits to one url have open at a time."""
+
+# Two thirds of what Postgres's own max_connections allows to all.
+_MAX_CONNECTIONS = 64
+# So many stay open between two batches.
+_KEPT_CONNECTIONS = 4
+# With this many queries on fewer connections, nobody waits so long: a commit takes milliseconds.
+_FREE_CONNECTION_SECONDS = 30
+
 _making_an_engine = Lock()
 
 
 def engine_for(url: str) -> Engine:
-    """The engine of this process for ``url``; its pool hands a connection to one owner at a time."""
+    """
+    The engine of this process for ``url``; its pool hands a connection to one owner at a time.
+
+    :raises ConfigurationError: where the connection string, or :data:`MAX_CONNECTIONS`, cannot be read.
+    """
     # Two threads that both miss the cache would make an engine each; the one that is not kept keeps its session open.
     with _making_an_engine:
         return _engine(url, os.getpid())
@@ -103,20 +120,63 @@ def engine_for(url: str) -> Engine:
 def _engine(url: str, _pid: int) -> Engine:
     # The process id is part of the key because a connection must not be shared with a forked worker.
     parse_url(url)
+    most = _max_connections()
     # Python's own json, both ways: all that exact_json admits comes back from jsonb the same; a test shows it.
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: _connect_quietly(url),
         pool_pre_ping=True,
-        pool_size=4,
-        max_overflow=32,
+        pool_size=min(_KEPT_CONNECTIONS, most),
+        max_overflow=max(0, most - _KEPT_CONNECTIONS),
         pool_use_lifo=True,
-        pool_timeout=30,
+        pool_timeout=_FREE_CONNECTION_SECONDS,
         hide_parameters=True,
     )
     # After SQLAlchemy's own questions to a new connection.
     event.listen(engine, "connect", lambda connection, _: connection.rollback())
     return engine
+
+
+@contextmanager
+def checked_out(url: str) -> Iterator[Connection]:
+    """
+    A connection of this process's pool, for the block alone; the block must not ask for a second one.
+
+    Who holds one and waits for another can wait for others that do the same.
+
+    :raises ConnectError: where none can be made, or none comes free.
+    """
+    try:
+        connection = engine_for(url).connect()
+    except sqlalchemy.exc.TimeoutError:
+        raise _all_in_use() from None
+    with connection:
+        yield connection
+
+
+def _max_connections() -> int:
+    given = os.environ.get(MAX_CONNECTIONS) or str(_MAX_CONNECTIONS)
+    if given.isdecimal() and int(given) > 0:
+        return int(given)
+    raise ConfigurationError(
+        "BAD_OPTION",
+        f"The environment variable {MAX_CONNECTIONS}={given!r} is not a number of connections.",
+        "Nothing was written.",
+        "Give a whole number from 1 on, or take the variable out.",
+    )
+
+
+def _all_in_use() -> ConnectError:
+    return ConnectError(
+        "CONNECTIONS_IN_USE",
+        f"All {_max_connections()} connections to Postgres that this process may have at a time are in use, and none "
+        f"came free within {_FREE_CONNECTION_SECONDS} s.",
+        "Nothing was written.",
+        f"Set the environment variable {MAX_CONNECTIONS} to the number of queries of this process that write at the "
+        "same time, and see that max_connections of Postgres (or of the pooler) allows it; or run fewer queries in one "
+        "driver.",
+        may_pass=True,
+    )
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:

@@ -39,7 +39,15 @@ class ConfigurationError(PgonceError):
 
 
 class ConnectError(PgonceError):
-    """Postgres could not be reached, or did not let us in."""
+    """
+    Postgres could not be reached, or did not let us in.
+
+    :param may_pass: whether the same may succeed later, with nobody changing what this process was told.
+    """
+
+    def __init__(self, code: str, what: str, data: str, remedy: str, *, may_pass: bool = False) -> None:
+        super().__init__(code, what, data, remedy)
+        self.may_pass = may_pass
 
 
 class CheckpointError(PgonceError):

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from psycopg import sql
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
@@ -28,10 +29,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
+from offsets_store.connect import driver_connection
 from offsets_store.facts import Batch, Ledger, Recorded, Rival, Writer
 from offsets_store.offsets import kafka_partitions
 from offsets_store.positions import furthest
-from offsets_store.search_path import KEPT_IN, OURS, SET_OURS
+from offsets_store.search_path import KEPT_IN, OURS
 from offsets_store.tables import batches, interventions, replays, runs, writers
 
 
@@ -89,16 +91,44 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
     return TransactionState(*connection.execute(_BEGIN_17 if is_17 else _BEGIN, settings).one()[:3])
 
 
+class SnapshotTooOldError(Exception):
+    """
+    Under a role's repeatable read or serializable, this transaction does not see rivals recorded since it began.
+
+    What helps is :func:`begin_again_in_tx`.
+    """
+
+
+def begin_again_in_tx(
+    connection: Connection, sink_name: str, application: str, lock_timeout_seconds: float
+) -> TransactionState:
+    """Begin as :func:`begin_in_tx` does, in another transaction, which sees who has fed this sink and lets none in."""
+    # One text, so that no pooler can give the session to others while it holds a lock of its own. AND CHAIN keeps the
+    # user's isolation level. The new snapshot is taken by the second lock, behind the first. (Another driver of this
+    # very writer may hold its row and wait for the lock: a deadlock, which passes.)
+    again = sql.SQL(
+        "SELECT pg_catalog.pg_advisory_lock({key}); ROLLBACK AND CHAIN; "
+        "SELECT pg_catalog.pg_advisory_xact_lock({key}); SELECT pg_catalog.pg_advisory_unlock({key})"
+    ).format(key=sql.SQL("pg_catalog.hashtextextended({}, 0)").format(sql.Literal(sink_name)))
+    driver_connection(connection).execute(again)
+    return begin_in_tx(connection, application, lock_timeout_seconds)
+
+
 def transaction_state_in_tx(connection: Connection) -> TransactionState:
     """Put our search_path in force again, after the user's SQL, and say which transaction this is by now."""
     return TransactionState(*connection.execute(_STATE).one()[:3])
 
 
-def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> LockedWriter:
+def lock_writer_in_tx(
+    connection: Connection, batch: Batch, replaces: str | None, *, sees_rivals: bool = False
+) -> LockedWriter:
     """
     Lock the writer's row, creating it where it is new, and read what the verdict needs.
 
     A new row has no ``last_batch_id``: it is gone again when the batch is refused and the transaction rolled back.
+
+    :param sees_rivals: whether the transaction was begun by :func:`begin_again_in_tx`.
+    :raises SnapshotTooOldError: where rivals must be looked for, and the transaction would not see them.
     """
     row = connection.execute(_LOCK, _identity(batch)).one_or_none()
     if row is None:
@@ -107,7 +137,11 @@ def lock_writer_in_tx(connection: Connection, batch: Batch, replaces: str | None
         row = connection.execute(_LOCK, _identity(batch)).one()
     if row.last_batch_id is None:
         # Two new queries of one sink that start together would not see each other as rivals.
-        connection.execute(_ONE_FIRST_CONTACT, {"sink": batch.sink_name})
+        isolation = connection.execute(_ONE_FIRST_CONTACT, {"sink": batch.sink_name}).one().isolation
+        # A statement under read committed sees what was committed before it; one under a snapshot does not see a rival
+        # that was recorded since, though it has waited for it (seen: both fed the sink).
+        if isolation != "read committed" and not sees_rivals:
+            raise SnapshotTooOldError
         return LockedWriter(row.writer_id, row.generation, Ledger(rivals=_rivals_in_tx(connection, batch, replaces)))
     facts = _facts_in_tx(connection, row, batch)
     return LockedWriter(row.writer_id, row.generation, _ledger(row, batch, facts), facts.has_acceptances)
@@ -122,7 +156,10 @@ _LOCK = (
     .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
     .with_for_update()
 )
-_ONE_FIRST_CONTACT = select(func.pg_advisory_xact_lock(func.hashtextextended(bindparam("sink"), 0)))
+_ONE_FIRST_CONTACT = select(
+    func.pg_advisory_xact_lock(func.hashtextextended(bindparam("sink"), 0)),
+    func.current_setting("transaction_isolation").label("isolation"),
+)
 _CREATE = (
     insert_or_ignore(writers)
     .values(query_id=bindparam("query"), sink_name=bindparam("sink"), guarantee=bindparam("guarantee"))
@@ -272,13 +309,7 @@ def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) ->
         ),
     )
     theirs = theirs.select_from(writers.outerjoin(_last, _is_last))
-    # By a snapshot of its own: under a role's repeatable read this transaction does not see a rival that was recorded
-    # since it began, though it waited for it (seen: both fed the sink).
-    with connection.engine.execution_options(isolation_level="READ COMMITTED").connect() as fresh:
-        # Once in a writer's life: the pool need not keep a second session for that.
-        fresh.detach()
-        fresh.exec_driver_sql(SET_OURS)
-        others = fresh.execute(theirs).all()
+    others = connection.execute(theirs).all()
     ours = kafka_partitions(batch.end or {})
     rivals = []
     for other in others:

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from offsets_store.connect import engine_for, parse_url
+from offsets_store.connect import checked_out, parse_url
 from offsets_store.heard import parse_progress
 from offsets_store.migrations import ensure_ledger
 from offsets_store.postgres_errors import driver_error, ledger_error
@@ -121,7 +121,7 @@ class OffsetsListener(StreamingQueryListener):
         try:
             heard = parse_progress(progress)
             ensure_ledger(self._url)
-            with engine_for(self._url).begin() as connection:
+            with checked_out(self._url) as connection, connection.begin():
                 found = store_progress_in_tx(connection, heard)
         except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
             self._drop(_reason(error))

@@ -36,6 +36,9 @@ _REFUSED_AT_THE_DOOR = re.compile(
     r"invalid (port|integer|sslmode|connection option)|permission denied",
     re.IGNORECASE,
 )
+_NONE_LEFT = re.compile(
+    r"too many (clients|connections)|connection slots are reserved|no more connections allowed", re.IGNORECASE
+)
 _PASSWORDS = (
     re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.|'')*'|[^\s&'\"]+)"),
     re.compile(r"(?i)(postgres(?:ql)?://[^:/@\s]*:)\S*(?=@)"),
@@ -88,14 +91,22 @@ def is_storable(text: str) -> bool:
 def connect_error(error: psycopg.Error) -> ConnectError:
     """The error for a connection that could not be made."""
     text = scrub(" ".join(str(error).split()))
-    code = "CONNECT_REFUSED" if _REFUSED_AT_THE_DOOR.search(text) else "CONNECT_FAILED"
-    remedy = (
-        "Check user, password, database and TLS settings of url; libpq's PG* variables, service file and ~/.pgpass "
-        "count too."
-        if code == "CONNECT_REFUSED"
-        else "Check that the server runs and that host and port of url can be reached from this process."
-    )
-    return ConnectError(code, f"Postgres could not be reached: {text}.", "Nothing was written.", remedy)
+    is_refused = _REFUSED_AT_THE_DOOR.search(text) is not None
+    if is_refused:
+        remedy = (
+            "Check user, password, database and TLS settings of url; libpq's PG* variables, service file and ~/.pgpass "
+            "count too."
+        )
+    elif _NONE_LEFT.search(text):
+        remedy = (
+            "Raise max_connections of Postgres (max_client_conn of a PgBouncer), end sessions that nobody needs, or "
+            "have this process take fewer (environment variable PGONCE_MAX_CONNECTIONS)."
+        )
+    else:
+        remedy = "Check that the server runs and that host and port of url can be reached from this process."
+    code = "CONNECT_REFUSED" if is_refused else "CONNECT_FAILED"
+    what = f"Postgres could not be reached: {text}."
+    return ConnectError(code, what, "Nothing was written.", remedy, may_pass=not is_refused)
 
 
 def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:

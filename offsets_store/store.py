@@ -16,7 +16,7 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, desc, func, or_, select, true
 
-from offsets_store.connect import engine_for
+from offsets_store.connect import checked_out, engine_for
 from offsets_store.find_writer import find_writers, the_writer, where_to_resume
 from offsets_store.kafka_partitions import ends_of, partitions_of
 from offsets_store.lag import Newest, lag_of, newest_of_progress
@@ -44,7 +44,9 @@ class OffsetsStore:
     """
 
     def __init__(self, url: str = "") -> None:
-        self._engine = engine_for(url)
+        # Said at once where the connection string cannot be read.
+        engine_for(url)
+        self._url = url
 
     def queries(self) -> list[StoredWriter]:
         """One entry a writer (a query and one of its sinks), replaced ones included, by name and sink."""
@@ -114,7 +116,7 @@ class OffsetsStore:
     @contextmanager
     def _reading(self) -> Iterator[Connection]:
         try:
-            with self._engine.connect() as pooled:
+            with checked_out(self._url) as pooled:
                 connection = pooled.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
                 with connection.begin():
                     raw = connection.connection.driver_connection

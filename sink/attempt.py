@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, event
 
 from offsets_store import ledger, record
-from offsets_store.connect import driver_connection, engine_for
+from offsets_store.connect import checked_out, driver_connection
 from offsets_store.errors import NOTHING
 from offsets_store.facts import Batch
 from offsets_store.ledger import LockedWriter, TransactionState
@@ -71,14 +71,19 @@ def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatc
     :raises PgonceError: where it is refused, or could not have been kept.
     :raises psycopg.Error: what Postgres says; :mod:`sink.committer` knows what may be tried again.
     """
-    ensure_ledger(settings.url)
-    with engine_for(settings.url).connect() as connection, _discarded_on_error(connection):
+    application, replaces = application_name(batch.run_id), settings.remedies.replaces
+    with checked_out(settings.url) as connection, _discarded_on_error(connection):
+        ensure_ledger(settings.url, driver_connection(connection))
         # Before our search_path is in force: a table is found along the user's.
         batch = replace(batch, sink_name=work.name_sink(connection))
-        began = ledger.begin_in_tx(connection, application_name(batch.run_id), settings.lock_timeout)
+        began = ledger.begin_in_tx(connection, application, settings.lock_timeout)
         _refuse_lost_on_crash(began)
         with watch.looking(began.backend_pid, may_end=True):
-            locked = ledger.lock_writer_in_tx(connection, batch, settings.remedies.replaces)
+            try:
+                locked = ledger.lock_writer_in_tx(connection, batch, replaces)
+            except ledger.SnapshotTooOldError:
+                began = ledger.begin_again_in_tx(connection, batch.sink_name, application, settings.lock_timeout)
+                locked = ledger.lock_writer_in_tx(connection, batch, replaces, sees_rivals=True)
         outcome.unknown = False
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and ledger.is_accepted_in_tx(connection, locked, batch):

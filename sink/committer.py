@@ -78,7 +78,7 @@ def _translated(error: BaseException, cause: psycopg.Error | None) -> BaseExcept
 def _may_try_again(error: BaseException, cause: psycopg.Error | None) -> bool:
     if cause is not None:
         return is_transient(cause)
-    return isinstance(error, ConnectError) and error.code == "CONNECT_FAILED"
+    return isinstance(error, ConnectError) and error.may_pass
 
 
 def _given_up(error: BaseException, batch: Batch, reason: str, seconds: float, watch: LockWatch) -> PgonceError:

@@ -112,4 +112,4 @@ class Stager:
 def _may_try_again(error: ConnectError | psycopg.Error) -> bool:
     if isinstance(error, psycopg.Error):
         return is_transient(error)
-    return error.code == "CONNECT_FAILED"
+    return error.may_pass

@@ -8,9 +8,10 @@ additive and applied in order, inside one transaction that holds a lock; nothing
 from __future__ import annotations
 
 import logging
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
 from importlib import resources
+from threading import Lock
 
 import psycopg
 from psycopg import sql
@@ -55,27 +56,34 @@ MIGRATIONS = (
 NEWEST = MIGRATIONS[-1].version
 
 
-def ensure_ledger(url: str) -> None:
+# The connection strings of this process with which a ledger was seen.
+_ensured: set[str] = set()
+_migrating = Lock()
+
+
+def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> None:
     """
     Create the ledger or bring it up to this code's version; looks only once in a process.
 
+    :param connection: to ``url``, in no transaction; None for one of its own.
     :raises LedgerError: where the ledger is newer than this code can use, or may not be created.
     """
-    _ensured(url)
-
-
-@lru_cache(maxsize=32)
-def _ensured(url: str) -> bool:
-    with connect(url, autocommit=True) as connection:
+    if url in _ensured:
+        return
+    with nullcontext(connection) if connection else connect(url, autocommit=True) as session:
         try:
-            with connection.transaction():
-                connection.execute(SET_OURS)
-                missing = _missing(connection)
+            with session.transaction():
+                session.execute(SET_OURS)
+                missing = _missing(session)
             if missing:
-                _migrate_if_needed(connection, missing)
+                # Many queries of a process that begin together are not as many that wait for one lock in Postgres.
+                with _migrating:
+                    if url not in _ensured:
+                        _migrate_if_needed(session, missing)
+                        _ensured.add(url)
         except psycopg.Error as error:
             raise ledger_error(error, "preparing the ledger") from error
-    return True
+    _ensured.add(url)
 
 
 def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...]) -> None:

@@ -16,7 +16,7 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import ColumnElement, Connection, func, insert, select, update
 
-from offsets_store.connect import engine_for
+from offsets_store.connect import checked_out
 from offsets_store.errors import ConfigurationError, RecoveryError
 from offsets_store.migrations import require_ledger
 from offsets_store.postgres_errors import driver_error, ledger_error
@@ -163,7 +163,7 @@ def refuse_gone(sink: SinkFacts) -> None:
 def writing(url: str) -> Iterator[Connection]:
     """A transaction on the ledger, under our search_path; the ledger must be there."""
     try:
-        with engine_for(url).begin() as connection:
+        with checked_out(url) as connection, connection.begin():
             raw = connection.connection.driver_connection
             assert isinstance(raw, psycopg.Connection)  # noqa: S101 (narrows the type)
             raw.execute(SET_OURS)

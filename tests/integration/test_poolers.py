@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 
 import psycopg
 import pytest
@@ -84,6 +86,24 @@ def test_a_commit_that_the_pooler_has_no_patience_for_lands(admin, pgbouncer, da
     patient = settings(url, retry_timeout=60, lock_timeout=0.5)
     assert commit_batch(patient, batch(0), append(1)) is Verdict.LANDED
     assert ids(admin) == [1]
+
+
+def test_first_contacts_under_a_snapshot_leave_no_lock(admin, pgbouncer, database):
+    """Where the role asks for repeatable read, first contacts begin twice in the pooler's one session, and unlock."""
+    admin.execute(f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'")
+    url = pgbouncer(default_pool_size="1").url(database)
+    queries = [replace(batch(0, checkpoint_location="/checkpoints/shared"), query_id=f"q{n}") for n in range(4)]
+    with ThreadPoolExecutor(len(queries)) as pool:
+        said = list(pool.map(partial(_said, settings(url, retry_timeout=60)), queries))
+    assert sorted(said) == ["FOREIGN", "FOREIGN", "FOREIGN", "NEW"]
+    assert admin.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+def _said(asked, planned):
+    try:
+        return commit_batch(asked, planned, append(1)).name
+    except PgonceError as error:
+        return error.code
 
 
 def test_a_lost_line_before_commit_is_not_unknown(admin, proxy):

@@ -63,7 +63,7 @@ class Streamer:
         revoke = re.sub(r" TO (\S+)$", r" FROM \1", self._for_this(grant).replace("GRANT", "REVOKE", 1))
         self.admin.execute(revoke.encode())
         engine_for(self.url).dispose()
-        _ensured.cache_clear()
+        _ensured.clear()
         yield
         self.admin.execute(self._for_this(grant).encode())
 
@@ -242,6 +242,6 @@ def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_s
     streamer.grant(granted_in_the_document("viewer"))
     assert OffsetsStore(streamer.url).latest("q 0").batch_id == 0
     assert len(OffsetsStore(streamer.url).history("q 0")) == 1
-    _ensured.cache_clear()
+    _ensured.clear()
     with pytest.raises(PgonceError, match="NOT_PERMITTED"):
         commit(streamer.url, planned(1), APPEND)

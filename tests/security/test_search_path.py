@@ -69,7 +69,7 @@ def admin(postgres_server, evil_database) -> Iterator[psycopg.Connection]:
     with psycopg.connect(postgres_server.url(evil_database), autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS pgonce CASCADE; TRUNCATE events, cast_events, kinds, sums")
         connection.execute("DROP TABLE IF EXISTS public.made, public.made_with_key")
-        _ensured.cache_clear()
+        _ensured.clear()
         yield connection
 
 
@@ -144,7 +144,7 @@ def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
     admin.execute("DROP SCHEMA pgonce CASCADE")
     with psycopg.connect(evil_url, autocommit=True) as administrator:
         administrator.execute(init_sql("postgres").encode())
-    _ensured.cache_clear()
+    _ensured.clear()
     ensure_ledger(evil_url)
     commit(evil_url, planned(), destination("public.events", "append", (), None))
     with psycopg.connect(evil_url) as reader:

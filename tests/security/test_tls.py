@@ -88,7 +88,7 @@ def admin(tls: TlsServer) -> Iterator[psycopg.Connection]:
     """A connection that may do anything; the table events is empty, and there is no ledger."""
     with psycopg.connect(tls.embedded.uri(), autocommit=True) as connection:
         connection.execute("TRUNCATE events; DROP SCHEMA IF EXISTS pgonce CASCADE")
-        _ensured.cache_clear()
+        _ensured.clear()
         yield connection
 
 
