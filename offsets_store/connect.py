@@ -78,6 +78,10 @@ def _bad_url() -> ConfigurationError:
     )
 
 
+# With these this process has connected before.
+_let_in: set[str] = set()
+
+
 def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
     A new connection, for one owner.
@@ -86,10 +90,12 @@ def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
     try:
         # Server-side prepared statements break behind poolers that share sessions.
-        return psycopg.connect(**{**parse_url(url), **overrides, **_FORCED}, prepare_threshold=None)
+        connection = psycopg.connect(**{**parse_url(url), **overrides, **_FORCED}, prepare_threshold=None)
     except psycopg.Error as error:
         # Without its cause: psycopg's own text and frames may carry connection parameters.
-        raise connect_error(error) from None
+        raise connect_error(error, was_let_in=url in _let_in) from None
+    _let_in.add(url)
+    return connection
 
 
 MAX_CONNECTIONS = "PGONCE_MAX_CONNECTIONS"

@@ -65,7 +65,8 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
 def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
     return (
         f"The ledger has no record of {_writer(batch)}, but Spark runs batch {batch.batch_id} of it: the checkpoint "
-        "has a past that this ledger did not see (another sink, another database, or another sinkName).",
+        "has a past that this ledger did not see (another sink, another database, another sinkName; or the ledger was "
+        "dropped or restored since).",
         f"If batch {batch.batch_id} has NOT been written to the target by other means, set "
         f"adoptCheckpoint={batch.batch_id}: it and all later ones are published. If it HAS been written already, set "
         f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "

@@ -25,12 +25,13 @@ from offsets_store.ledger import LockedWriter, TransactionState
 from offsets_store.migrations import ensure_ledger
 from offsets_store.offsets import Offsets
 from offsets_store.one_trip import one_trip
-from offsets_store.postgres_errors import leaves_commit_unknown
+from offsets_store.postgres_errors import leaves_commit_unknown, ledger_gone
 from offsets_store.record import Published
 from offsets_store.refusals import refusal
 from offsets_store.search_path import leave_in_tx
 from offsets_store.targets import changed_targets, known_targets
 from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, accepted_positions, decide, stored_positions
+from sink.commit_watch import saying_why_it_waits
 from sink.errors import CommitError
 from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
@@ -94,10 +95,27 @@ def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatc
         elif verdict in SKIP:
             _skip_in_tx(connection, settings, batch, verdict, locked)
         else:
+            _refuse_forgotten(settings.url, batch, verdict)
             raise refusal(verdict, locked.ledger, batch, settings.remedies)
-        _commit(connection, outcome)
+        with saying_why_it_waits(settings.url, began.backend_pid, batch):
+            _commit(connection, outcome)
+        _done[settings.url, batch.query_id, batch.sink_name] = batch.batch_id
         _log.info("batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, verdict.name)
         return verdict
+
+
+# The last batch that this process has committed, by connection string, query and sink.
+_done: dict[tuple[str, str, str], int] = {}
+
+
+def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:
+    """:raises LedgerError: where this process has committed for a writer that the ledger does not know."""
+    done = _done.get((url, batch.query_id, batch.sink_name))
+    if verdict is Verdict.UNKNOWN and done is not None:
+        raise ledger_gone(
+            f"This process has committed batch {done} of query {batch.query_id} into sink {batch.sink_name!r}; now "
+            f"Spark runs batch {batch.batch_id}, and the ledger (schema pgonce) has no record of that query"
+        )
 
 
 @contextmanager

@@ -16,7 +16,14 @@ import sqlalchemy.exc
 
 from offsets_store.errors import NOTHING, ConnectError, PgonceError
 from offsets_store.facts import Batch
-from offsets_store.postgres_errors import driver_error, is_transient, ledger_error
+from offsets_store.migrations import forget_ledger
+from offsets_store.postgres_errors import (
+    driver_error,
+    is_ledger_gone,
+    is_statement_pooling,
+    is_transient,
+    ledger_error,
+)
 from offsets_store.verdict import Verdict
 from sink.attempt import Outcome, Work, try_once
 from sink.backoff import Backoff
@@ -51,6 +58,8 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work, *, outcome_
             # While the outcome is unknown, only the ledger can tell it, so whatever keeps us from it is tried again.
             if not (outcome.unknown or _may_try_again(error, cause)):
                 # Not from its cause: a traceback would print the DETAIL, where Postgres repeats a whole row.
+                if cause is not None and is_ledger_gone(cause):
+                    forget_ledger(settings.url)
                 raise _translated(error, cause).with_traceback(error.__traceback__) from None
             pause = backoff.next_pause()
             if pause is None:
@@ -70,7 +79,7 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work, *, outcome_
 def _translated(error: BaseException, cause: psycopg.Error | None) -> BaseException:
     if cause is None:
         return error
-    if " pgonce." in (getattr(error, "statement", None) or ""):
+    if is_statement_pooling(cause) or is_ledger_gone(cause) or " pgonce." in (getattr(error, "statement", None) or ""):
         return ledger_error(cause, "writing the ledger")
     return target_error(cause)
 

@@ -17,7 +17,8 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from offsets_store.errors import ConnectError, PgonceError
-from offsets_store.postgres_errors import is_transient, scrub
+from offsets_store.migrations import forget_ledger
+from offsets_store.postgres_errors import is_ledger_gone, is_statement_pooling, is_transient, ledger_error, scrub
 from offsets_store.tables import SCHEMA
 from sink.backoff import Backoff
 from sink.copy_encoder import CopyEncoder
@@ -98,6 +99,10 @@ class Stager:
     def _translated(self, error: ConnectError | psycopg.Error) -> PgonceError:
         if isinstance(error, PgonceError):
             return error
+        if is_ledger_gone(error):
+            forget_ledger(self._url)
+        if is_ledger_gone(error) or is_statement_pooling(error):
+            return ledger_error(error, "staging rows")
         why = f"SQLSTATE {error.sqlstate}" if error.sqlstate else "the connection was lost"
         return StagingError(
             "STAGING_FAILED",

@@ -86,6 +86,11 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
     _ensured.add(url)
 
 
+def forget_ledger(url: str) -> None:
+    """Have the next :func:`ensure_ledger` look again: the ledger was seen to be gone."""
+    _ensured.discard(url)
+
+
 def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...]) -> None:
     try:
         migrate(connection)

@@ -8,18 +8,22 @@ from dataclasses import replace
 from functools import partial
 
 import psycopg
+import pyarrow as pa
 import pytest
-from committed import TABLE, batch, ids, rows, settings
+from committed import STRUCT, TABLE, batch, ids, rows, settings
 from psycopg.conninfo import conninfo_to_dict
 
 from offsets_store.connect import connect, driver_connection
 from offsets_store.errors import PgonceError
 from offsets_store.record import Published
+from offsets_store.store import OffsetsStore
 from offsets_store.verdict import Verdict
 from sink.attempt import Work, application_name
 from sink.committer import commit_batch
 from sink.publish import publish_rows_in_tx
 from sink.settings import destination
+from sink.stager import Stager
+from sink.staging import StagingTable
 
 
 @pytest.fixture
@@ -97,6 +101,33 @@ def test_first_contacts_under_a_snapshot_leave_no_lock(admin, pgbouncer, databas
         said = list(pool.map(partial(_said, settings(url, retry_timeout=60)), queries))
     assert sorted(said) == ["FOREIGN", "FOREIGN", "FOREIGN", "NEW"]
     assert admin.execute("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'").fetchone() == (0,)
+
+
+def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):
+    """One code for commits, tasks that stage and whoever reads, which names the mode that is needed; nobody waits."""
+    url = pgbouncer("statement").url(database)
+    made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
+    stager = Stager(url, StagingTable("q1", "events", "run 1", 0), STRUCT, 1, 60)
+    for refused in (
+        lambda: commit_batch(settings(url, retry_timeout=60), batch(0), append(1)),
+        lambda: stager.stage(iter(made)),
+        lambda: OffsetsStore(url).queries(),
+    ):
+        began = time.monotonic()
+        with pytest.raises(PgonceError, match="STATEMENT_POOLING.*Nothing was written.*pool_mode.*transaction"):
+            refused()
+        assert time.monotonic() - began < 20
+
+
+def test_statement_pooling_that_begins_later_is_refused_at_once(admin, pgbouncer, database):
+    """An administrator who changes the mode under a running driver reads the same."""
+    bouncer = pgbouncer()
+    url = bouncer.url(database)
+    commit_batch(settings(url), batch(0), append(1))
+    bouncer.console("SET pool_mode = 'statement'")
+    with pytest.raises(PgonceError, match="STATEMENT_POOLING"):
+        commit_batch(settings(url, retry_timeout=60), batch(1), append(2))
+    assert ids(admin) == [1]
 
 
 def _said(asked, planned):
