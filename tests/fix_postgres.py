@@ -78,6 +78,11 @@ def uri_of(parameters: dict[str, Any]) -> str:
     return f"postgresql://{login}{host}{where}/{quote(str(database), '')}{query}"
 
 
+def url_with(url: str, **parameters: Any) -> str:
+    """Add libpq parameters to a connection string, whether or not it has any yet."""
+    return uri_of({**conninfo_to_dict(url), **parameters})
+
+
 @pytest.fixture(scope="session")
 def postgres_server(pytestconfig: pytest.Config) -> Iterator[PostgresServer]:
     """The session's server, with a template database whose encoding and collation never vary."""
@@ -202,10 +207,17 @@ def _in_docker(stack: ExitStack) -> PostgresServer | None:
             )
             container.with_command("postgres -c fsync=off -c full_page_writes=off -c max_connections=200")
             stack.enter_context(container)
+            parameters = conninfo_to_dict(container.get_connection_url(driver=None))
+            psycopg.connect(uri_of({**parameters, "connect_timeout": 30})).close()
         except docker.errors.DockerException:
             # No engine answers, or it cannot get the image; the summary says which server it was.
             return None
-        parameters = conninfo_to_dict(container.get_connection_url(driver=None))
+        except (OSError, RuntimeError, psycopg.OperationalError) as error:
+            reason = " ".join(str(error).split())
+            unavailable(
+                f"Docker answers, but a Postgres in a container of it cannot be reached ({reason}): unset DOCKER_HOST "
+                "or stop the engine, and the tests take the embedded server; or name one in PGONCE_TEST_URL."
+            )
     return PostgresServer("Docker", parameters, parameters)
 
 

@@ -8,6 +8,7 @@ import sys
 
 import psycopg
 import pytest
+from fix_postgres import url_with
 from published import OTHER, QUERY, publish, replay, take_over
 from typer.testing import CliRunner
 
@@ -227,7 +228,7 @@ class TestTrouble:
 
     def test_a_wrong_password(self, pgonce, login):
         """The server's refusal is passed on, the password is not."""
-        wrong = f"{login.url}&password=Wr0ng" if "?" in login.url else f"{login.url}?password=Wr0ng"
+        wrong = url_with(login.url, password="Wr0ng")
         failed = pgonce("status", "--url", wrong)
         assert failed.exit_code == ExitCode.FAILED
         assert "[CONNECT_REFUSED]" in failed.stderr

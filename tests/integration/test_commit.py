@@ -9,6 +9,7 @@ from dataclasses import replace
 import psycopg
 import pytest
 from committed import TABLE, batch, ids, rows, settings
+from fix_postgres import url_with
 
 from offsets_store.connect import driver_connection
 from offsets_store.errors import PgonceError
@@ -210,7 +211,7 @@ def test_sessions_settings_are_left_as_they_were(admin, url):
         return Published(0, "test")
 
     work = Work(lambda _: "public.events", look)
-    commit_batch(settings(url + "&options=-cstatement_timeout%3D5000"), batch(0), work)
+    commit_batch(settings(url_with(url, options="-cstatement_timeout=5000")), batch(0), work)
     assert seen == [["0", "pgonce run 1"]]
     left = admin.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'pgonce run 1' AND datname = current_database()"

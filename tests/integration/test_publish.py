@@ -5,6 +5,7 @@ from __future__ import annotations
 import psycopg
 import pyarrow as pa
 import pytest
+from fix_postgres import url_with
 from pyspark.sql import types as t
 
 from offsets_store.errors import PgonceError
@@ -161,7 +162,7 @@ def test_an_unqualified_name_follows_the_search_path(admin, url):
     """A table is found as SQL would find it."""
     admin.execute("CREATE SCHEMA app")
     admin.execute("CREATE TABLE app.events (id bigint, name text, at int)")
-    publish(url + "&options=-csearch_path%3Dapp", inline(ROWS))
+    publish(url_with(url, options="-csearch_path=app"), inline(ROWS))
     assert admin.execute("SELECT count(*) FROM app.events").fetchone() == (6,)
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from committed import batch, settings
 from fix_driver import wait_until
+from fix_postgres import url_with
 from pyspark.sql import types as t
 
 from offsets_store.connect import driver_connection
@@ -243,7 +244,8 @@ def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change,
     create(admin, pair)
     ensure_ledger(url)
     outcomes = []
-    at_level = f"{url}&options=-cdefault_transaction_isolation%3D{level.replace(' ', '%5C%20')}"
+    escaped = level.replace(" ", "\\ ")
+    at_level = url_with(url, options=f"-cdefault_transaction_isolation={escaped}")
     work = work_of("by a function", pair, url)
     with psycopg.connect(url) as other:
         other.execute(ddl)

@@ -6,11 +6,10 @@ import os
 import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from urllib.parse import quote
 
 import psycopg
 import pytest
-from fix_postgres import PostgresServer
+from fix_postgres import PostgresServer, url_with
 from psycopg import sql
 from security.batches import commit, inline, planned, rows_in
 from security.evil import make_evil
@@ -77,7 +76,7 @@ def admin(postgres_server, evil_database) -> Iterator[psycopg.Connection]:
 def evil_url(request, postgres_server, evil_database) -> Iterator[str]:
     """A url whose sessions have one of the search_paths; at the end, nothing of evil was ever called."""
     escaped = request.param.replace(" ", "\\ ")
-    url = f"{postgres_server.url(evil_database)}&options={quote(f'-csearch_path={escaped}', safe='')}"
+    url = postgres_server.url(evil_database, options=f"-csearch_path={escaped}")
     with psycopg.connect(url) as connection:
         assert connection.execute("SHOW search_path").fetchone() == (request.param,)
     before = log_of(postgres_server)
@@ -205,7 +204,7 @@ CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON app.events DEFERRABLE INITIA
 @pytest.mark.parametrize("mode", ["append", "staged", "function"])
 def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(mode, url):
     """An unqualified table, the SQL of a function, and triggers, also deferred ones, see the session's search_path."""
-    url += "&options=-csearch_path%3Dapp"
+    url = url_with(url, options="-csearch_path=app")
     where = destination("events", "append", (), None)
 
     def publish(connection, batch, _):
