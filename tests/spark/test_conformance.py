@@ -7,11 +7,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from patience import PATIENCE_SECONDS
+from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (its usual name)
@@ -324,3 +326,42 @@ class TestLostConnections:
         finish(way.append(events(spark, inbox.folder), hasty))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
         assert replays(observer, sink.checkpoint) == [0]
+
+
+class TestBehindAPooler:
+    """PgBouncer in transaction mode, with fewer sessions than there are connections: they go from hand to hand."""
+
+    @pytest.fixture
+    def through(self, pgbouncer, database):
+        """The url through the pooler."""
+        return pgbouncer(default_pool_size="3").url(database)
+
+    def test_goes_on_where_it_ended(self, spark, way, sink, inbox, observer, through):
+        """Rows arrive once, over a replay too."""
+        pooled = replace(sink, url=through)
+        finish(way.append(events(spark, inbox.folder), pooled))
+        assert rewind(sink.checkpoint) == 0
+        inbox.add(20)
+        finish(way.append(events(spark, inbox.folder), pooled))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == [0]
+
+    def test_totals(self, spark, way, url, checkpoint, inbox, observer, through):
+        """An aggregate replaces the table, or updates it by key."""
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
+        totals = events(spark, inbox.folder).groupBy(F.get("tags", 0).alias("tag")).agg(F.count("*").alias("events"))
+        inbox.add(25)
+        finish(way.totals(totals, Sink(through, "totals", checkpoint), "tag"))
+        expected = Counter(tags[0] for _, _, _, tags, _ in inbox.rows)
+        assert wrong_rows(observer, "totals", list(expected.items())) == []
+        assert wrong_ledger(observer, checkpoint) == []
+
+    def test_its_session_is_cut(self, spark, way, sink, inbox, proxy, observer, pgbouncer, database):
+        """Where the pooler loses its session with Postgres once COMMIT was sent, it says so in its own words: once."""
+        bouncer = pgbouncer(server={**conninfo_to_dict(proxy.url), "host": "127.0.0.1"})
+        proxy.cut_after_commit(touching="INSERT INTO pgonce.batches")
+        finish(way.append(events(spark, inbox.folder), replace(sink, url=bouncer.url(database))))
+        assert proxy.hits["cut_after_commit"] == 1
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == []
