@@ -13,11 +13,15 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 from pyspark.sql import types as t
+from sqlalchemy import Connection
 
+from offsets_store.connect import driver_connection
 from offsets_store.facts import Batch
+from offsets_store.record import Published
+from sink.attempt import Work
 from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows
-from sink.settings import CommitSettings
+from sink.publish import BatchRows, publish_rows_in_tx
+from sink.settings import CommitSettings, destination
 from sink.type_mapping import encode_columns
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -29,6 +33,16 @@ def rows(*ids: int) -> BatchRows:
     batch = pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())})
     body = CopyEncoder(STRUCT).encode(batch)
     return BatchRows(encode_columns(STRUCT), lambda: len(ids), lambda: [body])
+
+
+def appending(*of: int) -> Work:
+    """The work that writes rows with these ids into ``events``."""
+
+    def publish(connection: Connection, _: Batch, __: Any) -> Published:
+        publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(*of))
+        return Published(len(of), "test")
+
+    return Work(lambda _: "public.events", publish)
 
 
 def batch(batch_id: int, run_id: str = "run 1", **changes: Any) -> Batch:

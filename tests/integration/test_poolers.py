@@ -10,18 +10,15 @@ from functools import partial
 import psycopg
 import pyarrow as pa
 import pytest
-from committed import STRUCT, TABLE, batch, ids, rows, settings
+from committed import STRUCT, TABLE, appending, batch, ids, settings
 from psycopg.conninfo import conninfo_to_dict
 
-from offsets_store.connect import connect, driver_connection
+from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
-from offsets_store.record import Published
 from offsets_store.store import OffsetsStore
 from offsets_store.verdict import Verdict
 from sink.attempt import Work, application_name
 from sink.committer import commit_batch
-from sink.publish import publish_rows_in_tx
-from sink.settings import destination
 from sink.stager import Stager
 from sink.staging import StagingTable
 
@@ -34,25 +31,15 @@ def admin(url):
         yield connection
 
 
-def append(*of):
-    """The work of a batch of these ids."""
-
-    def publish(connection, batch, _):
-        publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(*of))
-        return Published(len(of), "test")
-
-    return Work(lambda _: "public.events", publish)
-
-
 @pytest.mark.parametrize("mode", ["transaction", "session"])
 def test_a_frozen_predecessor_is_ended(mode, admin, pgbouncer, database):
     """Its session waits for its client, whichever process ids the pooler has made up for the two."""
     url = pgbouncer(mode).url(database)
-    commit_batch(settings(url), batch(0), append(1))
+    commit_batch(settings(url), batch(0), appending(1))
     with connect(url) as frozen:
         frozen.execute("SELECT set_config('application_name', %s, true)", [application_name("run 1")])
         frozen.execute("SELECT * FROM pgonce.writers FOR UPDATE")
-        assert commit_batch(settings(url, retry_timeout=60), batch(1, run_id="run 2"), append(2)) is Verdict.NEW
+        assert commit_batch(settings(url, retry_timeout=60), batch(1, run_id="run 2"), appending(2)) is Verdict.NEW
         with pytest.raises(psycopg.OperationalError):
             frozen.execute("SELECT 1")
     assert ids(admin) == [1, 2]
@@ -62,17 +49,17 @@ def test_a_commit_whose_answer_is_the_poolers_own_is_unknown(admin, pgbouncer, p
     """Postgres has committed, the pooler says that it lost it, and Postgres stays away; later the ledger tells."""
     through_proxy = {**conninfo_to_dict(proxy.url), "host": "127.0.0.1"}
     url = pgbouncer(server=through_proxy, query_wait_timeout="2").url(database)
-    commit_batch(settings(url), batch(0), append(1))
+    commit_batch(settings(url), batch(0), appending(1))
     hold = proxy.hold_after_commit(touching="events")
     with ThreadPoolExecutor(1) as pool:
-        committing = pool.submit(commit_batch, settings(url, retry_timeout=1), batch(1), append(2))
+        committing = pool.submit(commit_batch, settings(url, retry_timeout=1), batch(1), appending(2))
         hold.wait()
         proxy.stop()
         with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*unknown"):
             committing.result()
     proxy.start()
     assert ids(admin) == [1, 2]
-    assert commit_batch(settings(url, retry_timeout=60), batch(1, run_id="run 2"), append(2)) is Verdict.REPLAY
+    assert commit_batch(settings(url, retry_timeout=60), batch(1, run_id="run 2"), appending(2)) is Verdict.REPLAY
     assert ids(admin) == [1, 2]
 
 
@@ -88,7 +75,7 @@ def test_a_commit_that_the_pooler_has_no_patience_for_lands(admin, pgbouncer, da
     url = pgbouncer(query_timeout="1").url(database)
     # Each wait for the first transaction is cut short before the pooler does.
     patient = settings(url, retry_timeout=60, lock_timeout=0.5)
-    assert commit_batch(patient, batch(0), append(1)) is Verdict.LANDED
+    assert commit_batch(patient, batch(0), appending(1)) is Verdict.LANDED
     assert ids(admin) == [1]
 
 
@@ -109,7 +96,7 @@ def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):
     made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
     stager = Stager(url, StagingTable("q1", "events", "run 1", 0), STRUCT, 1, 60)
     for refused in (
-        lambda: commit_batch(settings(url, retry_timeout=60), batch(0), append(1)),
+        lambda: commit_batch(settings(url, retry_timeout=60), batch(0), appending(1)),
         lambda: stager.stage(iter(made)),
         lambda: OffsetsStore(url).queries(),
     ):
@@ -123,26 +110,26 @@ def test_statement_pooling_that_begins_later_is_refused_at_once(admin, pgbouncer
     """An administrator who changes the mode under a running driver reads the same."""
     bouncer = pgbouncer()
     url = bouncer.url(database)
-    commit_batch(settings(url), batch(0), append(1))
+    commit_batch(settings(url), batch(0), appending(1))
     bouncer.console("SET pool_mode = 'statement'")
     with pytest.raises(PgonceError, match="STATEMENT_POOLING"):
-        commit_batch(settings(url, retry_timeout=60), batch(1), append(2))
+        commit_batch(settings(url, retry_timeout=60), batch(1), appending(2))
     assert ids(admin) == [1]
 
 
 def _said(asked, planned):
     try:
-        return commit_batch(asked, planned, append(1)).name
+        return commit_batch(asked, planned, appending(1)).name
     except PgonceError as error:
         return error.code
 
 
 def test_a_lost_line_before_commit_is_not_unknown(admin, proxy):
     """What broke before COMMIT was sent is known not to be written, though Postgres stays away."""
-    commit_batch(settings(proxy.url), batch(0), append(1))
+    commit_batch(settings(proxy.url), batch(0), appending(1))
     hold = proxy.hold_in_copy(touching="events")
     with ThreadPoolExecutor(1) as pool:
-        committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=0.5), batch(1), append(2))
+        committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=0.5), batch(1), appending(2))
         hold.wait()
         proxy.stop()
         with pytest.raises(PgonceError, match="CONNECT_FAILED.*Nothing was written"):
@@ -161,7 +148,7 @@ def test_a_session_that_an_administrator_ends_costs_a_try(admin, pooled_url):
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s",
                 [application_name("run 1")],
             )
-        return append(1).publish(connection, planned, stored)
+        return appending(1).publish(connection, planned, stored)
 
     commit_batch(settings(pooled_url, retry_timeout=60), batch(0), Work(lambda _: "public.events", publish))
     assert len(tries) == 2

