@@ -24,11 +24,12 @@ from sink.type_mapping import EncodedColumn, Fit, Fitting, fit
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How one encoded column gets into one table column."""
+    """How one encoded column gets into one table column, whose type is ``full_type`` (of a domain the base type)."""
 
     source: str
     target: str
     fitting: Fitting
+    full_type: str
 
 
 def check_table(table: TargetTable) -> None:
@@ -96,7 +97,7 @@ def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[
                 NOTHING,
                 "Cast the column in Spark to a type that the table takes (docs/types.md), or alter the table.",
             )
-        plans.append(ColumnPlan(column.name, target.column_name, fitting))
+        plans.append(ColumnPlan(column.name, target.column_name, fitting, target.full_type))
     named = {plan.target for plan in plans}
     if len(named) < len(plans):
         raise TargetError(

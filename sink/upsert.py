@@ -11,6 +11,8 @@ index first (ADR 13).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import psycopg
 from psycopg import sql
@@ -19,6 +21,7 @@ from offsets_store import search_path
 from offsets_store.errors import NOTHING
 from sink.catalogue import TargetTable
 from sink.errors import TargetError
+from sink.key_comparison import compared_statement, comparisons
 from sink.target import ColumnPlan
 from sink.type_mapping import Fit
 from sink.write_modes import Upsert, insert_statement, key_facts_statement, merge_statement
@@ -94,24 +97,47 @@ def upsert_in_tx(
     """
     Insert the wanted rows of ``source``, or update those with the same keys.
 
-    :raises TargetError: NULL_KEYS.
+    :raises TargetError: NULL_KEYS; DOUBLED_KEYS, where orderBy cannot choose.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     is_large = row_count >= MERGED_ROWS
-    bounds = _checked_keys(connection, source, wanted, upsert, bounded=is_large and _has_integer_first(table, upsert))
-    if is_large and may_merge(connection, table, plan, upsert):
+    facts = key_facts_statement(source, wanted, upsert, bounded=is_large and _has_integer_first(table, upsert))
+    cursor = connection.cursor()
+    # One trip for both.
+    described = search_path.under_ours(compared_statement(table, upsert))
+    cursor.execute(sql.SQL("; ").join([facts, described]), prepare=False)
+    bounds = _checked_keys(cursor.fetchone(), upsert)
+    for _ in range(1 + search_path.ANSWERS_BEFORE):
+        cursor.nextset()
+    upsert = replace(upsert, comparisons=comparisons(cursor.fetchall(), upsert))
+    by_type_alone = not any(key.target in upsert.comparisons for key in upsert.keys)
+    if is_large and by_type_alone and may_merge(connection, table, plan, upsert):
         merge = merge_statement(source, wanted, table, plan, upsert, bounds)
         if merged(connection, merge):
             return
-    connection.execute(insert_statement(source, wanted, table, plan, upsert))
+    try:
+        connection.execute(insert_statement(source, wanted, table, plan, upsert))
+    except psycopg.errors.CardinalityViolation as error:
+        # A user's trigger may raise it too.
+        if upsert.order_by is None or error.diag.source_function != "ExecOnConflictUpdate":
+            raise
+        raise _doubled_by_table(table, upsert) from None
 
 
-def _checked_keys(
-    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: Upsert, *, bounded: bool
-) -> tuple[int, int] | None:
-    """The first key's least and greatest value, where they are asked for."""
-    row = connection.execute(key_facts_statement(source, wanted, upsert, bounded=bounded)).fetchone()
-    nulls, least, greatest = row or (0, None, None)
+def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
+    return TargetError(
+        "DOUBLED_KEYS",
+        f"Two rows of the batch have one key in {table.qualified_name}, though they were told apart by "
+        f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or it has "
+        "several unique indexes on them that do not call the same keys equal.",
+        NOTHING,
+        "Change keys in Spark as the trigger does, so that orderBy can choose among them, or keep one of the indexes.",
+    )
+
+
+def _checked_keys(facts: tuple[Any, ...] | None, upsert: Upsert) -> tuple[int, int] | None:
+    """The first key's least and greatest value, where they were asked for."""
+    nulls, least, greatest = facts or (0, None, None)
     if nulls:
         raise TargetError(
             "NULL_KEYS",

@@ -7,8 +7,9 @@ or is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from psycopg import sql
 
@@ -20,11 +21,24 @@ from sink.target import ColumnPlan
 
 
 @dataclass(frozen=True)
+class Comparison:
+    """How a column's values are compared, where it is not as their type is by itself: collation, operator ``<``."""
+
+    collation: sql.Identifier | None
+    less: sql.Composable | None
+
+
+@dataclass(frozen=True)
 class Upsert:
-    """The columns that tell rows apart, and the one that says which of two rows of a key is the newer."""
+    """
+    The columns that tell rows apart, and the one that says which of two rows of a key is the newer.
+
+    ``comparisons`` are the target's, by its columns' names; those that are not named need none.
+    """
 
     keys: tuple[ColumnPlan, ...]
     order_by: ColumnPlan | None
+    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
 
 
 def plan_upsert(destination: Destination, plan: Sequence[ColumnPlan]) -> Upsert | None:
@@ -128,26 +142,67 @@ def _selected(
 ) -> sql.Composed:
     """The wanted rows, their columns named and typed as the target's; of doubled keys the newest row."""
     distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)
-    values = (sql.SQL("{} AS {}").format(_value(column), sql.Identifier(column.target)) for column in plan)
+    values = (sql.SQL("{} AS {}").format(_value(column, upsert), sql.Identifier(column.target)) for column in plan)
     return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
 
 
-def _value(column: ColumnPlan) -> sql.Composable:
+def _value(column: ColumnPlan, upsert: Upsert | None) -> sql.Composable:
     cast = column.fitting.cast_type
     # Postgres was asked for the type's name under our search_path: one without a schema is pg_catalog's.
     schema = sql.SQL("" if not cast or "." in cast else "pg_catalog.")
-    return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
+    value = sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
+    if upsert is None or column not in (*upsert.keys, upsert.order_by):
+        return value
+    # What the rows are sorted by, they are sorted by as the table has it.
+    assigned = _as_assigned(value, column.full_type)
+    comparison = upsert.comparisons.get(column.target)
+    if comparison is None or comparison.collation is None:
+        return assigned
+    return sql.SQL("{} COLLATE {}").format(assigned, comparison.collation)
+
+
+_CUT_TO = re.compile(r"character varying\((\d+)\)")
+
+
+def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
+    """
+    A text as the column's type will have it, as far as that changes which texts are equal.
+
+    Not by a cast to the full type, which would cut a text that is too long; assigning it is an error.
+    """
+    if full_type == "bpchar" or re.fullmatch(r"character\(\d+\)", full_type):
+        # Without a length it cuts nothing, and spaces at the end do not count.
+        return sql.SQL("{}::pg_catalog.bpchar").format(value)
+    cut_to = _CUT_TO.fullmatch(full_type)
+    if cut_to is None:
+        return value
+    # The standard has spaces beyond the length cut.
+    return sql.SQL(
+        "CASE WHEN pg_catalog.char_length({value}) OPERATOR(pg_catalog.>) {length} "
+        "AND pg_catalog.rtrim(pg_catalog.substr({value}, {after})) OPERATOR(pg_catalog.=) '' "
+        "THEN pg_catalog.substr({value}, 1, {length}) ELSE {value} END"
+    ).format(value=value, length=int(cut_to[1]), after=int(cut_to[1]) + 1)
 
 
 def _by_key(upsert: Upsert) -> tuple[sql.Composable, sql.Composable]:
     keys = _names(key.target for key in upsert.keys)
+    by_keys = sql.SQL(", ").join(_sorted_by(key.target, upsert) for key in upsert.keys)
     if upsert.order_by is None:
         # Without DISTINCT ON two rows of one key fail with 21000: what a user who names no order must hear. Sorted,
         # so that two writers of the same keys lock them in the same order.
-        return sql.SQL(""), sql.SQL(" ORDER BY {}").format(keys)
+        return sql.SQL(""), sql.SQL(" ORDER BY {}").format(by_keys)
     # Rows that tie: of those of one task the one that came last, where rows travel inline; tasks have no order.
-    order = sql.SQL(" ORDER BY {}, {} DESC NULLS LAST, ctid DESC").format(keys, sql.Identifier(upsert.order_by.target))
+    order = sql.SQL(" ORDER BY {}, {} DESC NULLS LAST, ctid DESC").format(
+        by_keys, sql.Identifier(upsert.order_by.target)
+    )
     return sql.SQL("DISTINCT ON ({}) ").format(keys), order
+
+
+def _sorted_by(name: str, upsert: Upsert) -> sql.Composable:
+    comparison = upsert.comparisons.get(name)
+    if comparison is None or comparison.less is None:
+        return sql.Identifier(name)
+    return sql.SQL("{} USING {}").format(sql.Identifier(name), comparison.less)
 
 
 def _on_conflict(upsert: Upsert, plan: Sequence[ColumnPlan]) -> sql.Composable:

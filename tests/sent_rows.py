@@ -1,0 +1,48 @@
+"""Rows of any columns on their way into a table without Spark: inline, staged, or half by each."""
+
+from __future__ import annotations
+
+import itertools
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql import types as t
+
+from sink.copy_encoder import CopyEncoder
+from sink.publish import BatchRows, publish_rows_in_tx
+from sink.settings import destination
+from sink.staged_rows import StagedRows
+from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
+from sink.type_mapping import encode_columns
+
+_batch_ids = itertools.count()
+
+
+def publish(url, transport, struct, rows, mode="append", keys=(), order_by=None):
+    """Publish rows into the table ``events``, in a transaction of its own."""
+    with psycopg.connect(url) as connection:
+        publish_rows_in_tx(
+            connection, destination("events", mode, tuple(keys), order_by), sent(url, transport, struct, rows)
+        )
+
+
+def sent(url, transport, struct, rows):
+    """The rows as the commit gets them; tuples in the order of the struct's columns."""
+    half = {"inline": len(rows), "staged": 0, "both": len(rows) // 2}[transport]
+    columns = encode_columns(struct)
+    staged = None
+    if half < len(rows):
+        table = StagingTable("query", "events", "run", next(_batch_ids))
+        encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
+        stage_rows(url, table, columns, [encoder.encode(_arrow(struct, rows[half:]))])
+        staged = StagedRows(table, ((3, len(rows) - half),))
+    bodies = [CopyEncoder(struct).encode(_arrow(struct, rows[:half]))] if half else []
+    return BatchRows(columns, lambda: len(rows), lambda: iter(bodies), staged)
+
+
+def _arrow(struct: t.StructType, rows):
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    schema = to_arrow_schema(struct)
+    columns = zip(*rows, strict=True)
+    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
