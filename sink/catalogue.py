@@ -128,6 +128,13 @@ def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
     if oid is None and len(parts) in (1, 2):
         # An absent table cannot be looked up, so its name is split the way to_regclass would split it.
         schema, name = (current_schema, *parts)[-2:]
+    if schema is None and name is not None:
+        raise TargetError(
+            "SCHEMA_MISSING",
+            f"table={table!r} names no schema, and none of those on the role's search_path exists.",
+            NOTHING,
+            "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
+        )
     if schema is None or name is None:
         raise TargetError(
             "BAD_TABLE_NAME",

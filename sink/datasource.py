@@ -29,6 +29,7 @@ from sink.parcel_commit import commit_parcels
 from sink.planned_batch import staging_table
 from sink.receiver.client import give_up
 from sink.receiver.start import receiver_for
+from sink.spark_types import STAGED_COLUMNS, refuse_more_columns_than
 from sink.staging import drop_staging_table
 from sink.task_writer import TaskWriter
 from sink.type_mapping import encode_columns
@@ -79,6 +80,9 @@ class PgonceDataSource(DataSource):
         if options.positions:
             options.positions.check(schema)
         encode_columns(schema)
+        # At the first batch, not at the first that is too large to travel inline.
+        why = "rows may have to be staged, which takes a column more; foreachBatch with PostgresBatchWriter needs none"
+        refuse_more_columns_than(schema, STAGED_COLUMNS, why)
         # Not for the commit: another driver may have committed this very batch, which is for the ledger to say; and an
         # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
         writer = StreamWriter(options, schema, planned_entry(options) if self._plans else None)

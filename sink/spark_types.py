@@ -36,6 +36,9 @@ _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
 _MICROSECONDS = 6
 _LONGEST_VARCHAR = 10_485_760
 _LONGEST_NAME = 63
+_MOST_COLUMNS = 1600
+STAGED_COLUMNS = _MOST_COLUMNS - 1
+"""A staging table has one of its own."""
 
 _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
     t.NullType: "A column of nulls alone has no type; write cast(null AS the type that the table has).",
@@ -71,11 +74,23 @@ def encode_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     """
     if not struct_type.fields:
         raise TypeMappingError("NO_COLUMNS", "The frame has no columns.", "Nothing was written.", "Select some.")
+    refuse_more_columns_than(struct_type, _MOST_COLUMNS, "a table in Postgres has at most that many")
     _refuse_doubled(struct_type, "")
     _refuse_names_that_no_column_has(struct_type.names)
     return tuple(
         EncodedColumn(f.name, f.dataType.simpleString(), *_encoded_as(f.dataType, f.name)) for f in struct_type
     )
+
+
+def refuse_more_columns_than(struct_type: t.StructType, most: int, why: str) -> None:
+    """:raises TypeMappingError: TOO_MANY_COLUMNS."""
+    if len(struct_type) > most:
+        raise TypeMappingError(
+            "TOO_MANY_COLUMNS",
+            f"The frame has {len(struct_type)} columns, and can have {most} here: {why}.",
+            "Nothing was written.",
+            "Put some of them together in Spark, for example in a struct, which becomes jsonb.",
+        )
 
 
 def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:

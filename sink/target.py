@@ -48,8 +48,18 @@ def check_table(table: TargetTable) -> None:
             NOTHING,
             "Write into an ordinary or partitioned table.",
         )
-    if table.persistence != "p" or table.unsafe_partition:
-        raise not_durable(table.unsafe_partition or name)
+    if table.persistence == "t":
+        raise TargetError(
+            "TARGET_NOT_DURABLE",
+            f"{name} is a temporary table: it goes away with this session, while the ledger says that its rows are "
+            "there.",
+            NOTHING,
+            "Write into a permanent table. For a step in between, a function may empty and fill one with tx.replace.",
+        )
+    if table.persistence != "p":
+        raise not_durable(name, f"ALTER TABLE {name} SET LOGGED.")
+    if table.unsafe_partition:
+        raise not_durable(table.unsafe_partition)
     if table.rules:
         raise TargetError(
             "TARGET_HAS_RULES",
@@ -59,14 +69,14 @@ def check_table(table: TargetTable) -> None:
         )
 
 
-def not_durable(name: str) -> TargetError:
+def not_durable(name: str, remedy: str | None = None) -> TargetError:
     """The error for a table, or a partition, that a crash would empty."""
     return TargetError(
         "TARGET_NOT_DURABLE",
-        f"{name} is unlogged, temporary or foreign: a crash of Postgres would empty it (or leave it behind) while the "
-        "ledger says that its rows are there.",
+        f"{name} is unlogged or foreign: a crash of Postgres would empty it (or leave it behind) while the ledger says "
+        "that its rows are there.",
         NOTHING,
-        f"ALTER TABLE {name} SET LOGGED, or detach that partition.",
+        remedy or f"If it is unlogged, ALTER TABLE {name} SET LOGGED; if it is foreign, detach that partition.",
     )
 
 
@@ -160,6 +170,8 @@ def target_for(
     :raises TargetError: where the table is missing, unfit, or does not take these columns.
     """
     found, table = lock_table(connection, destination.table, found)
+    if table is None:
+        _refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
         create_table(connection, found.schema, found.name, encoded, destination.keys)
         found, table = lock_table(connection, destination.table)
@@ -172,3 +184,14 @@ def target_for(
         )
     check_table(table)
     return table, plan_columns(table, encoded)
+
+
+def _refuse_missing_schema(connection: psycopg.Connection, schema: str) -> None:
+    exists = "SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s)) IS NOT NULL"
+    if connection.execute(exists, [schema]).fetchone() != (True,):
+        raise TargetError(
+            "SCHEMA_MISSING",
+            f"There is no schema {schema}.",
+            NOTHING,
+            f"Create it (createTable creates the table only), or correct the name {schema} in table.",
+        )

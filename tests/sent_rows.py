@@ -18,12 +18,13 @@ from sink.type_mapping import encode_columns
 _batch_ids = itertools.count()
 
 
-def publish(url, transport, struct, rows, mode="append", keys=(), order_by=None):
-    """Publish rows into the table ``events``, in a transaction of its own."""
-    with psycopg.connect(url) as connection:
-        publish_rows_in_tx(
-            connection, destination("events", mode, tuple(keys), order_by), sent(url, transport, struct, rows)
-        )
+def publish(where, transport, struct, rows, mode="append", keys=(), order_by=None, *, table="events", **options):
+    """Publish rows into a table: of the database that a URL names, or in the transaction of a connection."""
+    if isinstance(where, str):
+        with psycopg.connect(where) as connection:
+            return publish(connection, transport, struct, rows, mode, keys, order_by, table=table, **options)
+    publication = destination(table, mode, tuple(keys), order_by, **options)
+    return publish_rows_in_tx(where, publication, sent(where.info.dsn, transport, struct, rows))
 
 
 def sent(url, transport, struct, rows):
