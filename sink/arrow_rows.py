@@ -85,7 +85,7 @@ def _rows(
         def count() -> int:
             return sum(part.num_rows for part in chosen(stored)) if stored else arriving.rows()
 
-        return BatchRows(columns, count, lambda: _encoded(written, chosen(stored)))
+        return BatchRows(columns, count, lambda: _encoded(written, chosen(stored)), positions=positions)
 
     return replace(since({}), since=since)
 

@@ -35,6 +35,7 @@ class TargetColumn:
     typmod: int
     required: bool
     always_generated: bool
+    primary_key: bool
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,9 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,
        r.type_oid, r.typmod,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
-       a.attidentity = 'a' OR a.attgenerated <> '' AS always_generated
+       a.attidentity = 'a' OR a.attgenerated <> '' AS always_generated,
+       EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary
+               AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS primary_key
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped

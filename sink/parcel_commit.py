@@ -117,6 +117,7 @@ def _rows(
             count=lambda: sum(count for _, count in kept) + sum(count for _, count in promised),
             bodies=lambda: (body for body, _ in kept),
             staged=staged and replace(staged, stored=stored),
+            positions=options.positions,
         )
 
     return BatchRows(
@@ -125,6 +126,7 @@ def _rows(
         bodies=lambda: (body for parcel in parcels for body in parcel.bodies),
         staged=staged,
         since=since if options.positions else None,
+        positions=options.positions,
     )
 
 

@@ -23,6 +23,8 @@ from offsets_store.record import Published
 from sink.attempt import Work
 from sink.catalogue import ResolvedName, TargetTable, resolve_table
 from sink.copy_encoder import HEADER, TRAILER
+from sink.refused_values import RELEASE, SAVEPOINT, Written, note_copied, note_gathered
+from sink.row_positions import PositionColumns
 from sink.settings import Destination
 from sink.staged_rows import StagedRows, check_staged_rows, refuse_missing_table
 from sink.staging import column_definitions
@@ -51,6 +53,7 @@ class BatchRows:
     bodies: Callable[[], Iterable[bytes]]
     staged: StagedRows | None = None
     since: Callable[[Offsets], BatchRows] | None = None
+    positions: PositionColumns | None = None
 
 
 def publication(sink_name: str | None, destination: Destination, rows: BatchRows, transport: str) -> Work:
@@ -104,29 +107,51 @@ def _write_rows_in_tx(
     plan: tuple[ColumnPlan, ...],
 ) -> None:
     upsert = plan_upsert(destination, plan)
+    written = Written(table, plan, rows.columns, upsert, rows.positions)
     # Nothing is written before there are rows, for which some wait here.
     bodies = rows.bodies()
     if destination.mode == "complete":
         # Not TRUNCATE: it takes the table from its readers, and older snapshots would see it empty.
         connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))
     if rows.staged is None and upsert is None and _goes_straight(table, plan):
-        _copy(connection, table.identifier, [column.target for column in plan], bodies)
+        try:
+            _copy(connection, table.identifier, [column.target for column in plan], bodies)
+        except psycopg.Error as error:
+            note_copied(connection, error, written, rows.bodies)
+            raise
         return
     source = _gathered(connection, rows, bodies)
     wanted = sql.SQL("true") if rows.staged is None else rows.staged.wanted
-    insert = insert_statement(source, wanted, table, plan)
-    if rows.staged is not None and upsert is None and not rows.staged.stored:
-        # What is promised and nothing else was inserted: one reading of the table is enough. Triggers of the user's
-        # may have left rows out, so only a count tells what else it means.
-        if connection.execute(insert).rowcount != rows.count():
-            check_staged_rows(connection, rows.staged)
-        return
-    if rows.staged is not None:
-        check_staged_rows(connection, rows.staged)
+    try:
+        _write_gathered_in_tx(connection, rows, written, source, wanted)
+    except psycopg.Error as error:
+        note_gathered(connection, error, written, source, wanted)
+        raise
+
+
+def _write_gathered_in_tx(
+    connection: psycopg.Connection,
+    rows: BatchRows,
+    written: Written,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+) -> None:
+    table, plan, upsert = written.table, written.plan, written.upsert
     if upsert is not None:
+        if rows.staged is not None:
+            check_staged_rows(connection, rows.staged)
         upsert_in_tx(connection, source, wanted, table, plan, upsert, rows.count())
-    else:
-        connection.execute(insert)
+        return
+    if rows.staged is not None and rows.staged.stored:
+        check_staged_rows(connection, rows.staged)
+    insert = insert_statement(source, wanted, table, plan)
+    cursor = connection.cursor()
+    cursor.execute(sql.SQL("; ").join([SAVEPOINT, insert, RELEASE]), prepare=False)
+    cursor.nextset()
+    # What is promised and nothing else was inserted: one reading of the table is enough. Triggers of the user's may
+    # have left rows out, so only a count tells what else it means.
+    if rows.staged is not None and not rows.staged.stored and cursor.rowcount != rows.count():
+        check_staged_rows(connection, rows.staged)
 
 
 def _goes_straight(table: TargetTable, plan: Iterable[ColumnPlan]) -> bool:

@@ -156,11 +156,11 @@ def kept_bodies(
             yield body, count
         elif count:
             rows = memoryview(body)
-            chosen = (rows[start:end] for (start, end), wanted in zip(_rows(rows), keep, strict=True) if wanted.as_py())
-            yield b"".join(chosen), count
+            places = zip(body_rows(rows), keep, strict=True)
+            yield b"".join(rows[start:end] for (start, end), wanted in places if wanted.as_py()), count
 
 
-def _rows(body: memoryview) -> Iterator[tuple[int, int]]:
+def body_rows(body: memoryview) -> Iterator[tuple[int, int]]:
     """Where each row of a COPY body begins and ends: a count of fields, then each with its length (-1: null)."""
     at = 0
     while at < len(body):
@@ -171,3 +171,15 @@ def _rows(body: memoryview) -> Iterator[tuple[int, int]]:
             (length,) = _LENGTH.unpack_from(body, at)
             at += _LENGTH.size + max(length, 0)
         yield start, at
+
+
+def body_fields(row: memoryview) -> list[bytes | None]:
+    """The fields of one of these rows."""
+    (count,) = _FIELD_COUNT.unpack_from(row)
+    at, fields = _FIELD_COUNT.size, []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(row, at)
+        at += _LENGTH.size
+        fields.append(None if length < 0 else bytes(row[at : at + length]))
+        at += max(length, 0)
+    return fields

@@ -97,10 +97,13 @@ def _sentence(error: psycopg.Error) -> str:
     # "Failing row contains ..." would put a whole row into logs; a key tells enough.
     if diag.message_detail and diag.message_detail.startswith("Key "):
         parts.append(f"Detail: {diag.message_detail}")
+    notes = getattr(error, "__notes__", ())
+    parts.extend(notes)
     # The context of malformed JSON is the JSON.
-    if diag.context and diag.source_file != "jsonfuncs.c":
-        # COPY's context names table, row and column: "COPY events, line 3, column name".
-        parts.append(f"Where: {diag.context.splitlines()[0]}")
+    where = diag.context.splitlines()[0] if diag.context and diag.source_file != "jsonfuncs.c" else ""
+    # Where there are notes, they say better than COPY's own context which value it was.
+    if where and not (notes and where.startswith("COPY ")):
+        parts.append(f"Where: {where}")
     return scrub(". ".join(" ".join(part.split()).rstrip(".") for part in parts)) + "."
 
 

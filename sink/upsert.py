@@ -22,6 +22,7 @@ from offsets_store.errors import NOTHING
 from sink.catalogue import TargetTable
 from sink.errors import TargetError
 from sink.key_comparison import compared_statement, comparisons
+from sink.refused_values import RELEASE, SAVEPOINT
 from sink.target import ColumnPlan
 from sink.type_mapping import Fit
 from sink.write_modes import Upsert, insert_statement, key_facts_statement, merge_statement
@@ -103,9 +104,10 @@ def upsert_in_tx(
     is_large = row_count >= MERGED_ROWS
     facts = key_facts_statement(source, wanted, upsert, bounded=is_large and _has_integer_first(table, upsert))
     cursor = connection.cursor()
-    # One trip for both.
+    # One trip for all.
     described = search_path.under_ours(compared_statement(table, upsert))
-    cursor.execute(sql.SQL("; ").join([facts, described]), prepare=False)
+    cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
+    cursor.nextset()
     bounds = _checked_keys(cursor.fetchone(), upsert)
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
@@ -114,9 +116,11 @@ def upsert_in_tx(
     if is_large and by_type_alone and may_merge(connection, table, plan, upsert):
         merge = merge_statement(source, wanted, table, plan, upsert, bounds)
         if merged(connection, merge):
+            connection.execute(RELEASE)
             return
     try:
-        connection.execute(insert_statement(source, wanted, table, plan, upsert))
+        insert = insert_statement(source, wanted, table, plan, upsert)
+        connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False)
     except psycopg.errors.CardinalityViolation as error:
         # A user's trigger may raise it too.
         if upsert.order_by is None or error.diag.source_function != "ExecOnConflictUpdate":

@@ -146,11 +146,16 @@ def _selected(
     return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
 
 
-def _value(column: ColumnPlan, upsert: Upsert | None) -> sql.Composable:
+def value_of(column: ColumnPlan) -> sql.Composable:
+    """A gathered column's value, cast where the target's type takes it by a cast only."""
     cast = column.fitting.cast_type
     # Postgres was asked for the type's name under our search_path: one without a schema is pg_catalog's.
     schema = sql.SQL("" if not cast or "." in cast else "pg_catalog.")
-    value = sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
+    return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
+
+
+def _value(column: ColumnPlan, upsert: Upsert | None) -> sql.Composable:
+    value = value_of(column)
     if upsert is None or column not in (*upsert.keys, upsert.order_by):
         return value
     # What the rows are sorted by, they are sorted by as the table has it.
