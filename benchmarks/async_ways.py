@@ -11,23 +11,11 @@ from dataclasses import replace
 from contenders import BATCH_WRITER, INLINE, Contender, Place
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pgonce import PostgresBatchWriter
-
 _POSITIONS = "topic,partition,offset"
 
 
-def independent(contender: Contender) -> Contender:
-    """``format("pgonce")`` for rounds of which each is another query over the same topic, into the same table."""
-    return replace(contender, write=lambda writer, place: contender.write(writer, place).option("independent", "true"))
-
-
-WRITER = replace(
-    BATCH_WRITER,
-    write=lambda writer, place: writer.foreachBatch(
-        PostgresBatchWriter(place.url, table=place.table, independent=True)
-    ),
-)
-SOURCE = independent(INLINE)
+WRITER = BATCH_WRITER
+SOURCE = INLINE
 
 
 def asynchronous(contender: Contender, interval_ms: int) -> Contender:

@@ -62,15 +62,17 @@ def _received(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
 
 
 def _pgonce(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    return writer.format("pgonce").option("url", place.url).option("table", place.table)
+    # Each round is another query, which writes the same table again.
+    return writer.format("pgonce").options(url=place.url, table=place.table, independent="true")
 
 
 def _batch_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table))
+    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, independent=True))
 
 
 def _upserting_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, mode="upsert", keys=["id"]))
+    batch_writer = PostgresBatchWriter(place.url, table=place.table, mode="upsert", keys=["id"], independent=True)
+    return writer.foreachBatch(batch_writer)
 
 
 def _upserting_source(writer: DataStreamWriter, place: Place) -> DataStreamWriter:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import median
 
 import psycopg
-from async_ways import WRITER, independent
+from async_ways import WRITER
 from commit_times import Sink, write_with
 from contenders import FOREACH_NOTHING, PYTHON_NOTHING, RECEIVED, SPARK_JDBC, STAGED, Contender
 from cpu_seconds import CpuWatch, Used
@@ -41,8 +41,8 @@ CONTENDERS = (
     FOREACH_NOTHING,
     PYTHON_NOTHING,
     WRITER,
-    independent(STAGED),
-    independent(RECEIVED),
+    STAGED,
+    RECEIVED,
     SPARK_JDBC,
     DEBEZIUM,
     FLINK,

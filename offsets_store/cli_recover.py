@@ -1,5 +1,6 @@
 """
-``pgonce doctor``, ``recover``, ``accept``, ``retire``, ``new-checkpoint``: for people whose query would be refused.
+What people do about a query that is refused: ``pgonce doctor``, ``recover``, ``accept``, ``retire``, ``forget`` and
+``new-checkpoint``.
 
 Runs in a shell, without Spark, under a role that owns the ledger. Invariant: what a command will do is shown before it
 is done, and without the option that says so it does nothing.
@@ -21,6 +22,7 @@ from offsets_store.recovery import interventions
 from offsets_store.recovery import new_checkpoint as rebuilding
 from offsets_store.recovery.acceptance import refused_verdict
 from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
+from offsets_store.recovery.forget import Forgetting, forget_query
 from offsets_store.recovery.read_facts import read_checkpoint, read_sinks
 from offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
 from offsets_store.recovery.refusals import no_checkpoint
@@ -31,6 +33,7 @@ _EXIT_CODES = {
     diagnosis.Finding.AGREE: ExitCode.OK,
     diagnosis.Finding.RECOVERABLE: ExitCode.RECOVERABLE,
     diagnosis.Finding.NEEDS_PERSON: ExitCode.NEEDS_PERSON,
+    diagnosis.Finding.UNCERTAIN: ExitCode.NEEDS_PERSON,
 }
 
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]
@@ -42,14 +45,24 @@ QuietFor = Annotated[
 Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait, at most, until nothing shows that the query runs.")]
 
 
-def doctor(checkpoint: CheckpointPath, url: Url = "", as_json: Json = False) -> None:
+def doctor(
+    checkpoint: CheckpointPath,
+    *,
+    url: Url = "",
+    sink: Annotated[
+        str | None, typer.Option(help="The sink that the query will write to, if the ledger does not know it yet.")
+    ] = None,
+    query_name: Annotated[str | None, typer.Option(help="Such a query's name (queryName).")] = None,
+    as_json: Json = False,
+) -> None:
     """
     Compare a checkpoint with the ledger: what happens at the next start, and what mends it.
 
-    Exit code 0: they agree; 5: `pgonce recover` mends it; 6: a person must decide; 7: the checkpoint cannot be read.
+    Exit code 0: they agree; 5: `pgonce recover` mends it; 6: a person must decide, or it depends on what nobody has
+    written down; 7: the checkpoint cannot be read.
     """
     with errors_as_text():
-        found = diagnosis.examine(checkpoint, url)
+        found = diagnosis.examine(checkpoint, url, sink=sink, query_name=query_name)
         if as_json:
             show.print_json(found.record())
         else:
@@ -61,7 +74,9 @@ def recover(
     checkpoint: CheckpointPath,
     *,
     url: Url = "",
-    apply: Annotated[bool, typer.Option("--apply", help="Do it. Without this, only show what would be done.")] = False,
+    yes: Yes = False,
+    # The word that this command had first.
+    apply: Annotated[bool, typer.Option("--apply", hidden=True)] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Bring back what the newest recovery replaced.")] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
@@ -70,7 +85,7 @@ def recover(
     """Make a stopped query's checkpoint agree with the ledger, forward or back; what it replaces is kept."""
     with errors_as_text():
         work = undo_recovery if undo else recover_checkpoint
-        done = work(checkpoint, url, dry_run=not apply, quiet_seconds=quiet_for, wait_seconds=wait)
+        done = work(checkpoint, url, dry_run=not (yes or apply), quiet_seconds=quiet_for, wait_seconds=wait)
         if done.query_id is None:
             raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
         if as_json:
@@ -86,7 +101,7 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
     if recovery.is_done:
         lines.append(f"Done. What was replaced lies in {recovery.kept_in}; `pgonce recover --undo` brings it back.")
     elif recovery.is_needed:
-        lines.append("Nothing was changed. Stop the query everywhere, and give --apply to do it.")
+        lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
     return lines
 
 
@@ -145,6 +160,47 @@ def retire(
         if yes:
             interventions.retire(url, chosen, reason)
     typer.echo("Retired." if yes else _NOT_DONE)
+
+
+def forget(
+    query: Query,
+    *,
+    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
+    url: Url = "",
+    sink: Sink = None,
+    quiet_for: QuietFor = QUIET_SECONDS,
+    wait: Wait = 0,
+    yes: Yes = False,
+) -> None:
+    """Take a query out of the way of a new one that loads its tables from the beginning; rows stay, so empty them."""
+    with errors_as_text():
+        found = forget_query(
+            query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
+        )
+        lines = [*_forget_lines(found), "Forgotten. Start the new query on a new checkpoint." if yes else _NOT_DONE]
+        typer.echo(show.printable("\n".join(lines)))
+
+
+def _forget_lines(found: Forgetting) -> list[str]:
+    lines = [f"Query {found.query_id} ({found.query_name or 'no name'}):"]
+    lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}" for sink in found.sinks]
+    lines.append(
+        "Forgotten, it is refused (FENCED) if it comes back, and a new query may feed this from the beginning of its "
+        "source.\nThe rows stay where they are, and would be doubled by a query that reads the same again. So empty "
+        "the tables before you start it:"
+    )
+    lines += [f"  TRUNCATE {name};" for name in sorted(found.tables.values())]
+    lines += [
+        f"  (what was written under the name {sink.sink_name}: no table has that name)"
+        for sink in found.sinks
+        if sink.sink_name not in found.tables
+    ]
+    lines += [
+        f"But {name} is fed by {', '.join(others)} too: their rows would go with it, and not come again."
+        for name, others in found.others.items()
+        if others
+    ]
+    return lines
 
 
 def new_checkpoint(

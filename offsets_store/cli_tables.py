@@ -20,6 +20,7 @@ from rich.table import Table
 from offsets_store.lag import total_lag
 from offsets_store.offsets import Offsets, is_kafka
 from offsets_store.recovery.doctor import Diagnosis
+from offsets_store.recovery.first_contact import ANY_SINK
 from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
 
 Status = tuple[StoredWriter, list[PartitionLag]]
@@ -152,12 +153,17 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
             f"Sink {sink.sink_name}: last batch {sink.last_batch_id}, end "
             + _offsets(sink.end_offsets).replace("\n", ", ")
             for sink in found.sinks
+            if sink.last_batch_id is not None
         ),
         f"Next start: batch {found.next_batch_id}, {again}, from {begins} to {ends}.",
-        *(f"  {sink.sink_name}: {sink.verdict.name + ', ' if sink.verdict else ''}{sink.says}" for sink in found.sinks),
+        *(f"  {_sink_called(sink.sink_name)}: {sink.verdict.name}, {sink.says}" for sink in found.sinks),
         *found.remarks,
         found.advice,
     ]
+
+
+def _sink_called(name: str) -> str:
+    return "any other sink" if name == ANY_SINK else name
 
 
 def print_table(table: Table) -> None:

@@ -6,12 +6,14 @@ Pure: made in the commit, in recoveries and in tests. Invariant: what is not kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 from uuid import UUID
 
 from offsets_store.offsets import Offsets
 from offsets_store.positions import Span
+from offsets_store.reads import Reads
 
 Guarantee = Literal["offsets", "ids"]
 
@@ -27,6 +29,7 @@ class Batch:
     where it is not that of the batch before. ``span`` says where the rows lie, if they carry their positions.
     ``entry_is_its_own`` is False where ``offset_log`` may be another driver's entry of the same number;
     ``planned_end`` is then where that entry ends, which is reason enough to refuse, and never to publish.
+    ``folders`` are those that Spark describes file sources by, where it can be asked.
     """
 
     query_id: str
@@ -48,6 +51,7 @@ class Batch:
     planned_end: Offsets | None = None
     entry_is_its_own: bool = True
     topic_ids: dict[str, str] | None = None
+    folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class Remedies:
 
 @dataclass(frozen=True)
 class Writer:
-    """The writer's row in the ledger."""
+    """The writer's row in the ledger; ``reads`` is None where not all that it has read is known."""
 
     generation: int
     last_batch_id: int
@@ -71,6 +75,7 @@ class Writer:
     replaced_by: str | None = None
     is_retired: bool = False
     targets: dict[str, int] | None = None
+    reads: Reads | None = None
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,7 @@ class Recorded:
 @dataclass(frozen=True)
 class Rival:
     """
-    Another query that feeds the same sink, and what it has in common with this one.
+    Another query that feeds the same sink and may have written this one's rows: what speaks for that is ``shares``.
 
     ``end_offsets`` reach as far as its rows are stored.
     """
@@ -99,6 +104,7 @@ class Rival:
     shares: str
     end_offsets: Offsets | None
     topic_ids: dict[str, str] | None = None
+    checkpoint_location: str | None = None
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,8 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
 def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
     named = [writer for writer in writers if writer.query_name == name]
     # A query that took another's place mostly has its name too, and then only the new one can be meant.
-    candidates = [writer for writer in named if writer.replaced_by is None] or named
+    in_place = [writer for writer in named if writer.replaced_by is None]
+    candidates = [writer for writer in in_place if writer.retired_at is None] or in_place or named
     ids = sorted({writer.query_id for writer in candidates})
     if len(ids) > 1:
         raise OffsetsError(

@@ -30,9 +30,10 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
 from offsets_store.connect import driver_connection
-from offsets_store.facts import Batch, Ledger, Recorded, Rival, Writer
-from offsets_store.offsets import kafka_partitions
+from offsets_store.facts import Batch, Ledger, Recorded, Writer
 from offsets_store.positions import furthest
+from offsets_store.reads import recorded_reads
+from offsets_store.rivals import Neighbour, rivals_of
 from offsets_store.search_path import KEPT_IN, OURS
 from offsets_store.tables import batches, interventions, replays, runs, writers
 
@@ -142,7 +143,8 @@ def lock_writer_in_tx(
         # that was recorded since, though it has waited for it (seen: both fed the sink).
         if isolation != "read committed" and not sees_rivals:
             raise SnapshotTooOldError
-        return LockedWriter(row.writer_id, row.generation, Ledger(rivals=_rivals_in_tx(connection, batch, replaces)))
+        rivals = rivals_of(batch, _neighbours_in_tx(connection, batch, replaces), replaces)
+        return LockedWriter(row.writer_id, row.generation, Ledger(rivals=rivals))
     facts = _facts_in_tx(connection, row, batch)
     return LockedWriter(row.writer_id, row.generation, _ledger(row, batch, facts), facts.has_acceptances)
 
@@ -246,6 +248,7 @@ def _ledger(row: Row[tuple[object, ...]], batch: Batch, facts: Row[tuple[Any, ..
             replaced_by=row.replaced_by,
             is_retired=row.retired_at is not None,
             targets=row.targets,
+            reads=recorded_reads(row.sources),
         ),
         same_id=_recorded(facts, "same_id"),
         last=_recorded(facts, "last"),
@@ -294,38 +297,35 @@ _is_last = and_(
 )
 
 
-def _rivals_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Rival, ...]:
-    """The other queries of this sink that share a checkpoint location, a query name or Kafka partitions with ours."""
+# Who may publish, and has: one that has taken the first batch back with its transaction never counts.
+IS_LIVING = and_(writers.c.last_batch_id.is_not(None), writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
+NEIGHBOURS = select(writers, _last.c.positions, _last.c.topic_ids, _last.c.end_offsets.label("last_end")).select_from(
+    writers.outerjoin(_last, _is_last)
+)
+
+
+def _neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Neighbour, ...]:
+    """The other queries that feed this sink; the one that is to be replaced too, whatever became of it."""
     if replaces is not None:
         # The old query may still run: it must not publish between this look at its end and the taking of its place.
         connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
-    theirs = select(writers, _last.c.positions, _last.c.topic_ids, _last.c.end_offsets.label("last_end")).where(
+    theirs = NEIGHBOURS.where(
         writers.c.sink_name == batch.sink_name,
         writers.c.query_id != batch.query_id,
-        writers.c.last_batch_id.is_not(None),
-        or_(
-            and_(writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None)),
-            writers.c.query_id == literal(replaces),
-        ),
+        or_(IS_LIVING, and_(writers.c.last_batch_id.is_not(None), writers.c.query_id == literal(replaces))),
     )
-    theirs = theirs.select_from(writers.outerjoin(_last, _is_last))
-    others = connection.execute(theirs).all()
-    ours = kafka_partitions(batch.end or {})
-    rivals = []
-    for other in others:
-        shares = []
-        if batch.checkpoint_location and other.checkpoint_location == batch.checkpoint_location:
-            shares.append(f"the same checkpoint location {batch.checkpoint_location}")
-        if batch.query_name and other.query_name == batch.query_name:
-            shares.append(f"the same query name {batch.query_name!r}")
-        end = other.end_offsets or other.last_end
-        if other.positions is not None:
-            # A batch that was run again may have ended before what is stored.
-            end = furthest(end, other.positions)
-        if common := ours & kafka_partitions(end or {}):
-            shares.append(f"the same Kafka partitions of {', '.join(sorted({topic for topic, _ in common}))}")
-        if other.query_id == replaces and not shares:
-            shares.append("named by replaces")
-        if shares:
-            rivals.append(Rival(other.query_id, " and ".join(shares), end, other.topic_ids))
-    return tuple(rivals)
+    return tuple(map(neighbour, connection.execute(theirs)))
+
+
+def neighbour(row: Row[Any]) -> Neighbour:
+    """A row of :data:`NEIGHBOURS`."""
+    end = row.end_offsets or row.last_end
+    return Neighbour(
+        row.query_id,
+        row.query_name,
+        row.checkpoint_location,
+        # A batch that was run again may have ended before what is stored.
+        end if row.positions is None else furthest(end, row.positions),
+        recorded_reads(row.sources),
+        row.topic_ids,
+    )

@@ -192,6 +192,22 @@ def says_which_rows(offsets: Offsets | None) -> bool:
     return bool(offsets) and all(map(is_kafka, (offsets or {}).values()))
 
 
+def tells_which_rows(offset: Any) -> bool:
+    """
+    Whether an offset alone says which rows come next, so that a checkpoint can be written from it.
+
+    So it is with Kafka, rate-micro-batch and Delta, whose shapes these are. A file source's offset is a line number in
+    a list that lies beside it, and a bare number can be anything.
+    """
+    if not isinstance(offset, dict):
+        return False
+    return (
+        is_kafka(offset)
+        or offset.keys() == {"offset", "timestamp"}
+        or {"reservoirId", "reservoirVersion"} <= offset.keys()
+    )
+
+
 def same(a: Offsets | None, b: Offsets | None) -> bool:
     """
     Whether both say the same of the same sources.

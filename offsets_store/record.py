@@ -19,6 +19,7 @@ from offsets_store.facts import Batch
 from offsets_store.ledger import LockedWriter
 from offsets_store.offsets import Offsets
 from offsets_store.positions import furthest
+from offsets_store.reads import Reads, reads_of, together
 from offsets_store.tables import batches, replays, runs, target_changes, writers
 from offsets_store.targets import Targets
 
@@ -120,6 +121,7 @@ def record_batch_in_tx(
     owner = locked.ledger.writer
     if owner is None or owner.run_id != batch.run_id:
         _own_in_tx(connection, locked.writer_id, batch)
+    _note_reads_in_tx(connection, locked, reads_of(end, batch.folders))
     if batch.batch_id % _PRUNE_EVERY == 0:
         _prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
     _fill_in_tx(connection, locked, batch)
@@ -157,6 +159,16 @@ def _end(locked: LockedWriter, batch: Batch) -> Offsets | None:
     reached = last.end if last and not is_first_of_run else None
     # Within a run the entry before may be older than what the run has reached since.
     return furthest(reached, batch.start, batch.resumes_at, batch.span.next)
+
+
+def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads | None) -> None:
+    """Keep all that the query has ever read: what one batch does not show is not known for good."""
+    owner = locked.ledger.writer
+    before = owner.reads if owner else None
+    known = together(before, now) if owner else now
+    if known != before:
+        sources = known and known.record()
+        connection.execute(update(writers).where(writers.c.writer_id == locked.writer_id).values(sources=sources))
 
 
 def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:

@@ -6,10 +6,12 @@ Pure: runs in the commit. Invariant: a remedy names only options and commands th
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 
 from offsets_store.errors import NOTHING, PgonceError
-from offsets_store.facts import Batch, Ledger, Remedies
+from offsets_store.facts import Batch, Ledger, Remedies, Rival
+from offsets_store.offsets import says_which_rows, tells_which_rows
 from offsets_store.verdict import Verdict, backwards, recreated
 
 
@@ -45,20 +47,45 @@ def _stored(batch: Batch) -> str:
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     rivals = "; ".join(f"query {rival.query_id} ({rival.shares})" for rival in ledger.rivals)
     if remedies.replaces:
+        replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
         return (
             f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
             f"query ended for this sink. Known for this sink: {rivals or 'no other query'}.",
-            "Start the new checkpoint at the old end: give Kafka's startingOffsets what "
-            f"`pgonce offsets {remedies.replaces} --starting-offsets` prints. A source whose offsets do not say "
-            "which rows (files, for example) cannot be taken over this way. If the two queries have nothing to "
-            "do with each other, set independent=true instead.",
+            f"{_ways_on(replaced, batch) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
         )
     return (
         f"This is batch 0 of {_writer(batch)}, which the ledger does not know; but the same sink is fed already: "
-        f"{rivals}. The checkpoint was probably lost or made anew, and its rows would be written a second time.",
-        "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
-        f"`pgonce offsets {ledger.rivals[0].query_id} --starting-offsets` prints, and set "
-        f"replaces={ledger.rivals[0].query_id}. If both queries are meant to feed this sink, set independent=true.",
+        f"{rivals}. If both read the same rows (a checkpoint that was lost or moved, a full refresh), these would be "
+        "written a second time.",
+        f"{_ways_on(ledger.rivals[0], batch)} {_BOTH}",
+    )
+
+
+_BOTH = "If both queries are meant to feed this sink, with different rows, set independent=true."
+
+
+def _ways_on(rival: Rival, batch: Batch) -> str:
+    """How to go on where another query ended, by what its source's offsets say, or to load everything again."""
+    query, end = rival.query_id, rival.end_offsets
+    if says_which_rows(end):
+        way = (
+            "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
+            f"`pgonce offsets {query} --starting-offsets` prints, and set replaces={query}."
+        )
+    elif end and all(map(tells_which_rows, end.values())):
+        way = (
+            "To go on where the old query ended, write its checkpoint again with `pgonce new-checkpoint "
+            f"{query} PATH` (for a query that keeps no state), and start it there."
+        )
+    else:
+        place = f" to {rival.checkpoint_location}" if rival.checkpoint_location else ""
+        way = (
+            f"To go on where the old query ended, bring its checkpoint back{place}: its offsets do not say which rows "
+            "come next."
+        )
+    return (
+        f"{way} To load the table again from the beginning, empty it and run `pgonce forget {query} --sink "
+        f"{shlex.quote(batch.sink_name)} --reason ... --yes`."
     )
 
 
@@ -78,8 +105,9 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     writer = ledger.writer
     if writer and writer.is_retired:
         return (
-            f"The {_writer(batch)} was retired by hand (`pgonce retire`): it was to publish no more.",
-            "Leave this query stopped, or take the sink out of it. If it was retired by mistake, start a new "
+            f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`): it was to "
+            "publish no more.",
+            "Leave this query stopped, or take the sink out of it. If that was a mistake, start a new "
             f"checkpoint at the stored offsets (`pgonce offsets {batch.query_id} --starting-offsets`), with "
             f"replaces={batch.query_id}.",
         )

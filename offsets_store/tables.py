@@ -69,6 +69,7 @@ writers = Table(
     _now("updated_at"),
     Column("retired_at", DateTime(timezone=True)),
     Column("targets", JSONB(none_as_null=True)),
+    Column("sources", JSONB(none_as_null=True)),
     UniqueConstraint("query_id", "sink_name"),
     CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
     Index("writers_sink_name", "sink_name"),
@@ -178,7 +179,8 @@ interventions = Table(
     _now("made_at"),
     Column("used_at", DateTime(timezone=True)),
     CheckConstraint(
-        "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint')", name="interventions_kind_check"
+        "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget')",
+        name="interventions_kind_check",
     ),
     Index("interventions_writer", "writer_id", "kind", "batch_id"),
 )

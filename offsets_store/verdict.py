@@ -18,7 +18,7 @@ class Verdict(Enum):
     """What a batch is to its writer; each name stands in docs/guarantees.md."""
 
     LANDED = "this very attempt is recorded: the lost answer was COMMIT"
-    FOREIGN = "another query feeds this sink from the same place"
+    FOREIGN = "another query feeds this sink, and nothing proves that it does so with other rows"
     UNKNOWN = "the ledger has never heard of this query, whose first batch here is not batch 0"
     FENCED = "this run was the owner, and another run or query is now"
     DUPLICATE = "this run published or skipped this batch already, under another attempt"

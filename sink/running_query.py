@@ -7,6 +7,7 @@ itself read or wrote for it, through Spark's own file system, so Python needs no
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from sink.checkpointed_batch import describe_batch, refuse_other_query, refuse_w
 from sink.errors import SparkError
 from sink.parcel import Origin
 from sink.planned_range import batch_in_memory
+from sink.source_folders import source_folders
 from sink.spark_files import SparkFiles
 
 _MICRO_BATCH = "MicroBatchExecution"
@@ -38,6 +40,7 @@ class RunningQuery:
     name: str | None
     checkpoint: Checkpoint
     async_interval_ms: int
+    folders: Mapping[str, tuple[str, ...]]
 
 
 def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> Batch:
@@ -68,6 +71,7 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> B
         # Also with interval 0: once the entry is there, the range of a batch that is run again cannot differ.
         planned_at = run.query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
         batch = describe_batch(run.checkpoint, origin, run.name, planned_at)
+    batch = replace(batch, folders=run.folders)
     if by_position:
         refuse_without_positions(batch)
         return replace(batch, span=Span(batch.start or {}, batch.end or {}))
@@ -112,7 +116,13 @@ def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery
     files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
     # The run id is asked of the query: the job group is the user's to change.
     run = RunningQuery(
-        query, query_id, query.runId().toString(), query.name(), Checkpoint(files), _async_interval(query)
+        query,
+        query_id,
+        query.runId().toString(),
+        query.name(),
+        Checkpoint(files),
+        _async_interval(query),
+        source_folders(query),
     )
     # What this keeps of the JVM would outlive its run.
     for other in list(_runs.values()):

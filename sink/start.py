@@ -54,7 +54,7 @@ def _refuse_old_executors(planned: Recovery) -> None:
             f"A recovery of the stateful query's checkpoint {planned.location} {planned.does}, but executors of this "
             "Spark application may still write state of the batch that was refused.",
             NOTHING,
-            f"End this application, run `pgonce recover {planned.location} --apply`, and start the query in a new one.",
+            f"End this application, run `pgonce recover {planned.location} --yes`, and start the query in a new one.",
         )
 
 

@@ -52,6 +52,7 @@ MIGRATIONS = (
     Migration(2, 1, "0002_progress_indexes.sql", needed=False),
     Migration(3, 1, "0003_positions_and_interventions.sql"),
     Migration(4, 1, "0004_targets.sql"),
+    Migration(5, 1, "0005_sources_and_forget.sql"),
 )
 NEWEST = MIGRATIONS[-1].version
 

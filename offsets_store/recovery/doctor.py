@@ -7,23 +7,25 @@ are those that the commit will give.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from offsets_store.checkpoint_files import open_location
-from offsets_store.errors import CheckpointError, RecoveryError
+from offsets_store.errors import CheckpointError, LedgerError, RecoveryError
 from offsets_store.offsets import Offsets
 from offsets_store.recovery.continuous import is_continuous
 from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
+from offsets_store.recovery.first_contact import FirstContact, first_contacts
 from offsets_store.recovery.next_start import NextStart, begins_at, goes_on, next_start, verdict_on
 from offsets_store.recovery.plan import plan_recovery
-from offsets_store.recovery.read_facts import read_checkpoint, with_state
+from offsets_store.recovery.read_facts import read_checkpoint, read_neighbours, with_state
 from offsets_store.recovery.recover import known_sinks
 from offsets_store.recovery.refusals import no_checkpoint
+from offsets_store.rivals import Neighbour
 from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
+from offsets_store.verdict import PUBLISH, Verdict
 
 
 class Finding(Enum):
@@ -32,20 +34,22 @@ class Finding(Enum):
     AGREE = "checkpoint and ledger agree"
     RECOVERABLE = "`pgonce recover` mends it"
     NEEDS_PERSON = "a person must decide"
+    UNCERTAIN = "it depends on what neither checkpoint nor ledger says"
 
 
 @dataclass(frozen=True)
 class SinkStanding:
     """
-    One sink: where it stands, and what it will say to the next batch (None where it may publish no more).
+    One sink: where it stands, and what it will say to the next batch.
 
-    ``says`` is the verdict in words.
+    ``says`` is the verdict in words. Of a sink that has nothing of the query yet, ``last_batch_id`` is None; the name
+    ``*`` stands for every sink that is not named.
     """
 
     sink_name: str
-    last_batch_id: int
+    last_batch_id: int | None
     end_offsets: Offsets | None
-    verdict: Verdict | None
+    verdict: Verdict
     says: str
 
 
@@ -76,7 +80,7 @@ class Diagnosis:
                 "sink_name": sink.sink_name,
                 "last_batch_id": sink.last_batch_id,
                 "end_offsets": sink.end_offsets,
-                "verdict": sink.verdict.name if sink.verdict else None,
+                "verdict": sink.verdict.name,
             }
             for sink in self.sinks
         ]
@@ -84,23 +88,54 @@ class Diagnosis:
         return {**rest, "finding": self.finding.name, "sinks": sinks, "remarks": list(self.remarks)}
 
 
-def examine(checkpoint_location: str, url: str = "") -> Diagnosis:
+def examine(
+    checkpoint_location: str, url: str = "", *, sink: str | None = None, query_name: str | None = None
+) -> Diagnosis:
     """
     Compare a checkpoint with the ledger, over all sinks of its query.
 
-    :raises CheckpointError: where there is no checkpoint, or it cannot be read.
+    :param sink: for a query that the ledger does not know: the sink that it will write to.
+    :param query_name: for such a query: its name.
+    :raises CheckpointError: where there is no checkpoint, and the ledger knows of none there; or it cannot be read.
     :raises LedgerError: where the ledger cannot be read.
     """
     files = open_location(checkpoint_location)
     checkpoint = read_checkpoint(files)
-    if checkpoint.query_id is None and not checkpoint.offsets:
+    store = OffsetsStore(url)
+    is_empty = checkpoint.query_id is None and not checkpoint.offsets
+    sinks = [] if is_empty else known_sinks(store, checkpoint)
+    fed = {} if sinks else _fed(store, sink)
+    if is_empty and sink is None and not _knows(fed, checkpoint.location):
         raise no_checkpoint(checkpoint)
-    sinks = known_sinks(OffsetsStore(url), checkpoint)
-    return diagnose(with_state(files, checkpoint, sinks), sinks)
+    contacts = [] if sinks else first_contacts(checkpoint, fed, next_start(checkpoint), sink, query_name)
+    return diagnose(with_state(files, checkpoint, sinks), sinks, contacts)
 
 
-def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnosis:
-    """What the facts come to."""
+def _fed(store: OffsetsStore, sink: str | None) -> dict[str, tuple[Neighbour, ...]]:
+    try:
+        with store._reading() as connection:
+            return read_neighbours(connection, sink)
+    except LedgerError as error:
+        # The query's first batch makes one.
+        if error.code == "NO_LEDGER":
+            return {}
+        raise
+
+
+def _knows(fed: Mapping[str, Sequence[Neighbour]], location: str) -> bool:
+    return any(other.checkpoint_location == location for others in fed.values() for other in others)
+
+
+def diagnose(
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[FirstContact] = ()
+) -> Diagnosis:
+    """What the facts come to; ``contacts`` are those of a query that the ledger does not know."""
+    if checkpoint.query_id is None and not checkpoint.offsets:
+        finding, advice = (
+            Finding.AGREE,
+            "There is no checkpoint here: a start begins a new query, with an id of its own.",
+        )
+        return _met(_diagnosis(checkpoint, sinks, [], finding, advice), contacts)
     start = next_start(checkpoint)
     remarks = list(_remarks(checkpoint, sinks, start))
     try:
@@ -123,6 +158,13 @@ def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnos
         )
     elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
         advice += " Then start the query in a new Spark application: docs/operations.md, Several batches run again."
+    return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
+
+
+def _diagnosis(
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], remarks: Sequence[str], finding: Finding, advice: str
+) -> Diagnosis:
+    start = next_start(checkpoint)
     entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
     return Diagnosis(
         location=checkpoint.location,
@@ -140,10 +182,38 @@ def diagnose(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Diagnos
     )
 
 
+def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
+    """The same, with what the sinks will say that have nothing of the query yet."""
+    standings = tuple(
+        SinkStanding(contact.sink_name, None, None, contact.verdict, contact.says) for contact in contacts
+    )
+    found = replace(found, sinks=(*found.sinks, *standings))
+    refused = [contact for contact in contacts if contact.verdict not in PUBLISH]
+    if found.next_batch_id > 0 or (not refused and all(contact.is_certain for contact in contacts)):
+        # The plan has words of its own for a past that the ledger did not see.
+        return found
+    # Where a query fed a sink from this very place, that is the one.
+    here = [contact for contact in refused if contact.knows_the_place]
+    if here or len(refused) == len(contacts):
+        finding, first = Finding.NEEDS_PERSON, (here or refused)[0]
+        advice = f"Into {first.sink_name}, the next start is refused as {first.verdict.name}. {first.remedy}"
+    else:
+        finding = Finding.UNCERTAIN
+        advice = (
+            "Which sink the query will write to, and its name, stand in no checkpoint: say --sink and --query-name to "
+            "be told what happens. What the sink says that it writes to, is said above."
+        )
+    return replace(found, finding=finding, advice=f"{found.advice} {advice}")
+
+
 def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> SinkStanding:
     if not sink.is_living:
-        gone = f"replaced by query {sink.replaced_by}" if sink.replaced_by else f"retired at {sink.retired_at}"
-        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, None, f"it was {gone}")
+        gone = (
+            f"replaced by query {sink.replaced_by}"
+            if sink.replaced_by
+            else f"retired or forgotten at {sink.retired_at}"
+        )
+        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.FENCED, f"it was {gone}")
     verdict = verdict_on(checkpoint, sink, start)
     says = verdict.value
     if not start.runs_again and not sink.drops_by_position:

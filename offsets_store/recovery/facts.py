@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from offsets_store.facts import Guarantee, Ledger, Recorded, Writer
-from offsets_store.offsets import CommitLog, OffsetLog, Offsets, is_kafka, parse_commit_log, parse_offset_log
+from offsets_store.offsets import CommitLog, OffsetLog, Offsets, parse_commit_log, parse_offset_log
 from offsets_store.recovery.state_files import StateFile
 
 _ENTRY = re.compile(r"(offsets|commits)/([0-9]+)", re.ASCII)
@@ -174,22 +174,6 @@ def checksum_of(name: str) -> str:
     """The name of the checksum that Hadoop keeps beside a file on a local disk."""
     folder, _, file = name.rpartition("/")
     return f"{folder}/.{file}.crc"
-
-
-def tells_which_rows(offset: Any) -> bool:
-    """
-    Whether an offset alone says which rows come next, so that a checkpoint can be written from it.
-
-    So it is with Kafka, rate-micro-batch and Delta, whose shapes these are. A file source's offset is a line number in
-    a list that lies beside it, and a bare number can be anything.
-    """
-    if not isinstance(offset, dict):
-        return False
-    return (
-        is_kafka(offset)
-        or offset.keys() == {"offset", "timestamp"}
-        or {"reservoirId", "reservoirVersion"} <= offset.keys()
-    )
 
 
 def side_log_number(offset: Any) -> int | None:

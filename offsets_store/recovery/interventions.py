@@ -116,12 +116,17 @@ def retire(url: str, sink: SinkFacts, reason: str | None) -> None:
     :raises RecoveryError: WRITER_GONE.
     """
     refuse_gone(sink)
+    put_out_of_the_way(url, [sink], "retire", reason)
+
+
+def put_out_of_the_way(url: str, sinks: Sequence[SinkFacts], kind: str, reason: str | None) -> None:
+    """Let the sinks publish no more, and be no rivals of new queries."""
     with writing(url) as connection:
-        _lock_unmoved(connection, sink)
-        connection.execute(
-            update(writers).where(writers.c.writer_id == sink.writer_id).values(retired_at=func.clock_timestamp())
-        )
-        note(connection, sink, "retire", batch_id=sink.last_batch_id, reason=reason)
+        for sink in sorted(sinks, key=lambda sink: sink.writer_id):
+            _lock_unmoved(connection, sink)
+            gone = update(writers).where(writers.c.writer_id == sink.writer_id)
+            connection.execute(gone.values(retired_at=func.clock_timestamp()))
+            note(connection, sink, kind, batch_id=sink.last_batch_id, reason=reason)
 
 
 def refuse_no_reason(reason: str) -> None:
@@ -131,7 +136,7 @@ def refuse_no_reason(reason: str) -> None:
             "NO_REASON",
             "No reason is given.",
             NOTHING,
-            "Say in --reason why this batch may follow: the ledger keeps it for those who come after you.",
+            "Say why in --reason: the ledger keeps it for those who come after you.",
         )
 
 
@@ -150,7 +155,7 @@ def refuse_gone(sink: SinkFacts) -> None:
     """:raises RecoveryError: WRITER_GONE, for a sink that was retired or replaced."""
     if sink.is_living:
         return
-    how = f"replaced by query {sink.replaced_by}" if sink.replaced_by else f"retired at {sink.retired_at}"
+    how = f"replaced by query {sink.replaced_by}" if sink.replaced_by else f"retired or forgotten at {sink.retired_at}"
     raise RecoveryError(
         "WRITER_GONE",
         f"The sink {sink.sink_name!r} of this query was {how}, and publishes no more.",

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offsets_store.offsets import goes_back, parse_offset_log
-from offsets_store.recovery.facts import Change, CheckpointFacts, SinkFacts, side_log_number, tells_which_rows
+from offsets_store.offsets import goes_back, parse_offset_log, tells_which_rows
+from offsets_store.recovery.facts import Change, CheckpointFacts, SinkFacts, side_log_number
 from offsets_store.recovery.next_start import NextStart, verdict_on
 from offsets_store.recovery.refusals import (
     common_text,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from offsets_store.errors import RecoveryError
-from offsets_store.offsets import Offsets, parse_offset_log, same
+from offsets_store.offsets import Offsets, parse_offset_log, same, tells_which_rows
 from offsets_store.recovery.changes import FIRST_COMMIT
 from offsets_store.recovery.checkpoint_writer import CheckpointWriter
-from offsets_store.recovery.facts import Change, CheckpointFacts, SinkFacts, tells_which_rows
+from offsets_store.recovery.facts import Change, CheckpointFacts, SinkFacts
 from offsets_store.recovery.interventions import fence
 from offsets_store.recovery.next_start import goes_on, next_start
 from offsets_store.recovery.read_facts import read_sinks

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from offsets_store.offsets import parse_offset_log
-from offsets_store.recovery.facts import CheckpointFacts, SinkFacts, side_log_number, tells_which_rows
+from offsets_store.offsets import parse_offset_log, tells_which_rows
+from offsets_store.recovery.facts import CheckpointFacts, SinkFacts, side_log_number
 from offsets_store.recovery.refusals import side_log_behind, unproven
 
 

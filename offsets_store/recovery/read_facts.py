@@ -14,12 +14,13 @@ from dataclasses import replace
 from sqlalchemy import Connection, or_, select
 
 from offsets_store.checkpoint import Checkpoint
-from offsets_store.checkpoint_files import CheckpointFiles
+from offsets_store.checkpoint_files import CheckpointFiles, open_location
 from offsets_store.errors import CheckpointError
-from offsets_store.ledger import is_open, recorded
+from offsets_store.ledger import IS_LIVING, NEIGHBOURS, is_open, neighbour, recorded
 from offsets_store.recovery.facts import CheckpointFacts, SideLog, SinkFacts
 from offsets_store.recovery.last_batch import last_batch
 from offsets_store.recovery.state_files import state_files
+from offsets_store.rivals import Neighbour
 from offsets_store.tables import batches, interventions, writers
 
 _CHECKSUM = re.compile(r"\.[0-9]+\.crc", re.ASCII)
@@ -90,6 +91,25 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
         .order_by(writers.c.sink_name)
     )
     return [_sink(connection, row, batch_ids) for row in found.all()]
+
+
+def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Neighbour, ...]]:
+    """The living queries of every sink, or of one, by the sink's name."""
+    found: dict[str, tuple[Neighbour, ...]] = {}
+    for row in connection.execute(NEIGHBOURS.where(IS_LIVING).order_by(writers.c.sink_name, writers.c.writer_id)):
+        if sink_name in (None, row.sink_name):
+            known = neighbour(row)
+            place = _as_opened(known.checkpoint_location)
+            found[row.sink_name] = (*found.get(row.sink_name, ()), replace(known, checkpoint_location=place))
+    return found
+
+
+def _as_opened(location: str | None) -> str | None:
+    """The location in the form that a checkpoint has here: one that was never opened may be written otherwise."""
+    try:
+        return open_location(location).shown if location else None
+    except CheckpointError:
+        return location
 
 
 def _sink(connection: Connection, row: object, batch_ids: Collection[int]) -> SinkFacts:

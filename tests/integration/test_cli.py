@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 
 import psycopg
 import pytest
@@ -258,6 +259,16 @@ class TestTrouble:
         if "password" in url:
             monkeypatch.setenv("PGPASSWORD", psycopg.conninfo.conninfo_to_dict(url)["password"])
         assert [writer["batch_id"] for writer in json.loads(pgonce("status", "--json").stdout)] == [3]
+
+    def test_as_a_module(self):
+        """`python -m pgonce` is the same command line, and works where there is no Spark."""
+        hidden = "import runpy, sys; sys.modules['pyspark'] = None; sys.argv[1:] = ['--version']; "
+        for command in (
+            ["-m", "pgonce", "--version"],
+            ["-c", f"{hidden}runpy.run_module('pgonce', run_name='__main__')"],
+        ):
+            ran = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+            assert ran.stdout == f"{version('pgonce')}\n"
 
     def test_it_needs_no_spark(self):
         """The command line imports no pyspark: it runs where there is none, and starts quickly."""

@@ -525,12 +525,12 @@ class TestDoctor:
         assert any("continuous" in remark for remark in found.remarks)
 
     def test_sinks_that_are_gone(self, url, behind):
-        """A retired sink is shown as such, and has no verdict."""
+        """A retired sink is shown as such, and would be refused."""
         history(url, 3, sink_name="audit")
         with psycopg.connect(url) as connection:
             connection.execute("UPDATE pgonce.writers SET retired_at = now() WHERE sink_name = 'audit'")
         audit, orders = examine(str(behind), url).sinks
-        assert (audit.sink_name, audit.verdict) == ("audit", None)
+        assert (audit.sink_name, audit.verdict) == ("audit", Verdict.FENCED)
         assert "retired" in audit.says
         assert orders.verdict is Verdict.CHANGED
 
@@ -583,20 +583,22 @@ class TestCommands:
         shown = pgonce("recover", behind)
         assert (shown.exit_code, files_of(behind)) == (ExitCode.OK, before)
         assert "write      offsets/9" in shown.stdout
-        assert "--apply" in shown.stdout
-        assert pgonce("recover", behind, "--apply").exit_code == ExitCode.RUNNING
-        assert pgonce("recover", behind, "--apply", "--quiet-for", 0.5, "--wait", 20).exit_code == ExitCode.OK
+        assert "--yes" in shown.stdout
+        assert pgonce("recover", behind, "--yes").exit_code == ExitCode.RUNNING
+        assert pgonce("recover", behind, "--yes", "--quiet-for", 0.5, "--wait", 20).exit_code == ExitCode.OK
         assert (behind / "offsets/9").exists()
         assert json.loads(pgonce("recover", behind, "--json").stdout)["is_needed"] is False
         assert pgonce("recover", behind, "--undo").exit_code == ExitCode.OK
         assert (behind / "offsets/9").exists()
+        # The word of earlier versions still does it.
         assert pgonce("recover", behind, "--undo", "--apply", "--quiet-for", 0).exit_code == ExitCode.OK
         assert files_of(behind) == before
+        assert "--apply" not in pgonce("recover", "--help").stdout
 
     def test_recover_refuses(self, pgonce, ahead, tmp_path):
         """Refusals have an exit code of their own, and so has a place without a checkpoint."""
         (ahead / "state").mkdir()
-        refused = pgonce("recover", ahead, "--apply")
+        refused = pgonce("recover", ahead, "--yes")
         assert refused.exit_code == ExitCode.NEEDS_PERSON
         assert "[RECOVERY_STATEFUL]" in refused.stderr
         nowhere = pgonce("recover", tmp_path / "nowhere")

@@ -27,14 +27,20 @@ _planning = itertools.count(1_700_000_000_000)
 
 @dataclass(frozen=True)
 class Source:
-    """Rows by position, which any checkpoint finds in the same order; only Kafka's offsets say which ones."""
+    """
+    Rows by position, which any checkpoint finds in the same order; only Kafka's offsets say which ones.
+
+    ``place`` is the topic, or the folder that Spark describes; None where it describes none. Two sources may have one
+    place, as topics of two clusters do.
+    """
 
     name: str
     is_kafka: bool
+    place: str | None
 
     def offsets(self, batch_id: int, end: int) -> dict[str, Any]:
         """What ``offsets/N`` says of a batch that ends before position ``end``."""
-        return {"orders": {"0": end}} if self.is_kafka else {"logOffset": batch_id}
+        return {self.place: {"0": end}} if self.is_kafka else {"logOffset": batch_id}
 
 
 @dataclass(eq=False)
@@ -74,11 +80,6 @@ class Folder(CheckpointFiles):
     def newest(self) -> int:
         """The number of the newest entry, -1 where there is none."""
         return max(self.plans, default=-1)
-
-    @property
-    def is_anonymous(self) -> bool:
-        """Whether only its location tells that another query reads the same."""
-        return self.name is None and not (self.source.is_kafka and not self.by_id)
 
     def plan(self, batch_id: int, start: int, end: int) -> Plan:
         """Write ``offsets/N``, over what may be there."""
@@ -136,6 +137,11 @@ class HandIn:
     attempt: UUID
     by_id: bool
 
+    @property
+    def says_its_place(self) -> bool:
+        """Whether the commit knows what the query reads."""
+        return self.folder.source.place is not None and not self.by_id
+
 
 @dataclass(frozen=True)
 class Record:
@@ -161,6 +167,7 @@ class Writer:
     skips: dict[tuple[int, str], UUID] = field(default_factory=dict)
     replaced_by: str | None = None
     by_id: bool = False
+    is_known: bool = True
 
     @property
     def last(self) -> Record:
@@ -169,7 +176,20 @@ class Writer:
 
     def shares_partitions(self, other: HandIn) -> bool:
         """Whether both are known to read the same topic, on whatever cluster."""
-        return all((self.source.is_kafka, other.folder.source.is_kafka, not self.by_id, not other.by_id))
+        ours = other.folder.source
+        are_kafka = self.source.is_kafka and ours.is_kafka and not self.by_id and not other.by_id
+        return are_kafka and self.source.place == ours.place
+
+    def shares_folder(self, other: HandIn) -> bool:
+        """Whether both are known to read files in the same folder."""
+        ours = other.folder.source
+        return self.is_known and other.says_its_place and not ours.is_kafka and self.source.place == ours.place
+
+    def is_apart(self, other: HandIn) -> bool:
+        """Whether it is proven that both read something else."""
+        ours = other.folder.source
+        are_known = self.is_known and other.says_its_place and self.source.is_kafka == ours.is_kafka
+        return are_known and self.source.place != ours.place
 
 
 @dataclass
@@ -231,7 +251,9 @@ class World:
         return "FOREIGN" if others or (replaces and not self._continues(batch, replaces)) else "NEW"
 
     def rivals(self, batch: HandIn) -> set[str]:
-        """The other queries that feed this sink from what looks like the same place."""
+        """The other queries that feed this sink and are not proven to do it with other rows."""
+        # The rest of what a query would have read is to the others what it was before.
+        doubt_counts = "replaces" not in batch.folder.remedies
         return {
             query_id
             for query_id, writer in self.writers.items()
@@ -241,6 +263,8 @@ class World:
                 writer.location == batch.location
                 or (writer.name and writer.name == batch.folder.name)
                 or writer.shares_partitions(batch)
+                or writer.shares_folder(batch)
+                or (doubt_counts and not writer.is_apart(batch))
             )
         }
 
@@ -268,6 +292,8 @@ class World:
         self.rows.setdefault(folder.source.name, []).extend(rows)
         writer.records[plan.batch_id] = Record(plan, batch.run_id, batch.attempt, len(rows), batch.by_id)
         writer.owner, writer.location, writer.by_id = batch.run_id, batch.location, batch.by_id
+        # What one batch did not show is not known for good.
+        writer.is_known &= batch.says_its_place
         writer.owners.add(batch.run_id)
         if plan.batch_id % PRUNE_EVERY == 0:
             oldest = plan.batch_id - self.retain

@@ -67,6 +67,9 @@ STRUCT = t.StructType(
 )
 # What a database is restored with; staging tables are unlogged, so a backup has them empty, or not at all.
 KEPT = ("pgonce.writers", "pgonce.batches", "pgonce.runs", "pgonce.replays", "public.events")
+IN_FOLDER, ELSEWHERE = "file:/in/orders", "file:/in/more"
+# Of files, and of Kafka: the place of the first query, or another one.
+PLACES = {False: (IN_FOLDER, ELSEWHERE), True: ("orders", "more")}
 CUTS = ("cut_before_commit", "cut_during_commit", "cut_after_commit")
 LOSER = 99
 DRIVERS = st.integers(0, 2)
@@ -87,6 +90,16 @@ DEEDS_OF_PEOPLE = st.sampled_from(
         "replace",
     ]
 )
+
+
+def source_at(name: str, place: str | None) -> Source:
+    """A source of Kafka's, or of files in a folder that Spark describes, or does not."""
+    return Source(name, is_kafka=place is not None and not place.startswith("file:"), place=place)
+
+
+def with_folder(batch: Batch, source: Source) -> Batch:
+    """The batch, with what Spark says of its source."""
+    return batch if source.is_kafka or source.place is None else replace(batch, folders={"0": (source.place,)})
 
 
 class Vanished(BaseException):
@@ -250,16 +263,16 @@ class LedgerMachine(RuleBasedStateMachine):
         site.reset()
 
     @initialize(
-        is_kafka=st.booleans(),
+        place=st.sampled_from(["orders", "orders", IN_FOLDER, None]),
         name=st.sampled_from([None, "orders"]),
         past=st.sampled_from([0, 0, 13, 15]),
         adopts=st.sampled_from([0, 0, 0, 0, 1, 1, None]),
         retain=st.sampled_from([1, 2, 3, 1000]),
     )
-    def first_query(self, is_kafka: bool, name: str | None, past: int, adopts: int | None, retain: int) -> None:
+    def first_query(self, place: str | None, name: str | None, past: int, adopts: int | None, retain: int) -> None:
         """A query, perhaps one whose batches another job has written so far."""
         self.world.retain = retain
-        folder = Folder("q0", Source("s0", is_kafka), self._somewhere(), name)
+        folder = Folder("q0", source_at("s0", place), self._somewhere(), name)
         for n in range(past):
             folder.plan(n, n, n + 1)
             folder.committed.add(n)
@@ -507,7 +520,7 @@ class LedgerMachine(RuleBasedStateMachine):
         folder = self.folders[at % len(self.folders)]
         is_used = any(driver.folder is folder for driver in self.drivers)
         is_stopped = all(driver.folder.query_id != folder.query_id for driver in self.drivers)
-        if does == "move" and is_stopped and not folder.is_anonymous:
+        if does == "move" and is_stopped:
             folder.shown = self._somewhere()
         elif does == "forget" and is_stopped and not folder.by_id and folder.newest > 0:
             # The newest batch is planned anew.
@@ -527,15 +540,16 @@ class LedgerMachine(RuleBasedStateMachine):
             self._judge_by_ids(folder)
         elif len(self.folders) == 4:
             return
-        elif does == "copy" and not folder.by_id and not folder.is_anonymous:
+        elif does == "copy" and not folder.by_id:
             self.folders.append(folder.copied(self._somewhere()))
             self._started_if_free(self.folders[-1])
         elif does in ("recreate", "replace") and folder.remedies.keys() <= {"replaces"}:
             # To adopt a checkpoint, or to call a query independent, is a person's word: it counts, true or not.
             self._recreate(folder, replaces=does == "replace", right=right)
         elif does == "another":
-            # Another source is written into the same table; the job says so, or does not.
-            other = Folder(f"q{uuid.uuid4()}", Source(f"s{uuid.uuid4()}", right), self._somewhere(), None)
+            # Another source is written into the same table; the job says so, or does not, and its place may tell.
+            place = PLACES[right][at // 2]
+            other = Folder(f"q{uuid.uuid4()}", source_at(f"s{uuid.uuid4()}", place), self._somewhere(), None)
             other.remedies = {"independent": at % 2 == 0}
             self.folders.append(other)
             self._started_if_free(other)
@@ -567,7 +581,7 @@ class LedgerMachine(RuleBasedStateMachine):
         plans = [folder.plans[n] for n in sorted(folder.plans)]
         is_agreed &= [plan.start for plan in plans[1:]] == [plan.end for plan in plans[:-1]]
         is_agreed &= all(plan.start <= plan.end for plan in plans)
-        if is_only_copy and is_agreed and folder.name and not self.backup:
+        if is_only_copy and is_agreed and not self.backup:
             folder.by_id = not folder.by_id
 
     # How a batch is handed in
@@ -584,7 +598,7 @@ class LedgerMachine(RuleBasedStateMachine):
         else:
             rewritten = folder.plans.get(plan.batch_id) is not plan
             try:
-                driver.batch = describe_batch(Checkpoint(folder), origin, folder.name)
+                driver.batch = with_folder(describe_batch(Checkpoint(folder), origin, folder.name), folder.source)
             except PgonceError as error:
                 drop_staging_table(self.site.admin, driver.staging_table.name)
                 self._judged(driver, error.code, "OFFSETS_REWRITTEN" if rewritten else "")

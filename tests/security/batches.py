@@ -16,7 +16,7 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
 
-from offsets_store.facts import Batch
+from offsets_store.facts import Batch, Remedies
 from offsets_store.verdict import Verdict
 from sink.committer import commit_batch
 from sink.copy_encoder import CopyEncoder
@@ -65,6 +65,7 @@ def commit(
     names: Sequence[str] = ("id", "name"),
     staged: bool = False,
     sink_name: str | None = None,
+    independent: bool = False,
 ) -> Verdict:
     """Commit rows of two columns, as the Data Source's commit worker would."""
     sent = inline(rows, names)
@@ -73,7 +74,7 @@ def commit(
         encoder = CopyEncoder(struct_of(names), extra={ATTEMPT_COLUMN: 3})
         stage_rows(url, table, encode_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
         sent = BatchRows(sent.columns, sent.count, list, StagedRows(table, ((3, len(rows)),)))
-    settings = CommitSettings(url=url, lock_timeout=2, retry_timeout=0)
+    settings = CommitSettings(url, Remedies(independent=independent), lock_timeout=2, retry_timeout=0)
     return commit_batch(settings, batch, publication(sink_name, destination, sent, "staged" if staged else "inline"))
 
 

@@ -122,7 +122,7 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
     for number, where in enumerate(ways):
         for staged in (False, True):
             batch = {"query_id": f"q {number} {staged}", "start": None, "end": None}
-            assert commit(evil_url, planned(**batch), where, staged=staged) is Verdict.NEW
+            assert commit(evil_url, planned(**batch), where, staged=staged, independent=True) is Verdict.NEW
             assert commit(evil_url, planned(**batch, run_id="run 2"), where) is Verdict.REPLAY
             with connect(evil_url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
@@ -131,7 +131,7 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
     assert rows_in(admin, "public.sums") == rows_in(admin, "public.made_with_key") == rows_in(admin, "events") == rows
     assert [row[:2] for row in rows_in(admin, "public.cast_events")] == sorted(rows * 2)
     assert rows_in(admin, "public.made") == sorted(rows * 2)
-    commit(evil_url, planned(query_id="old"), ways[0])
+    commit(evil_url, planned(query_id="old"), ways[0], independent=True)
     heirs = CommitSettings(url=evil_url, remedies=Remedies(replaces="old"), retry_timeout=0)
     heir = planned(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     assert commit_batch(heirs, heir, publication(None, ways[0], inline(rows), "inline")) is Verdict.NEW

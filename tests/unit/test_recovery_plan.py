@@ -10,9 +10,9 @@ import pytest
 from stopped import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
 
 from offsets_store.errors import CheckpointError, RecoveryError
-from offsets_store.offsets import parse_offset_log
+from offsets_store.offsets import parse_offset_log, tells_which_rows
 from offsets_store.recovery.changes import FIRST_COMMIT
-from offsets_store.recovery.facts import Change, SideLog, tells_which_rows
+from offsets_store.recovery.facts import Change, SideLog
 from offsets_store.recovery.last_batch import last_batch
 from offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
 from offsets_store.recovery.plan import plan_recovery

@@ -1,0 +1,95 @@
+"""
+What will be said to a query that the ledger does not know?
+
+Pure: runs in the command ``pgonce doctor``. Invariant: the verdict comes from the function that the commit uses; what a
+checkpoint does not tell, which sink the query will write to and how it is called, is said to be unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import uuid4
+
+from offsets_store.facts import Batch, Ledger, Remedies
+from offsets_store.recovery.facts import CheckpointFacts
+from offsets_store.recovery.next_start import NextStart, begins_at
+from offsets_store.refusals import refusal
+from offsets_store.rivals import Neighbour, rivals_of
+from offsets_store.verdict import PUBLISH, Verdict, decide
+
+ANY_SINK = "*"
+"""Stands for every sink that is not named."""
+
+
+@dataclass(frozen=True)
+class FirstContact:
+    """
+    What one sink will say to the first batch; ``says`` is that in words, ``remedy`` what to do about a refusal.
+
+    ``is_certain`` is False where it depends on the query's name, which no checkpoint holds; ``knows_the_place`` tells
+    that a query has fed this sink from the very same location.
+    """
+
+    sink_name: str
+    verdict: Verdict
+    says: str
+    remedy: str = ""
+    is_certain: bool = True
+    knows_the_place: bool = False
+
+
+def first_contacts(
+    checkpoint: CheckpointFacts,
+    fed: Mapping[str, tuple[Neighbour, ...]],
+    start: NextStart,
+    sink_name: str | None,
+    query_name: str | None,
+) -> list[FirstContact]:
+    """
+    What the sinks will say that the query may write to.
+
+    :param fed: the living queries of each sink.
+    :param sink_name: the sink that it will write to, None where nobody has said.
+    """
+    if start.batch_id > 0:
+        batch = _batch(checkpoint, start, sink_name or ANY_SINK, query_name)
+        return [_contact(batch, (), is_named=True)]
+    names = [*sorted(fed), ANY_SINK] if sink_name is None else [sink_name]
+    return [
+        _contact(_batch(checkpoint, start, name, query_name), fed.get(name, ()), is_named=query_name is not None)
+        for name in names
+    ]
+
+
+def _batch(checkpoint: CheckpointFacts, start: NextStart, sink_name: str, query_name: str | None) -> Batch:
+    entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
+    begins = begins_at(checkpoint, start)
+    return Batch(
+        query_id=checkpoint.query_id or "(new)",
+        sink_name=sink_name,
+        run_id=str(uuid4()),
+        batch_id=start.batch_id,
+        attempt=uuid4(),
+        offset_log=entry.text if entry else None,
+        previous_offset_log=None,
+        start=begins,
+        end=entry.offsets if entry else begins,
+        stateful=checkpoint.is_stateful,
+        query_name=query_name,
+        checkpoint_location=checkpoint.location,
+    )
+
+
+def _contact(batch: Batch, neighbours: tuple[Neighbour, ...], *, is_named: bool) -> FirstContact:
+    ledger = Ledger(rivals=rivals_of(batch, neighbours, None))
+    verdict = decide(ledger, batch, Remedies())
+    if verdict not in PUBLISH:
+        error = refusal(verdict, ledger, batch, Remedies())
+        knows = any(other.checkpoint_location == batch.checkpoint_location for other in neighbours)
+        return FirstContact(batch.sink_name, verdict, error.what, error.remedy, knows_the_place=knows)
+    names = sorted({other.query_name for other in neighbours if other.query_name})
+    if names and not is_named:
+        says = f"{verdict.value}; but FOREIGN if the query has the name of one that feeds it: {', '.join(names)}"
+        return FirstContact(batch.sink_name, verdict, says, is_certain=False)
+    return FirstContact(batch.sink_name, verdict, verdict.value)

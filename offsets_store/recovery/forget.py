@@ -1,0 +1,117 @@
+"""
+Take a query out of the way of a new one that loads the same tables from the beginning.
+
+Runs in the command ``pgonce forget``. Invariant: no row of the target is touched, and no record of the ledger is
+deleted: the old query is refused if it comes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, text
+
+from offsets_store.checkpoint_files import open_location
+from offsets_store.errors import CheckpointError
+from offsets_store.recovery.checkpoint_writer import CheckpointWriter
+from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
+from offsets_store.recovery.interventions import put_out_of_the_way, refuse_gone, refuse_no_reason
+from offsets_store.recovery.read_facts import read_checkpoint, read_neighbours, read_sinks
+from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
+from offsets_store.store import OffsetsStore
+
+
+@dataclass(frozen=True)
+class Forgetting:
+    """
+    What is forgotten, or would be.
+
+    ``tables`` has the names of tables, as SQL writes them, for the sinks that are called like one; ``others`` has the
+    queries that feed a sink besides.
+    """
+
+    query_id: str
+    query_name: str | None
+    sinks: tuple[SinkFacts, ...]
+    tables: Mapping[str, str]
+    others: Mapping[str, tuple[str, ...]]
+
+
+def forget_query(
+    query: str,
+    url: str = "",
+    *,
+    reason: str,
+    sink: str | None = None,
+    dry_run: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
+    wait_seconds: float = 0,
+) -> Forgetting:
+    """
+    Let a query (its id or name) stand in the way of new ones no longer: with all its sinks, or with ``sink`` alone.
+
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: RECOVERY_RUNNING; WRITER_GONE, where all of it is gone already.
+    :raises OffsetsError: where no query, or several, have that name, or it has no such sink.
+    """
+    refuse_no_reason(reason)
+    store = OffsetsStore(url)
+    found = [writer for writer, _ in store.status_of(query, sink)]
+    with store._reading() as connection:
+        named = {writer.sink_name for writer in found}
+        sinks = [known for known in read_sinks(connection, found[0].query_id) if known.sink_name in named]
+        living = tuple(known for known in sinks if known.is_living)
+        forgetting = Forgetting(
+            found[0].query_id,
+            found[0].query_name,
+            living,
+            _tables(connection, living),
+            {known.sink_name: _others(connection, known.sink_name, found[0].query_id) for known in living},
+        )
+    if not living:
+        refuse_gone(sinks[0])
+    if not dry_run:
+        writer, checkpoint = _checkpoint(found[0].checkpoint_location, found[0].query_id)
+        refuse_running(
+            store,
+            writer,
+            checkpoint,
+            living,
+            found[0].query_id,
+            quiet_seconds=quiet_seconds,
+            wait_seconds=wait_seconds,
+        )
+        put_out_of_the_way(url, living, "forget", reason)
+    return forgetting
+
+
+# By the name's text, never by a cast: a person may have called a sink anything.
+_TABLES = text(
+    "SELECT n.nspname || '.' || c.relname AS sink, format('%I.%I', n.nspname, c.relname) AS quoted "
+    "FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE c.relkind IN ('r', 'p') AND n.nspname || '.' || c.relname = ANY(:names)"
+)
+
+
+def _tables(connection: Connection, sinks: Sequence[SinkFacts]) -> dict[str, str]:
+    """The sinks whose names are those of tables, each with the table's name as SQL has it."""
+    found = connection.execute(_TABLES, {"names": [sink.sink_name for sink in sinks]})
+    return {row.sink: row.quoted for row in found}
+
+
+def _others(connection: Connection, sink_name: str, query_id: str) -> tuple[str, ...]:
+    others = read_neighbours(connection, sink_name).get(sink_name, ())
+    return tuple(
+        f"{other.query_id} ({other.query_name or 'no name'})" for other in others if other.query_id != query_id
+    )
+
+
+def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
+    """The query's checkpoint, which shows whether it runs; nothing where it is gone, or another one lies there."""
+    with suppress(CheckpointError):
+        facts = read_checkpoint(open_location(location or ""))
+        if facts.query_id == query_id:
+            return CheckpointWriter(location or ""), facts
+    return None, None

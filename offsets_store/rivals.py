@@ -1,0 +1,64 @@
+"""
+Which other queries may have written the rows that a query, which the ledger does not know, is about to write?
+
+Pure: runs in the commit, and in the command ``pgonce``. Invariant: a query that feeds the same sink is a rival unless
+both are proven to read different places (:mod:`offsets_store.reads`), and neither its name nor its checkpoint's
+location says that it is the same query made anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from offsets_store.facts import Batch, Rival
+from offsets_store.offsets import Offsets
+from offsets_store.reads import Reads, are_apart, reads_of, seen_in, shared
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """
+    Another query that feeds the same sink, as the ledger has it: neither replaced nor retired, and it has published.
+
+    ``end_offsets`` reach as far as its rows are stored; ``reads`` is None where not all that it has read is known.
+    """
+
+    query_id: str
+    query_name: str | None
+    checkpoint_location: str | None
+    end_offsets: Offsets | None
+    reads: Reads | None
+    topic_ids: dict[str, str] | None = None
+
+
+def rivals_of(batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | None) -> tuple[Rival, ...]:
+    """
+    The rivals of a query whose first batch this is; the one that it ``replaces`` is among them in any case.
+
+    Beside that one, doubt alone makes no other query a rival: the rest of what the old query would have read is to the
+    others what it was before.
+    """
+    found = []
+    for other in neighbours:
+        shares = what_speaks_against(batch, other, doubt_counts=replaces is None)
+        if other.query_id == replaces and not shares:
+            shares = "named by replaces"
+        if shares:
+            rival = Rival(other.query_id, shares, other.end_offsets, other.topic_ids, other.checkpoint_location)
+            found.append(rival)
+    return tuple(found)
+
+
+def what_speaks_against(batch: Batch, other: Neighbour, *, doubt_counts: bool = True) -> str:
+    """Why both queries may write the same rows, in words; empty where it is proven that they do not."""
+    reasons = []
+    if batch.checkpoint_location and other.checkpoint_location == batch.checkpoint_location:
+        reasons.append(f"the same checkpoint location {batch.checkpoint_location}")
+    if batch.query_name and other.query_name == batch.query_name:
+        reasons.append(f"the same query name {batch.query_name!r}")
+    # Code that is older than the record of what is read moves only the offsets.
+    theirs = (other.reads or Reads()).and_also(seen_in(other.end_offsets, {}))
+    reasons += shared(seen_in(batch.end, batch.folders), theirs)
+    if doubt_counts and not reasons and not are_apart(reads_of(batch.end, batch.folders), other.reads and theirs):
+        reasons.append("nothing proves that it reads something else")
+    return " and ".join(reasons)

@@ -1,0 +1,159 @@
+"""Who may have written the rows that a query, which the ledger does not know, is about to write?"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from uuid import UUID
+
+import pytest
+
+from offsets_store.facts import Batch
+from offsets_store.reads import Reads, are_apart, reads_of, recorded_reads, together
+from offsets_store.rivals import Neighbour, rivals_of, what_speaks_against
+
+FILES = {"0": {"logOffset": 0}}
+RATE = {"0": {"offset": 3, "timestamp": 3000}}
+IN_A, IN_B = "file:/data/a", "file:/data/b"
+
+
+def kafka(*partitions, topic="orders"):
+    """The end of a batch that reads these partitions."""
+    return {"0": {topic: {str(partition): 10 for partition in partitions}}}
+
+
+def first(end, *folders, **identity):
+    """Batch 0 of a query that the ledger does not know."""
+    batch = Batch(
+        query_id="new",
+        sink_name="public.orders",
+        run_id="run",
+        batch_id=0,
+        attempt=UUID(int=1),
+        offset_log="planned",
+        previous_offset_log=None,
+        start=None,
+        end=end,
+        stateful=False,
+        folders={"0": folders} if folders else {},
+    )
+    return replace(batch, **identity)
+
+
+def feeding(end, *folders, **identity):
+    """A query that has published one batch with that end."""
+    known = Neighbour("old", None, "/checkpoints/old", end, reads_of(end, {"0": folders} if folders else {}))
+    return replace(known, **identity)
+
+
+APART = {
+    "other partitions of one topic": (first(kafka(0, 1)), feeding(kafka(2))),
+    "another topic": (first(kafka(0)), feeding(kafka(0, topic="more"))),
+    "another folder": (first(FILES, IN_A), feeding(FILES, IN_B)),
+    "a folder whose name only begins alike": (first(FILES, "file:/data/a2"), feeding(FILES, IN_A)),
+    "patterns in different folders": (first(FILES, "file:/x/*/a"), feeding(FILES, "file:/y/*/a")),
+    "folders of one bucket": (first(FILES, "s3a://bucket/a"), feeding(FILES, "s3a://bucket/b")),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_apart(name):
+    """Where both say what they read, and that has nothing in common, both may feed the sink."""
+    assert what_speaks_against(*APART[name]) == ""
+
+
+AGAINST = {
+    "a common partition": (first(kafka(0, 1)), feeding(kafka(1, 2)), "same Kafka partitions of orders"),
+    "the same folder": (first(FILES, IN_A), feeding(FILES, IN_A), "perhaps the same files in file:/data/a"),
+    "a folder in the other's": (first(FILES, f"{IN_A}/b"), feeding(FILES, IN_A), "perhaps the same files"),
+    "the folder around it": (first(FILES, "file:/data"), feeding(FILES, IN_A), "perhaps the same files"),
+    "the root": (first(FILES, "file:/"), feeding(FILES, IN_A), "perhaps the same files"),
+    "a pattern that may mean it": (first(FILES, "file:/data/*"), feeding(FILES, IN_A), "perhaps the same files"),
+    "a choice that may mean it": (first(FILES, "file:/data/{a,b}"), feeding(FILES, IN_B), "perhaps the same files"),
+    "a link to it": (first(FILES, "file:/link", IN_A), feeding(FILES, IN_A), "perhaps the same files"),
+    "a link that both were given": (
+        first(FILES, "file:/link", IN_B),
+        feeding(FILES, "file:/link", IN_A),
+        "perhaps the same files",
+    ),
+    "letters that some file systems take for the same": (
+        first(FILES, "file:/Data/A"),
+        feeding(FILES, IN_A),
+        "perhaps the same files",
+    ),
+    "one bucket by two schemes": (first(FILES, "s3://b/a"), feeding(FILES, "s3a://b/a"), "perhaps the same files"),
+    "one path on two hosts": (first(FILES, "hdfs://one/a"), feeding(FILES, "hdfs://two/a"), "perhaps the same files"),
+    "files that nobody describes": (first(FILES), feeding(FILES), "nothing proves"),
+    "only ours described": (first(FILES, IN_A), feeding(FILES), "nothing proves"),
+    "only theirs described": (first(FILES), feeding(FILES, IN_A), "nothing proves"),
+    "Kafka here and files there": (first(kafka(0)), feeding(FILES, IN_A), "nothing proves"),
+    "a rate": (first(RATE), feeding(RATE), "nothing proves"),
+    "offsets that only a listener tells": (first(None, guarantee="ids"), feeding(kafka(0)), "nothing proves"),
+    "a query whose offsets are unknown": (first(kafka(0)), feeding(None), "nothing proves"),
+    "a query of which a part is not known": (first(kafka(0)), feeding(kafka(1), reads=None), "nothing proves"),
+    "a topic that it read once": (
+        first(kafka(0)),
+        feeding(kafka(0, topic="now"), reads=Reads(frozenset({("orders", 0), ("now", 0)}))),
+        "same Kafka partitions of orders",
+    ),
+    "a topic that older code has not noted": (
+        first(kafka(0)),
+        feeding(kafka(0), reads=Reads(frozenset({("before", 0)}))),
+        "same Kafka partitions of orders",
+    ),
+    "the same location, though apart": (
+        first(kafka(0), checkpoint_location="/checkpoints/old"),
+        feeding(kafka(1)),
+        "the same checkpoint location /checkpoints/old",
+    ),
+    "the same name, though apart": (
+        first(kafka(0), query_name="orders"),
+        feeding(kafka(1), query_name="orders"),
+        "the same query name 'orders'",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AGAINST)
+def test_not_apart(name):
+    """Whatever is shared, or is not known, makes a rival, and the words say why."""
+    batch, other, words = AGAINST[name]
+    assert words in what_speaks_against(batch, other)
+
+
+def test_one_of_two_sources_is_not_known():
+    """A query is known by all of its sources, or not at all."""
+    end = {"0": kafka(0)["0"], "1": {"logOffset": 0}}
+    assert reads_of(end, {}) is None
+    assert reads_of(end, {"1": (IN_A,)}) == Reads(frozenset({("orders", 0)}), frozenset({IN_A}))
+    assert reads_of({"0": None}, {}) is None
+    assert reads_of({}, {}) is None
+
+
+def test_apart_is_mutual():
+    """Which of two queries came first changes nothing."""
+    all_reads = [None, *(reads_of(batch.end, batch.folders) for batch, *_ in [*APART.values(), *AGAINST.values()])]
+    for one, other in itertools.product(all_reads, repeat=2):
+        assert are_apart(one, other) == are_apart(other, one)
+        assert not (one and are_apart(one, one))
+
+
+def test_what_is_read_is_kept():
+    """The ledger's form says the same again; what was not known once stays so."""
+    reads = Reads(frozenset({("orders", 0), ("orders", 1)}), frozenset({IN_A}))
+    assert recorded_reads(reads.record()) == reads
+    assert recorded_reads(None) is None
+    assert together(reads, Reads(frozenset({("more", 0)}))).partitions == reads.partitions | {("more", 0)}
+    assert together(None, reads) is together(reads, None) is None
+
+
+def test_beside_the_query_that_is_replaced_doubt_counts_for_nothing():
+    """What a query that ended was to the others, the one that goes on where it ended is to them, too."""
+    old, unknown, common = feeding(kafka(0)), feeding(FILES, query_id="files"), feeding(kafka(0), query_id="kafka")
+    found = rivals_of(first(kafka(0)), (old, unknown, common), "old")
+    assert [rival.query_id for rival in found] == ["old", "kafka"]
+    half_known = replace(common, reads=None)
+    assert [rival.query_id for rival in rivals_of(first(kafka(0)), (old, half_known), "old")] == ["old", "kafka"]
+    assert [rival.query_id for rival in rivals_of(first(kafka(0)), (old, unknown), None)] == ["old", "files"]
+    elsewhere = feeding(kafka(7), query_id="apart")
+    assert [rival.query_id for rival in rivals_of(first(kafka(0)), (elsewhere,), "apart")] == ["apart"]
