@@ -189,11 +189,11 @@ def _forget_lines(found: Forgetting) -> list[str]:
         "source.\nThe rows stay where they are, and would be doubled by a query that reads the same again. So empty "
         "the tables before you start it:"
     )
-    lines += [f"  TRUNCATE {name};" for name in sorted(found.tables.values())]
+    lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
     lines += [
-        f"  (what was written under the name {sink.sink_name}: no table has that name)"
-        for sink in found.sinks
-        if sink.sink_name not in found.tables
+        f"  (and what was written as {name}: which tables these are, nobody has recorded)"
+        for name, tables in found.tables.items()
+        if not tables
     ]
     lines += [
         f"But {name} is fed by {', '.join(others)} too: their rows would go with it, and not come again."

@@ -51,7 +51,8 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
             "NOT_KAFKA",
             f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
             NOTHING,
-            "Only Kafka's offsets say which rows come next. For another source, keep the checkpoint.",
+            "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, `pgonce new-checkpoint` writes "
+            "the checkpoint again; for others bring it back, or load the table again: `pgonce forget` makes way.",
         )
     return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
 

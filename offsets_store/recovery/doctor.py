@@ -102,10 +102,9 @@ def examine(
     files = open_location(checkpoint_location)
     checkpoint = read_checkpoint(files)
     store = OffsetsStore(url)
-    is_empty = checkpoint.query_id is None and not checkpoint.offsets
-    sinks = [] if is_empty else known_sinks(store, checkpoint)
+    sinks = known_sinks(store, checkpoint)
     fed = {} if sinks else _fed(store, sink)
-    if is_empty and sink is None and not _knows(fed, checkpoint.location):
+    if checkpoint.is_empty and sink is None and not _knows(fed, checkpoint.location):
         raise no_checkpoint(checkpoint)
     contacts = [] if sinks else first_contacts(checkpoint, fed, next_start(checkpoint), sink, query_name)
     return diagnose(with_state(files, checkpoint, sinks), sinks, contacts)
@@ -130,12 +129,9 @@ def diagnose(
     checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[FirstContact] = ()
 ) -> Diagnosis:
     """What the facts come to; ``contacts`` are those of a query that the ledger does not know."""
-    if checkpoint.query_id is None and not checkpoint.offsets:
-        finding, advice = (
-            Finding.AGREE,
-            "There is no checkpoint here: a start begins a new query, with an id of its own.",
-        )
-        return _met(_diagnosis(checkpoint, sinks, [], finding, advice), contacts)
+    if checkpoint.is_empty:
+        advice = "There is no checkpoint here: a start begins a new query, with an id of its own."
+        return _met(_diagnosis(checkpoint, sinks, [], Finding.AGREE, advice), contacts)
     start = next_start(checkpoint)
     remarks = list(_remarks(checkpoint, sinks, start))
     try:
@@ -194,14 +190,14 @@ def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
         return found
     # Where a query fed a sink from this very place, that is the one.
     here = [contact for contact in refused if contact.knows_the_place]
-    if here or len(refused) == len(contacts):
+    if here or (len(refused) == len(contacts) and all(contact.is_certain for contact in contacts)):
         finding, first = Finding.NEEDS_PERSON, (here or refused)[0]
         advice = f"Into {first.sink_name}, the next start is refused as {first.verdict.name}. {first.remedy}"
     else:
         finding = Finding.UNCERTAIN
         advice = (
-            "Which sink the query will write to, and its name, stand in no checkpoint: say --sink and --query-name to "
-            "be told what happens. What the sink says that it writes to, is said above."
+            "What happens depends on what no checkpoint holds: which sink the query will write to, how it is called "
+            "(say --sink and --query-name), and which folders it reads. The possible answers are those above."
         )
     return replace(found, finding=finding, advice=f"{found.advice} {advice}")
 

@@ -72,6 +72,11 @@ class CheckpointFacts:
         return max(self.commits, default=None)
 
     @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint at all, so that a start begins a new query."""
+        return self.query_id is None and not self.offsets and not self.commits
+
+    @property
     def orphans(self) -> tuple[str, ...]:
         """Checksums without their file: Spark's next write of that file fails on them."""
         there = {checksum_of(f"offsets/{n}") for n in self.offsets} | {

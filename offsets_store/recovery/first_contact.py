@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from offsets_store.facts import Batch, Ledger, Remedies
-from offsets_store.recovery.facts import CheckpointFacts
+from offsets_store.recovery.facts import CheckpointFacts, side_log_number
 from offsets_store.recovery.next_start import NextStart, begins_at
 from offsets_store.refusals import refusal
-from offsets_store.rivals import Neighbour, rivals_of
+from offsets_store.rivals import Neighbour, rivals_of, what_speaks_against
 from offsets_store.verdict import PUBLISH, Verdict, decide
 
 ANY_SINK = "*"
@@ -27,8 +27,8 @@ class FirstContact:
     """
     What one sink will say to the first batch; ``says`` is that in words, ``remedy`` what to do about a refusal.
 
-    ``is_certain`` is False where it depends on the query's name, which no checkpoint holds; ``knows_the_place`` tells
-    that a query has fed this sink from the very same location.
+    ``is_certain`` is False where it depends on what no checkpoint holds: the query's name, or the folders that it
+    reads; ``knows_the_place`` tells that a query has fed this sink from the very same location.
     """
 
     sink_name: str
@@ -87,9 +87,20 @@ def _contact(batch: Batch, neighbours: tuple[Neighbour, ...], *, is_named: bool)
     if verdict not in PUBLISH:
         error = refusal(verdict, ledger, batch, Remedies())
         knows = any(other.checkpoint_location == batch.checkpoint_location for other in neighbours)
-        return FirstContact(batch.sink_name, verdict, error.what, error.remedy, knows_the_place=knows)
+        may_prove = bool(neighbours) and all(_may_be_apart(batch, other) for other in neighbours)
+        says = error.what + (" But it is NEW if the query is proven to read something else." if may_prove else "")
+        return FirstContact(batch.sink_name, verdict, says, error.remedy, not may_prove, knows)
     names = sorted({other.query_name for other in neighbours if other.query_name})
     if names and not is_named:
         says = f"{verdict.value}; but FOREIGN if the query has the name of one that feeds it: {', '.join(names)}"
         return FirstContact(batch.sink_name, verdict, says, is_certain=False)
     return FirstContact(batch.sink_name, verdict, verdict.value)
+
+
+def _may_be_apart(batch: Batch, other: Neighbour) -> bool:
+    """Whether the query itself, when it runs, may prove what its checkpoint does not say."""
+    if not what_speaks_against(batch, other):
+        return True
+    reads_files = all(side_log_number(offset) is not None for offset in (batch.end or {}).values())
+    is_open = batch.end is None or (reads_files and other.reads is not None and not other.reads.partitions)
+    return is_open and other.reads is not None and not what_speaks_against(batch, other, doubt_counts=False)

@@ -7,11 +7,11 @@ deleted: the old query is refused if it comes back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
 
 from offsets_store.checkpoint_files import open_location
 from offsets_store.errors import CheckpointError
@@ -21,6 +21,7 @@ from offsets_store.recovery.interventions import put_out_of_the_way, refuse_gone
 from offsets_store.recovery.read_facts import read_checkpoint, read_neighbours, read_sinks
 from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
 from offsets_store.store import OffsetsStore
+from offsets_store.tables import writers
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class Forgetting:
     """
     What is forgotten, or would be.
 
-    ``tables`` has the names of tables, as SQL writes them, for the sinks that are called like one; ``others`` has the
-    queries that feed a sink besides.
+    ``tables`` has the tables that each sink has written to, as SQL names them, and none where nobody knows; ``others``
+    has the queries that feed a sink besides.
     """
 
     query_id: str
     query_name: str | None
     sinks: tuple[SinkFacts, ...]
-    tables: Mapping[str, str]
+    tables: Mapping[str, tuple[str, ...]]
     others: Mapping[str, tuple[str, ...]]
 
 
@@ -67,7 +68,7 @@ def forget_query(
             found[0].query_id,
             found[0].query_name,
             living,
-            _tables(connection, living),
+            {known.sink_name: _tables(connection, known) for known in living},
             {known.sink_name: _others(connection, known.sink_name, found[0].query_id) for known in living},
         )
     if not living:
@@ -87,18 +88,21 @@ def forget_query(
     return forgetting
 
 
-# By the name's text, never by a cast: a person may have called a sink anything.
+# By oid, and by the name's text, never by a cast: a person may have called a sink anything.
 _TABLES = text(
-    "SELECT n.nspname || '.' || c.relname AS sink, format('%I.%I', n.nspname, c.relname) AS quoted "
-    "FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
-    "WHERE c.relkind IN ('r', 'p') AND n.nspname || '.' || c.relname = ANY(:names)"
+    "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class AS c "
+    "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE c.relkind IN ('r', 'p') AND (c.oid::bigint = ANY(:oids) OR n.nspname || '.' || c.relname = ANY(:names)) "
+    "ORDER BY 1"
 )
 
 
-def _tables(connection: Connection, sinks: Sequence[SinkFacts]) -> dict[str, str]:
-    """The sinks whose names are those of tables, each with the table's name as SQL has it."""
-    found = connection.execute(_TABLES, {"names": [sink.sink_name for sink in sinks]})
-    return {row.sink: row.quoted for row in found}
+def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
+    """The tables that a sink has written to, as SQL names them: those that it recorded, and that of its name."""
+    recorded = select(writers.c.targets).where(writers.c.writer_id == sink.writer_id)
+    targets = connection.execute(recorded).scalar_one() or {}
+    found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
+    return tuple(found.scalars())
 
 
 def _others(connection: Connection, sink_name: str, query_id: str) -> tuple[str, ...]:

@@ -85,7 +85,7 @@ def recover_checkpoint(
     """
     writer = CheckpointWriter(checkpoint_location)
     checkpoint = read_checkpoint(writer.files)
-    if checkpoint.query_id is None and not checkpoint.offsets and not checkpoint.commits:
+    if checkpoint.is_empty:
         return Recovery(writer.location, None, "changes nothing: there is no checkpoint yet", None)
     store = OffsetsStore(url)
     try:

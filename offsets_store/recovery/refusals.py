@@ -182,5 +182,5 @@ def unproven(what: str) -> RecoveryError:
 _ELSE = (
     "Bring back the checkpoint and the database of one time; or start a new checkpoint at the stored offsets (Kafka): "
     "`pgonce offsets QUERY --starting-offsets`, with replaces=<query id>; or, if you know that the next batch is the "
-    "right one, let it through with `pgonce accept`."
+    "right one, let it through with `pgonce accept`. To load the table again instead, make way with `pgonce forget`."
 )

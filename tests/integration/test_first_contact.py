@@ -200,6 +200,17 @@ class TestDoctor:
         same = examine(str(tmp_path / "two"), url, sink=SINK, query_name="orders")
         assert (same.finding, same.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
 
+    def test_folders_that_only_the_query_knows(self, url, target, tmp_path):
+        """Where the running query may prove that it reads something else, doctor says that as well."""
+        fed(url, tmp_path / "one", FILES, folders=("file:/in/a",))
+        begun(tmp_path / "two", FILES)
+        for place in ("two", "nothing"):
+            found = examine(str(tmp_path / place), url, sink=SINK)
+            assert (found.finding, found.sinks[0].verdict) == (Finding.UNCERTAIN, Verdict.FOREIGN)
+            assert "NEW if the query is proven to read something else" in found.sinks[0].says
+        begun(tmp_path / "three", kafka(3))
+        assert examine(str(tmp_path / "three"), url, sink=SINK).finding is Finding.NEEDS_PERSON
+
     def test_a_past_that_the_ledger_did_not_see(self, url, target, tmp_path, pgonce):
         """A later batch than 0 is UNKNOWN to every sink."""
         fed(url, tmp_path / "one", FILES)
@@ -263,3 +274,14 @@ class TestForget:
         again = pgonce("forget", old, "--sink", SINK, "--reason", "why")
         assert (again.exit_code, "[WRITER_GONE]" in again.stderr) == (ExitCode.NEEDS_PERSON, True)
         assert "TRUNCATE public.others;" in pgonce("forget", old, "--reason", "why").stdout
+
+    def test_the_tables_of_a_sink_with_a_name_of_its_own(self, url, target, tmp_path, pgonce, admin):
+        """The tables are those that the ledger recorded, by whatever name they go now; without a record, it says so."""
+        old = fed(url, tmp_path / "ckpt", FILES)
+        admin.execute("UPDATE pgonce.writers SET sink_name = 'anything; at \"all\"'")
+        admin.execute('ALTER TABLE public.events RENAME TO "Events"')
+        assert 'TRUNCATE public."Events";' in pgonce("forget", old, "--reason", "why").stdout
+        admin.execute("UPDATE pgonce.writers SET targets = NULL")
+        shown = pgonce("forget", old, "--reason", "why").stdout
+        assert "TRUNCATE" not in shown
+        assert "which tables these are, nobody has recorded" in shown

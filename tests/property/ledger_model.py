@@ -168,6 +168,7 @@ class Writer:
     replaced_by: str | None = None
     by_id: bool = False
     is_known: bool = True
+    is_forgotten: bool = False
 
     @property
     def last(self) -> Record:
@@ -222,7 +223,11 @@ class World:
         record = writer.records.get(n)
         if record and record.attempt == batch.attempt:
             return "LANDED"
-        if writer.replaced_by or (batch.run_id in writer.owners and writer.owner != batch.run_id):
+        if (
+            writer.replaced_by
+            or writer.is_forgotten
+            or (batch.run_id in writer.owners and writer.owner != batch.run_id)
+        ):
             return "FENCED"
         skipped = writer.skips.get((n, batch.run_id))
         if (skipped and skipped != batch.attempt) or (record and record.run_id == batch.run_id):
@@ -259,6 +264,7 @@ class World:
             for query_id, writer in self.writers.items()
             if query_id != batch.folder.query_id
             and not writer.replaced_by
+            and not writer.is_forgotten
             and (
                 writer.location == batch.location
                 or (writer.name and writer.name == batch.folder.name)
@@ -271,6 +277,12 @@ class World:
     def _continues(self, batch: HandIn, replaced: str) -> bool:
         old = self.writers.get(replaced)
         return old is not None and old.shares_partitions(batch) and old.last.plan.end == batch.plan.start
+
+    def forget(self, query_id: str) -> None:
+        """Empty a query's rows, and let it be out of the way."""
+        writer = self.writers[query_id]
+        writer.is_forgotten = True
+        self.rows[writer.source.name] = []
 
     def take(self, batch: HandIn, verdict: str) -> None:
         """Let the batch have the effect of its verdict."""

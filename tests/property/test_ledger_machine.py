@@ -45,6 +45,7 @@ from offsets_store.facts import Batch, Remedies
 from offsets_store.migrations import ensure_ledger
 from offsets_store.offsets import Offsets
 from offsets_store.record import Published
+from offsets_store.recovery.forget import forget_query
 from sink.attempt import Work
 from sink.checkpointed_batch import batch_by_id, describe_batch
 from sink.committer import commit_batch
@@ -85,6 +86,7 @@ DEEDS_OF_PEOPLE = st.sampled_from(
         "move",
         "another",
         "judge by ids",
+        "load again",
         "copy",
         "elsewhere",
         "replace",
@@ -536,6 +538,8 @@ class LedgerMachine(RuleBasedStateMachine):
                     {folder.newest, folder.plan(folder.newest + 1, start, start + 1).batch_id} - {-1}
                 )
             self._started_if_free(folder)
+        elif does == "load again" and is_stopped:
+            self._load_again(folder)
         elif does == "judge by ids" and is_stopped:
             self._judge_by_ids(folder)
         elif len(self.folders) == 4:
@@ -553,6 +557,21 @@ class LedgerMachine(RuleBasedStateMachine):
             other.remedies = {"independent": at % 2 == 0}
             self.folders.append(other)
             self._started_if_free(other)
+
+    def _load_again(self, folder: Folder) -> None:
+        """A query's rows are emptied, it is forgotten, and its source may be read from the beginning by another."""
+        writer = self.world.writers.get(folder.query_id)
+        feeds = [other for other in self.world.writers.values() if other.source == folder.source]
+        is_busy = any(driver.frozen or driver.folder.source == folder.source for driver in self.drivers)
+        if writer is None or writer.replaced_by or writer.is_forgotten or is_busy or feeds != [writer]:
+            return
+        self.site.admin.execute("DELETE FROM events WHERE source = %s", [folder.source.name])
+        forget_query(folder.query_id, self.site.url, reason="to load it again", quiet_seconds=0, wait_seconds=30)
+        self.world.forget(folder.query_id)
+        if len(self.folders) < 4:
+            again = Folder(f"q{uuid.uuid4()}", folder.source, self._somewhere(), folder.name)
+            self.folders.append(again)
+            self._started_if_free(again)
 
     def _recreate(self, old: Folder, *, replaces: bool, right: bool) -> None:
         """A checkpoint is made anew at the same place: to Spark, and so to the ledger, that is another query."""

@@ -238,6 +238,20 @@ class TestCheckpoints:
         assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
         assert wrong_ledger(observer, sink.checkpoint) == []
 
+    def test_at_another_path(self, spark, way, sink, inbox, tmp_path, observer):
+        """Without a name, on a changed path: every row would be doubled, unless Spark says that the folders differ."""
+        finish(way.append(events(spark, inbox.folder), sink))
+        moved, third = (Sink(sink.url, "events", str(tmp_path / name)) for name in ("moved", "third"))
+        assert_refused(way.append(events(spark, inbox.folder), moved), "FOREIGN")
+        assert wrong_rows(observer, "events", inbox.rows) == []
+        others = Inbox(tmp_path / "others", first_id=1000)
+        others.add(20)
+        if way.in_foreach_batch:
+            finish(way.append(events(spark, others.folder), third))
+            assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
+        else:
+            assert_refused(way.append(events(spark, others.folder), third), "FOREIGN")
+
     @pytest.mark.parametrize("written", [False, True], ids=["not_written", "written"])
     def test_taken_over_from_another_sink(self, spark, way, sink, inbox, observer, written):
         """A query with a past begins where its owner says: with the batch that is run again, or after it."""
