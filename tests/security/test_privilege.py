@@ -102,7 +102,7 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
     ):
         # Another query each time: batch 0 is the one that prunes, and that a new run owns.
         batch = {"query_id": f"{query_id} {number}", "end": None, "start": None}
-        assert commit(url, planned(**batch), where, staged=staged) is Verdict.NEW
+        assert commit(url, planned(**batch), where, staged=staged, independent=True) is Verdict.NEW
         assert commit(url, planned(**batch, run_id="run 2"), where) is Verdict.REPLAY
         if staged:
             with connect(url, autocommit=True) as connection:

@@ -155,9 +155,11 @@ class TestStatefulQueries:
 
 class TestSeveralWriters:
     def test_two_queries_into_one_table(self, spark, way, sink, inbox, tmp_path, observer):
-        """Two queries that feed one table side by side both arrive whole."""
+        """Two queries that feed one table side by side arrive whole; only foreachBatch knows that they differ."""
         others = Inbox(tmp_path / "others", first_id=1000)
-        other = Sink(sink.url, "events", str(tmp_path / "other_checkpoint"))
+        said = {} if way.in_foreach_batch else {"independent": True}
+        sink = Sink(sink.url, "events", sink.checkpoint, said)
+        other = Sink(sink.url, "events", str(tmp_path / "other_checkpoint"), said)
         for count in (10, 20):
             others.add(count)
             inbox.add(count)
