@@ -41,7 +41,8 @@ EXIT_CODES = {
     ExitCode.NOT_FOUND: "no query or sink has that name, or several have",
     ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
     ExitCode.RECOVERABLE: "doctor: the next start would be refused or fail, and `pgonce recover` mends that",
-    ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide",
+    ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide; with doctor "
+    "also: it depends on what neither checkpoint nor ledger says",
     ExitCode.UNREADABLE: "the checkpoint is not there, or cannot be read or written",
     ExitCode.RUNNING: "the query seems to run",
 }

@@ -35,8 +35,8 @@ def rivals_of(batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | N
     """
     The rivals of a query whose first batch this is; the one that it ``replaces`` is among them in any case.
 
-    Beside that one, doubt alone makes no other query a rival: the rest of what the old query would have read is to the
-    others what it was before.
+    The one that was most probably made anew stands first. Beside the replaced one, doubt alone makes no other query a
+    rival: the rest of what the old query would have read is to the others what it was before.
     """
     found = []
     for other in neighbours:
@@ -46,19 +46,23 @@ def rivals_of(batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | N
         if shares:
             rival = Rival(other.query_id, shares, other.end_offsets, other.topic_ids, other.checkpoint_location)
             found.append(rival)
-    return tuple(found)
+    return tuple(sorted(found, key=lambda rival: (not rival.shares.startswith(_SAME_PLACE), rival.shares == _DOUBT)))
+
+
+_SAME_PLACE = "the same checkpoint location"
+_DOUBT = "nothing proves that it reads something else"
 
 
 def what_speaks_against(batch: Batch, other: Neighbour, *, doubt_counts: bool = True) -> str:
     """Why both queries may write the same rows, in words; empty where it is proven that they do not."""
     reasons = []
     if batch.checkpoint_location and other.checkpoint_location == batch.checkpoint_location:
-        reasons.append(f"the same checkpoint location {batch.checkpoint_location}")
+        reasons.append(f"{_SAME_PLACE} {batch.checkpoint_location}")
     if batch.query_name and other.query_name == batch.query_name:
         reasons.append(f"the same query name {batch.query_name!r}")
     # Code that is older than the record of what is read moves only the offsets.
     theirs = (other.reads or Reads()).and_also(seen_in(other.end_offsets, {}))
     reasons += shared(seen_in(batch.end, batch.folders), theirs)
     if doubt_counts and not reasons and not are_apart(reads_of(batch.end, batch.folders), other.reads and theirs):
-        reasons.append("nothing proves that it reads something else")
+        reasons.append(_DOUBT)
     return " and ".join(reasons)

@@ -147,6 +147,14 @@ def test_what_is_read_is_kept():
     assert together(None, reads) is together(reads, None) is None
 
 
+def test_the_likeliest_rival_stands_first():
+    """An error's help is about the query that was probably made anew, not about one of which nothing is known."""
+    doubt, partitions = feeding(None, query_id="doubt"), feeding(kafka(0), query_id="partitions")
+    same = feeding(kafka(0), query_id="same", checkpoint_location="/here")
+    found = rivals_of(first(kafka(0), checkpoint_location="/here"), (doubt, partitions, same), None)
+    assert [rival.query_id for rival in found] == ["same", "partitions", "doubt"]
+
+
 def test_beside_the_query_that_is_replaced_doubt_counts_for_nothing():
     """What a query that ended was to the others, the one that goes on where it ended is to them, too."""
     old, unknown, common = feeding(kafka(0)), feeding(FILES, query_id="files"), feeding(kafka(0), query_id="kafka")
