@@ -115,14 +115,15 @@ def start(spark, given, url, way, name):
     writer = frame.writeStream.option("checkpointLocation", str(folder))
     if way == "data source":
         # In a batch of its own, staged: tasks connect too.
-        writer = writer.format("recording").options(url=url, table=table, inlineBytes="0", retryTimeout="0")
+        options = {"inlineBytes": "0", "retryTimeout": "0", "independent": "true"}
+        writer = writer.format("recording").options(url=url, table=table, **options)
     elif way == "batch writer":
-        made = PostgresBatchWriter(url, table=table, retry_timeout=0)
+        made = PostgresBatchWriter(url, table=table, independent=True, retry_timeout=0)
         print("WRITER", repr(made), made)
         writer = writer.foreachBatch(made)
     else:
 
-        @transactional_batch(url, name=f"{name} function", retry_timeout=0)
+        @transactional_batch(url, name=f"{name} function", independent=True, retry_timeout=0)
         def write(batch, tx):
             tx.append(batch, table)
             if name == "bad sql":
