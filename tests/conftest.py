@@ -6,6 +6,7 @@ pytest_plugins = [
     "fix_postgres",
     "fix_proxy",
     "fix_pgbouncer",
+    "fix_black_hole",
     "fix_kafka",
     "fix_spark",
     "fix_driver",

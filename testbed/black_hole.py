@@ -1,0 +1,124 @@
+"""
+What if a host vanishes without a word? The packets of a server's TCP connections are dropped by the kernel's firewall.
+
+Runs in: any process, as root, with nftables. Unlike a proxy that falls silent, a black hole acknowledges nothing: to
+both ends the other's host is gone. Invariant: the rules belong to a process of `nft` that ends with its input, and the
+kernel takes them away with it; so none outlives the process that made the hole, however that ends.
+
+It sees what this machine takes in: both ends, or the one that is to lose packets, must be here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Collection
+from typing import Literal, Self
+
+import psutil
+from maven import MissingTool
+
+Lost = Literal["requests", "answers", "both"]
+"""What is lost: what clients send to the port, what it answers, or both."""
+
+_SECONDS = 10.0
+
+
+class BlackHole:
+    """
+    Drops the packets between a port of this machine and its clients, from :meth:`open` to :meth:`close`.
+
+    A context manager too. Connections are neither cut nor refused, open ones and new ones: nothing is answered.
+
+    :param port: the server's TCP port.
+    :param lost: in which direction.
+    :param clients: ports of the clients that it is for (:func:`client_ports`); none for everybody, and for new
+        connections.
+    """
+
+    def __init__(self, port: int, lost: Lost = "both", clients: Collection[int] = ()) -> None:
+        self._table = f"pgonce_{os.getpid()}_{secrets.token_hex(4)}"
+        self._port = port
+        self._lost = lost
+        self._clients = f"{{ {', '.join(map(str, sorted(clients)))} }}" if clients else ""
+        self._nft: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def open(self) -> None:
+        """Drop from now on."""
+        refuse_without_tools()
+        rules = {
+            "requests": f"tcp dport {self._port}" + (f" tcp sport {self._clients}" if self._clients else ""),
+            "answers": f"tcp sport {self._port}" + (f" tcp dport {self._clients}" if self._clients else ""),
+        }
+        lines = [f"add table inet {self._table} {{ flags owner; }}"]
+        # Where packets come in: dropped on the way out, they would be an error to who sends them.
+        lines.append(f"add chain inet {self._table} incoming {{ type filter hook input priority -300; }}")
+        for name, match in rules.items():
+            if self._lost in (name, "both"):
+                lines.append(f"add rule inet {self._table} incoming {match} counter drop")
+        self._nft = subprocess.Popen(
+            ["nft", "-i"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self._nft.stdin is not None
+        self._nft.stdin.write("".join(f"{line}\n" for line in lines))
+        self._nft.stdin.flush()
+        rules_wanted = len(lines) - 2
+        until = time.monotonic() + _SECONDS
+        while len(self._counters()) < rules_wanted:
+            if time.monotonic() > until or self._nft.poll() is not None:
+                self.close()
+                raise MissingTool("This kernel takes no rules from nft: it needs nftables with owners of tables.")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """Let packets through again; what was lost is sent again by its sender, if that still waits."""
+        if self._nft is None:
+            return
+        # The kernel takes the table away with the process.
+        self._nft.kill()
+        self._nft.communicate()
+        self._nft = None
+
+    @property
+    def dropped(self) -> int:
+        """How many packets are lost so far."""
+        return sum(self._counters())
+
+    def _counters(self) -> list[int]:
+        # Not as JSON: nft 1.0.6 ends its text at the owner of a table.
+        listed = subprocess.run(
+            ["nft", "list", "table", "inet", self._table], capture_output=True, text=True, check=False
+        )
+        return [int(packets) for packets in re.findall(r"counter packets ([0-9]+) ", listed.stdout)]
+
+
+def refuse_without_tools() -> None:
+    """:raises MissingTool: where this process cannot make a black hole."""
+    if shutil.which("nft") is None:
+        raise MissingTool("The program nft is missing, which drops packets: install nftables.")
+    if os.geteuid() != 0:
+        raise MissingTool("Only root can have packets dropped: run this as root.")
+
+
+def client_ports(pid: int, port: int) -> set[int]:
+    """The ports from which a process is connected to a server's port."""
+    return {
+        connection.laddr.port
+        for connection in psutil.Process(pid).net_connections("tcp")
+        if connection.raddr and connection.raddr.port == port
+    }
