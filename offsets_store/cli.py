@@ -15,8 +15,10 @@ import typer
 
 from offsets_store import cli_recover
 from offsets_store import cli_tables as show
+from offsets_store.bounds import LOCK_SECONDS
 from offsets_store.cli_terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
 from offsets_store.connect import connect
+from offsets_store.lock_watch import LockWatch
 from offsets_store.migrations import grants, init_sql, migrate
 from offsets_store.postgres_errors import ledger_error
 from offsets_store.store import OffsetsStore
@@ -122,7 +124,7 @@ def _init(url: str, role: str | None) -> list[int]:
     with connect(url, autocommit=True) as connection:
         try:
             with connection.transaction():
-                applied = migrate(connection)
+                applied = migrate(connection, LockWatch(url, LOCK_SECONDS, armed=True))
                 for grant in grants(role) if role is not None else ():
                     connection.execute(grant.encode())
         except psycopg.Error as error:

@@ -21,6 +21,7 @@ import sqlalchemy.exc
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, Engine, create_engine, event
 
+from offsets_store.bounds import with_line_bounds
 from offsets_store.errors import ConfigurationError, ConnectError
 from offsets_store.postgres_errors import connect_error
 from offsets_store.search_path import SET_OURS
@@ -33,12 +34,8 @@ def _shows_no_row(record: logging.LogRecord) -> bool:
 
 logging.getLogger("psycopg").addFilter(_shows_no_row)
 
-# A server that vanished without a word is noticed after 30 + 3 * 10 seconds; libpq's own default waits two hours.
 _DEFAULTS = {
     "connect_timeout": ("15", "PGCONNECT_TIMEOUT"),
-    "keepalives_idle": ("30", None),
-    "keepalives_interval": ("10", None),
-    "keepalives_count": ("3", None),
     "fallback_application_name": ("pgonce", None),
 }
 # Rows are encoded as UTF-8, and COPY takes their bytes to be in the client's encoding; without a word libpq leaves that
@@ -64,7 +61,7 @@ def parse_url(url: str) -> dict[str, Any]:
     for name, (value, variable) in _DEFAULTS.items():
         if name not in parameters and not (variable and variable in os.environ):
             parameters[name] = value
-    return parameters
+    return with_line_bounds(parameters)
 
 
 def _bad_url() -> ConfigurationError:

@@ -29,6 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
 
+from offsets_store.bounds import server_settings
 from offsets_store.connect import driver_connection
 from offsets_store.facts import Batch, Ledger, Recorded, Writer
 from offsets_store.positions import furthest
@@ -75,6 +76,10 @@ _BEGIN = _STATE.add_columns(
             "idle_in_transaction_session_timeout": "0",
             "lock_timeout": bindparam("lock_timeout"),
             "application_name": bindparam("application"),
+            "tcp_user_timeout": bindparam("tcp_user_timeout"),
+            "tcp_keepalives_idle": bindparam("tcp_keepalives_idle"),
+            "tcp_keepalives_interval": bindparam("tcp_keepalives_interval"),
+            "tcp_keepalives_count": bindparam("tcp_keepalives_count"),
         }.items()
     )
 )
@@ -85,10 +90,15 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
     """
     Begin: put our search_path in force, lift the session's time limits, and say which transaction it is.
 
-    SET LOCAL's function form only, because behind a pooler the session is somebody else's in a moment.
+    A client that is gone is missed as soon as this one would miss the server: its locks are in everybody's way. SET
+    LOCAL's function form only, because behind a pooler the session is somebody else's in a moment.
     """
     is_17 = connection.dialect.server_version_info >= (17,)  # type: ignore[operator]
-    settings = {"application": application, "lock_timeout": f"{int(lock_timeout_seconds * 1000)}"}
+    settings = {
+        "application": application,
+        "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
+        **server_settings(driver_connection(connection)),
+    }
     return TransactionState(*connection.execute(_BEGIN_17 if is_17 else _BEGIN, settings).one()[:3])
 
 

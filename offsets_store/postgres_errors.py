@@ -153,6 +153,13 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
             "Nothing was written.",
             "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`).",
         )
+    if error.sqlstate == "55P03":
+        return LedgerError(
+            "LEDGER_LOCKED",
+            f"A lock on the ledger was waited for in vain while {doing}: {text}.",
+            "Nothing was written.",
+            "End the session that holds it, or wait for it, and try again; `SELECT * FROM pg_stat_activity` shows it.",
+        )
     if error.sqlstate in ("25006", "0A000"):
         return LedgerError(
             "READ_ONLY",
@@ -189,3 +196,12 @@ def ledger_gone(what: str) -> LedgerError:
         "have made since. If it is lost for good, start each query with adoptCheckpoint=<the first batch whose rows "
         "are not in its table>: the batch that has just failed, where the tables have lost nothing.",
     )
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether an error, psycopg's own or one of ours that was made of it, may be gone at the next try."""
+    if isinstance(error, ConnectError):
+        return error.code == "CONNECT_FAILED"
+    of = error.__cause__ if isinstance(error, LedgerError) else error
+    cause = None if of is None else driver_error(of)
+    return cause is not None and is_transient(cause)

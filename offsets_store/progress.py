@@ -13,6 +13,8 @@ from typing import Any
 from sqlalchemy import Connection, and_, case, delete, desc, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
+from offsets_store.bounds import server_settings
+from offsets_store.connect import driver_connection
 from offsets_store.heard import Heard, LedgerSide, disagreement
 from offsets_store.search_path import OURS
 from offsets_store.tables import batches, progress, writers
@@ -26,7 +28,7 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     """Store one event, and fill the offsets that are not known otherwise; what disagrees with the ledger, in words."""
     # Two listeners on one query, or a foreign lock on these tables, must not pile up transactions.
     limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
-    settings = (("search_path", OURS), *limits)
+    settings = (("search_path", OURS), *limits, *server_settings(driver_connection(connection)).items())
     connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))
     found = disagreement(heard, _sides_in_tx(connection, heard))
     row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found}

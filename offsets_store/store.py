@@ -16,6 +16,7 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import ColumnElement, Connection, Row, Select, and_, desc, func, or_, select, true
 
+from offsets_store.bounds import enter_in_tx
 from offsets_store.connect import checked_out, engine_for
 from offsets_store.find_writer import find_writers, the_writer, where_to_resume
 from offsets_store.kafka_partitions import ends_of, partitions_of
@@ -24,7 +25,6 @@ from offsets_store.migrations import require_ledger
 from offsets_store.offsets import kafka_partitions
 from offsets_store.positions import furthest
 from offsets_store.postgres_errors import driver_error, ledger_error
-from offsets_store.search_path import SET_OURS
 from offsets_store.starting_offsets import kafka_end, starting_offsets_json
 from offsets_store.stored import PartitionLag, StoredBatch, StoredWriter
 from offsets_store.tables import batches, progress, replays, target_changes, writers
@@ -121,7 +121,7 @@ class OffsetsStore:
                 with connection.begin():
                     raw = connection.connection.driver_connection
                     assert isinstance(raw, psycopg.Connection)  # noqa: S101 (narrows the type)
-                    raw.execute(SET_OURS)
+                    enter_in_tx(raw)
                     require_ledger(raw)
                     yield connection
         except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:

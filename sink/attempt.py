@@ -18,10 +18,12 @@ from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, event
 
 from offsets_store import ledger, record
+from offsets_store.bounds import outlast_locks
 from offsets_store.connect import checked_out, driver_connection
 from offsets_store.errors import NOTHING
 from offsets_store.facts import Batch
 from offsets_store.ledger import LockedWriter, TransactionState
+from offsets_store.lock_watch import LockWatch
 from offsets_store.migrations import ensure_ledger
 from offsets_store.offsets import Offsets
 from offsets_store.one_trip import one_trip
@@ -33,7 +35,6 @@ from offsets_store.targets import changed_targets, known_targets
 from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, accepted_positions, decide, stored_positions
 from sink.commit_watch import saying_why_it_waits
 from sink.errors import CommitError
-from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
 
 _log = logging.getLogger("pgonce")
@@ -74,6 +75,7 @@ def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatc
     """
     application, replaces = application_name(batch.run_id), settings.remedies.replaces
     with checked_out(settings.url) as connection, _discarded_on_error(connection):
+        outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
         ensure_ledger(settings.url, driver_connection(connection))
         # Before our search_path is in force: a table is found along the user's.
         batch = replace(batch, sink_name=work.name_sink(connection))

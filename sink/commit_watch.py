@@ -15,10 +15,10 @@ from contextlib import contextmanager
 
 import psycopg
 
+from offsets_store.bounds import enter_in_tx
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Batch
-from offsets_store.search_path import SET_OURS
 
 _log = logging.getLogger("pgonce")
 
@@ -56,7 +56,7 @@ def _watch(url: str, backend_pid: int, batch: Batch, done: threading.Event) -> N
 def _reason(url: str, backend_pid: int) -> str:
     try:
         with connect(url) as observer:
-            observer.execute(SET_OURS)
+            enter_in_tx(observer)
             found = observer.execute(_WAITS_FOR, [backend_pid]).fetchone()
     except (psycopg.Error, PgonceError) as error:
         return f"Postgres could not be asked why: {' '.join(str(error).split())}"

@@ -14,8 +14,10 @@ import time
 import psycopg
 import sqlalchemy.exc
 
+from offsets_store.backoff import Backoff
 from offsets_store.errors import NOTHING, ConnectError, PgonceError
 from offsets_store.facts import Batch
+from offsets_store.lock_watch import LockWatch
 from offsets_store.migrations import forget_ledger
 from offsets_store.postgres_errors import (
     driver_error,
@@ -26,9 +28,7 @@ from offsets_store.postgres_errors import (
 )
 from offsets_store.verdict import Verdict
 from sink.attempt import Outcome, Work, try_once
-from sink.backoff import Backoff
 from sink.errors import CommitError
-from sink.lock_watch import LockWatch
 from sink.settings import CommitSettings
 from sink.target_errors import target_error
 
@@ -95,7 +95,8 @@ def _given_up(error: BaseException, batch: Batch, reason: str, seconds: float, w
     if cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE:
         return CommitError(
             "LOCKED",
-            f"Batch {batch.batch_id} waited {seconds:g} s for a lock that is still held: {watch.holders}.",
+            f"Batch {batch.batch_id} waited {seconds:g} s for a lock that is still held: {watch.holders} (the last "
+            f"try: {reason}).",
             NOTHING,
             "End that session or wait for it, then start the query again; lockTimeout and retryTimeout set how long is "
             "waited.",

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
+from offsets_store.backoff import RETRY_SECONDS
 from offsets_store.errors import ConfigurationError
 from offsets_store.facts import Remedies
 from offsets_store.postgres_errors import is_storable
@@ -27,7 +28,7 @@ class CommitSettings:
     remedies: Remedies = field(default_factory=Remedies)
     retain_batches: int = 1000
     lock_timeout: float = 30.0
-    retry_timeout: float = 120.0
+    retry_timeout: float = RETRY_SECONDS
     pin_table: bool = False
 
 

@@ -16,11 +16,13 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
+from offsets_store.backoff import Backoff
+from offsets_store.bounds import LOCK_SECONDS
 from offsets_store.errors import ConnectError, PgonceError
+from offsets_store.lock_watch import LockWatch
 from offsets_store.migrations import forget_ledger
 from offsets_store.postgres_errors import is_ledger_gone, is_statement_pooling, is_transient, ledger_error, scrub
 from offsets_store.tables import SCHEMA
-from sink.backoff import Backoff
 from sink.copy_encoder import CopyEncoder
 from sink.errors import StagingError
 from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
@@ -41,15 +43,23 @@ class Stager:
 
     :param attempt_id: Spark's task attempt id, which is unique in a run.
     :param retry_timeout: seconds in which a COPY may be begun again after errors that pass.
+    :param lock_timeout: seconds that each wait for a lock may take.
     """
 
     def __init__(
-        self, url: str, table: StagingTable, struct_type: StructType, attempt_id: int, retry_timeout: float
+        self,
+        url: str,
+        table: StagingTable,
+        struct_type: StructType,
+        attempt_id: int,
+        retry_timeout: float,
+        lock_timeout: float = LOCK_SECONDS,
     ) -> None:
         self._url = url
         self._table = table
         self._struct_type = struct_type
         self._retry_timeout = retry_timeout
+        self._watch = LockWatch(url, lock_timeout, armed=True)
         self._marks = itertools.count(attempt_id * _COPIES_AN_ATTEMPT)
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[int, int], ...]:
@@ -93,7 +103,7 @@ class Stager:
                 size += len(body)
                 yield body
 
-        stage_rows(self._url, self._table, encode_columns(self._struct_type), bodies())
+        stage_rows(self._url, self._table, encode_columns(self._struct_type), bodies(), self._watch)
         return encoder.rows
 
     def _translated(self, error: ConnectError | psycopg.Error) -> PgonceError:
@@ -103,6 +113,15 @@ class Stager:
             forget_ledger(self._url)
         if is_ledger_gone(error) or is_statement_pooling(error):
             return ledger_error(error, "staging rows")
+        if isinstance(error, psycopg.errors.LockNotAvailable):
+            return StagingError(
+                "STAGING_FAILED",
+                f"A task waited {self._retry_timeout:g} s for a lock before it could stage its rows in "
+                f"{SCHEMA}.{self._table.name}; it is still held: {self._watch.holders} (the last try: "
+                f"{scrub(' '.join(str(error).split()))}).",
+                "Nothing of this batch was written to the target; Spark tries the task again.",
+                "End that session or wait for it; lockTimeout and retryTimeout set how long is waited.",
+            )
         why = f"SQLSTATE {error.sqlstate}" if error.sqlstate else "the connection was lost"
         return StagingError(
             "STAGING_FAILED",

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
+from offsets_store.bounds import LOCK_SECONDS, enter_in_tx
 from offsets_store.connect import connect
+from offsets_store.lock_watch import LockWatch
 from offsets_store.migrations import ensure_ledger
-from offsets_store.search_path import SET_OURS
 from offsets_store.tables import SCHEMA
 from sink.copy_encoder import HEADER, TRAILER
 from sink.errors import StagingError
@@ -30,6 +31,9 @@ _log = logging.getLogger("pgonce.staging")
 ATTEMPT_COLUMN = "pgonce_task_attempt"
 # Inline rows of the same batch join the staged ones in the commit; marks count from 0.
 INLINE_ATTEMPT = -1
+
+# What is still in use now, the next sweep finds.
+_SWEEP_LOCK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -65,33 +69,51 @@ def column_definitions(columns: Iterable[EncodedColumn]) -> sql.Composable:
     )
 
 
-def stage_rows(url: str, table: StagingTable, columns: Sequence[EncodedColumn], bodies: Iterable[bytes]) -> None:
+def stage_rows(
+    url: str,
+    table: StagingTable,
+    columns: Sequence[EncodedColumn],
+    bodies: Iterable[bytes],
+    watch: LockWatch | None = None,
+) -> None:
     """
     Copy rows into the batch's staging table, creating it where they are the first: all of them, or none.
 
-    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`).
+    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`). ``watch`` says how long a lock is waited for,
+    and sees who holds it.
 
     :raises psycopg.Error: what Postgres says; :mod:`sink.stager` knows what may be tried again. Where the connection
         was lost, the rows may be there.
     """
     ensure_ledger(url)
+    watch = watch or LockWatch(url, LOCK_SECONDS, armed=True)
     with connect(url, autocommit=True) as connection:
-        _create(connection, table, columns)
+        _create(connection, table, columns, watch)
         statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
-        with connection.cursor() as cursor, cursor.copy(statement) as copy:
-            copy.write(HEADER)
-            for body in bodies:
-                copy.write(body)
-            copy.write(TRAILER)
+        # In a transaction for its settings' sake: a task's host that vanishes keeps no session, and no lock.
+        with connection.transaction(), connection.cursor() as cursor:
+            enter_in_tx(connection, watch.lock_timeout)
+            _copy(cursor, statement, bodies)
 
 
-def _create(connection: psycopg.Connection, table: StagingTable, columns: Sequence[EncodedColumn]) -> None:
+def _copy(cursor: psycopg.Cursor, statement: sql.Composed, bodies: Iterable[bytes]) -> None:
+    with cursor.copy(statement) as copy:
+        copy.write(HEADER)
+        for body in bodies:
+            copy.write(body)
+        copy.write(TRAILER)
+
+
+def _create(
+    connection: psycopg.Connection, table: StagingTable, columns: Sequence[EncodedColumn], watch: LockWatch
+) -> None:
     if _exists(connection, table):
         return
     with connection.transaction():
-        connection.execute(SET_OURS)
+        pid = enter_in_tx(connection, watch.lock_timeout)
         # Tasks start together: all but the first wait here, and then find the table.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table.name])
+        with watch.looking(pid, may_end=False):
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table.name])
         connection.execute(
             sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({} bigint DEFAULT {}, {})").format(
                 table.identifier,
@@ -133,7 +155,7 @@ def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id:
     nothing, for a backfill may stage for hours.
     """
     with connection.transaction():
-        connection.execute(SET_OURS)
+        enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
         rows = connection.execute(
             "SELECT table_name FROM pgonce.staged_tables AS s "
             "WHERE query_id = %s AND sink_name = %s AND batch_id <= %s "
@@ -149,7 +171,7 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
     """Drop one staging table and its registration, unless somebody still writes to it."""
     try:
         with connection.transaction():
-            connection.execute(f"SET LOCAL lock_timeout = '1s'; {SET_OURS}")
+            enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
             connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):

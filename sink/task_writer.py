@@ -99,6 +99,7 @@ class TaskWriter:
             self.struct_type,
             attempt_id,
             self.options.commit.retry_timeout,
+            self.options.commit.lock_timeout,
         )
         columns = self.options.positions
         reached: Reach = {}

@@ -8,7 +8,8 @@ additive and applied in order, inside one transaction that holds a lock; nothing
 from __future__ import annotations
 
 import logging
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import resources
 from threading import Lock
@@ -16,9 +17,11 @@ from threading import Lock
 import psycopg
 from psycopg import sql
 
+from offsets_store.bounds import LOCK_SECONDS, enter_in_tx
 from offsets_store.connect import connect
 from offsets_store.errors import LedgerError
-from offsets_store.postgres_errors import ledger_error
+from offsets_store.lock_watch import LockWatch
+from offsets_store.postgres_errors import is_transient, ledger_error
 from offsets_store.search_path import SET_OURS
 from offsets_store.tables import SCHEMA, VIEWS
 
@@ -68,23 +71,36 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
 
     :param connection: to ``url``, in no transaction; None for one of its own.
     :raises LedgerError: where the ledger is newer than this code can use, or may not be created.
+    :raises psycopg.Error: what passes by itself (:func:`is_transient`), a lock that somebody holds for long among it.
     """
     if url in _ensured:
         return
     with nullcontext(connection) if connection else connect(url, autocommit=True) as session:
         try:
             with session.transaction():
-                session.execute(SET_OURS)
+                enter_in_tx(session)
                 missing = _missing(session)
             if missing:
                 # Many queries of a process that begin together are not as many that wait for one lock in Postgres.
-                with _migrating:
+                with _one_thread():
                     if url not in _ensured:
-                        _migrate_if_needed(session, missing)
+                        _migrate_if_needed(session, missing, LockWatch(url, LOCK_SECONDS, armed=True))
                         _ensured.add(url)
         except psycopg.Error as error:
+            if is_transient(error):
+                raise
             raise ledger_error(error, "preparing the ledger") from error
     _ensured.add(url)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    if not _migrating.acquire(timeout=LOCK_SECONDS):
+        raise psycopg.errors.LockNotAvailable("another query of this process is at making the ledger")
+    try:
+        yield
+    finally:
+        _migrating.release()
 
 
 def forget_ledger(url: str) -> None:
@@ -92,9 +108,9 @@ def forget_ledger(url: str) -> None:
     _ensured.discard(url)
 
 
-def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...]) -> None:
+def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...], watch: LockWatch) -> None:
     try:
-        migrate(connection)
+        migrate(connection, watch)
     except psycopg.errors.InsufficientPrivilege:
         # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job for nothing.
         if any(migration.needed for migration in missing):
@@ -102,21 +118,37 @@ def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration,
         _log.info("the ledger lacks indexes that make `pgonce status` quicker: run `pgonce init` as its owner")
 
 
-def migrate(connection: psycopg.Connection) -> list[int]:
-    """Apply what is missing, in one transaction; the versions that were applied."""
+def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> list[int]:
+    """
+    Apply what is missing, in one transaction; the versions that were applied.
+
+    :param watch: looks who holds the locks that this waits for.
+    :raises psycopg.errors.LockNotAvailable: where one is held for long, naming its holder.
+    """
+    watch = watch or LockWatch("", LOCK_SECONDS)
+    try:
+        return _migrate(connection, watch)
+    except psycopg.errors.LockNotAvailable as error:
+        raise psycopg.errors.LockNotAvailable(f"{error}, which is held by: {watch.holders}") from None
+
+
+def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
     with connection.transaction():
         # With a role's repeatable read, who waited for the lock would not see what it waited for.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         # An administrator runs this too, and the ledger's views keep what their names meant here.
-        connection.execute(SET_OURS)
+        pid = enter_in_tx(connection, watch.lock_timeout)
         # Two drivers that start together would otherwise both find no ledger.
-        connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
+        with watch.looking(pid, may_end=False):
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
         missing = _missing(connection)
         if missing and missing[0] is MIGRATIONS[0]:
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
-        for migration in missing:
-            connection.execute(migration.ddl.encode())
-            connection.execute(_RECORD, [migration.version, migration.least_reader_version])
+        # Commits of running queries hold these tables, and all others would wait behind this.
+        with watch.looking(pid, may_end=False):
+            for migration in missing:
+                connection.execute(migration.ddl.encode())
+                connection.execute(_RECORD, [migration.version, migration.least_reader_version])
     return [migration.version for migration in missing]
 
 
@@ -154,7 +186,9 @@ def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
 
 def init_sql(role: str | None = None) -> str:
     """The whole DDL for an administrator to run by hand, with the grants that ``role`` needs."""
-    parts = ["BEGIN;", f"{SET_OURS};", f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
+    # Commits of running queries hold these tables, and all others would wait behind this.
+    bound = f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s';"
+    parts = ["BEGIN;", f"{SET_OURS};", bound, f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
     for migration in MIGRATIONS:
         parts.append(migration.ddl)
         parts.append(

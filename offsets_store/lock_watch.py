@@ -1,9 +1,9 @@
 """
-Who keeps this commit waiting?
+Who keeps this transaction waiting?
 
-Runs beside a commit that has already waited once in vain. Invariant: it ends only sessions of pgonce's own that hold
-this very writer and wait for their client (frozen, dead, or another driver of the same query that is slow): aborting an
-uncommitted transaction is always safe.
+Runs beside a commit or a recovery that has already waited once in vain, and beside waits for what others of ours hold
+for a moment only. Invariant: it ends only sessions of pgonce's own that hold this very writer and wait for their client
+(frozen, dead, or another driver of the same query that is slow): aborting an uncommitted transaction is always safe.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from offsets_store.bounds import enter_in_tx
 from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
-from offsets_store.search_path import SET_OURS
 
 _log = logging.getLogger("pgonce")
 
@@ -57,7 +57,7 @@ class LockWatch:
     def _look(self, waiting_pid: int, may_end: bool) -> None:
         try:
             with connect(self.url) as observer:
-                observer.execute(SET_OURS)
+                enter_in_tx(observer)
                 found = observer.execute(_HOLDERS, {"waiting": waiting_pid}).fetchall()
                 if found:
                     self.holders = "; ".join(row[1] for row in found)

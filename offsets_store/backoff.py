@@ -1,8 +1,8 @@
 """
 How long is the same tried again after errors that pass, and when is the next try?
 
-Pure but for the clock: runs in tasks, in the commit worker and on the driver. Invariant: the time counts from the first
-error on, so that work which takes long by itself uses none of it up.
+Pure but for the clock: runs in tasks, in the commit worker, on the driver and in the command line. Invariant: the time
+counts from the first error on, so that work which takes long by itself uses none of it up.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
+
+
+RETRY_SECONDS = 120.0
+"""How long, unless the user says otherwise: longer than Postgres takes to restart, or to fail over."""
 
 
 @dataclass
