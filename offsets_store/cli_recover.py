@@ -42,7 +42,12 @@ QuietFor = Annotated[
     float,
     typer.Option(min=0, help="Seconds for which nothing of the query may have been written: a running one writes."),
 ]
-Wait = Annotated[float, typer.Option(min=0, help="Seconds to wait, at most, until nothing shows that the query runs.")]
+Wait = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Seconds to wait, at most, for Postgres to answer, and until nothing shows a running query."
+    ),
+]
 
 
 def doctor(
@@ -85,7 +90,8 @@ def recover(
     """Make a stopped query's checkpoint agree with the ledger, forward or back; what it replaces is kept."""
     with errors_as_text():
         work = undo_recovery if undo else recover_checkpoint
-        done = work(checkpoint, url, dry_run=not (yes or apply), quiet_seconds=quiet_for, wait_seconds=wait)
+        dry_run = not (yes or apply)
+        done = work(checkpoint, url, dry_run=dry_run, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
         if done.query_id is None:
             raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
         if as_json:

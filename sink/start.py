@@ -14,6 +14,7 @@ from typing import Any
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from offsets_store.backoff import RETRY_SECONDS
 from offsets_store.errors import NOTHING, RecoveryError
 from offsets_store.recovery.recover import Recovery, recover_checkpoint
 from offsets_store.recovery.still_running import QUIET_SECONDS
@@ -24,7 +25,12 @@ _LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"
 
 
 def recover_and_start(
-    writer: DataStreamWriter, checkpoint_location: str, url: str = "", *, quiet_seconds: float = QUIET_SECONDS
+    writer: DataStreamWriter,
+    checkpoint_location: str,
+    url: str = "",
+    *,
+    quiet_seconds: float = QUIET_SECONDS,
+    retry_timeout: float = RETRY_SECONDS,
 ) -> StreamingQuery:
     """
     Start a query whose sink is pgonce, with asynchronous progress tracking if the writer's options ask for it.
@@ -36,11 +42,18 @@ def recover_and_start(
     :param checkpoint_location: as Spark takes it.
     :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
     :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, where files must be changed.
+    :param retry_timeout: seconds to wait for a Postgres that is away, as a commit does.
     :raises RecoveryError: where the checkpoint cannot be mended, or not in this application, or the query runs already.
     :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger.
     """
     with _unknown_to_the_ledger():
-        recover_checkpoint(checkpoint_location, url, quiet_seconds=quiet_seconds, approve=_refuse_old_executors)
+        recover_checkpoint(
+            checkpoint_location,
+            url,
+            quiet_seconds=quiet_seconds,
+            retry_timeout=retry_timeout,
+            approve=_refuse_old_executors,
+        )
     options = {"checkpointLocation": checkpoint_location, _LET_ANY_SINK: "true"}
     query = writer.options(**options).start()
     _stop_if_continuous(query)

@@ -14,22 +14,23 @@ from uuid import uuid4
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import ColumnElement, Connection, func, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
+from offsets_store.bounds import enter_in_tx
 from offsets_store.connect import checked_out
 from offsets_store.errors import ConfigurationError, RecoveryError
+from offsets_store.lock_watch import LockWatch
 from offsets_store.migrations import require_ledger
 from offsets_store.postgres_errors import driver_error, ledger_error
 from offsets_store.recovery.facts import SinkFacts
 from offsets_store.recovery.refusals import NOTHING
-from offsets_store.search_path import SET_OURS
 from offsets_store.tables import batches, interventions, writers
 
 RECOVERY = "recovery-"
 """Begins the run id that a recovery gives to a writer, so that the run before it is refused."""
 
 # A commit that is under way holds the row for as long as it takes; that query runs, and must be stopped first.
-_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '10s'"
+_LOCK_SECONDS = 10.0
 
 
 def fence(
@@ -50,7 +51,7 @@ def fence(
     with writing(url) as connection:
         # In the order of their keys: two recoveries at once must not hold what the other needs.
         for sink in sorted(sinks, key=lambda sink: sink.writer_id):
-            _lock_unmoved(connection, sink)
+            _lock_unmoved(connection, sink, url)
             connection.execute(update(writers).where(writers.c.writer_id == sink.writer_id).values(run_id=recovery))
             note(connection, sink, kind, batch_id=stands_at, details={**details, "recovery": recovery})
             if entry is not None:
@@ -67,16 +68,43 @@ def _newest_unwritten(sink: SinkFacts) -> tuple[ColumnElement[bool], ...]:
     )
 
 
-def _lock_unmoved(connection: Connection, sink: SinkFacts) -> None:
-    row = connection.execute(
-        select(writers).where(writers.c.writer_id == sink.writer_id).with_for_update()
-    ).one_or_none()
+def _lock_unmoved(connection: Connection, sink: SinkFacts, url: str) -> None:
+    row = _lock(connection, sink, url)
     if row is None or (row.run_id, row.generation, row.last_batch_id) != (
         sink.run_id,
         sink.generation,
         sink.last_batch_id,
     ):
         raise moved(sink.sink_name)
+
+
+def _lock(connection: Connection, sink: SinkFacts, url: str) -> Row[Any] | None:
+    """The writer's row, taken from a session whose client is gone as a commit takes it: after a wait in vain."""
+    wanted = select(writers).where(writers.c.writer_id == sink.writer_id).with_for_update()
+    try:
+        with connection.begin_nested():
+            return connection.execute(wanted).one_or_none()
+    except sqlalchemy.exc.DBAPIError as error:
+        if not _is_locked(error):
+            raise
+    watch = LockWatch(url, _LOCK_SECONDS, armed=True)
+    pid = connection.execute(select(func.pg_backend_pid())).scalar_one()
+    try:
+        with watch.looking(pid, may_end=True):
+            return connection.execute(wanted).one_or_none()
+    except sqlalchemy.exc.DBAPIError as error:
+        if not _is_locked(error):
+            raise
+        raise RecoveryError(
+            "RECOVERY_RUNNING",
+            f"The query seems to run: the row of its sink {sink.sink_name!r} in the ledger is locked; {watch.holders}.",
+            NOTHING,
+            "Stop the query everywhere, or end that session if it is not the query's, and try again.",
+        ) from error
+
+
+def _is_locked(error: sqlalchemy.exc.DBAPIError) -> bool:
+    return isinstance(driver_error(error), psycopg.errors.LockNotAvailable)
 
 
 def moved(what: str, data: str = NOTHING) -> RecoveryError:
@@ -105,7 +133,7 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
     refuse_gone(sink)
     refuse_accepted(sink, batch_id)
     with writing(url) as connection:
-        _lock_unmoved(connection, sink)
+        _lock_unmoved(connection, sink, url)
         note(connection, sink, "accept", batch_id=batch_id, reason=reason.strip())
 
 
@@ -123,7 +151,7 @@ def put_out_of_the_way(url: str, sinks: Sequence[SinkFacts], kind: str, reason: 
     """Let the sinks publish no more, and be no rivals of new queries."""
     with writing(url) as connection:
         for sink in sorted(sinks, key=lambda sink: sink.writer_id):
-            _lock_unmoved(connection, sink)
+            _lock_unmoved(connection, sink, url)
             gone = update(writers).where(writers.c.writer_id == sink.writer_id)
             connection.execute(gone.values(retired_at=func.clock_timestamp()))
             note(connection, sink, kind, batch_id=sink.last_batch_id, reason=reason)
@@ -171,8 +199,7 @@ def writing(url: str) -> Iterator[Connection]:
         with checked_out(url) as connection, connection.begin():
             raw = connection.connection.driver_connection
             assert isinstance(raw, psycopg.Connection)  # noqa: S101 (narrows the type)
-            raw.execute(SET_OURS)
-            raw.execute(_LOCK_TIMEOUT)
+            enter_in_tx(raw, _LOCK_SECONDS)
             require_ledger(raw)
             yield connection
     except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:

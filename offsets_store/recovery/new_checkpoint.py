@@ -18,6 +18,7 @@ from offsets_store.recovery.checkpoint_writer import CheckpointWriter
 from offsets_store.recovery.facts import Change, CheckpointFacts, SinkFacts
 from offsets_store.recovery.interventions import fence
 from offsets_store.recovery.next_start import goes_on, next_start
+from offsets_store.recovery.patience import patiently
 from offsets_store.recovery.read_facts import read_sinks
 from offsets_store.recovery.refusals import NOTHING, apart, by_numbers, no_common_text, unknown_query, unproven
 from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
@@ -59,6 +60,16 @@ def new_checkpoint(
     :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
     :raises OffsetsError: where no query, or several, have that name.
     """
+
+    def once() -> NewCheckpoint:
+        return _write(query, path, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
+
+    return patiently(once, query, wait_seconds)
+
+
+def _write(
+    query: str, path: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float
+) -> NewCheckpoint:
     store = OffsetsStore(url)
     query_id = store.status_of(query)[0][0].query_id
     with store._reading() as connection:

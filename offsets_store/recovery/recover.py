@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from offsets_store.backoff import RETRY_SECONDS
 from offsets_store.errors import LedgerError, RecoveryError
 from offsets_store.migrations import ensure_ledger
 from offsets_store.recovery.checkpoint_writer import CheckpointWriter
@@ -19,6 +20,7 @@ from offsets_store.recovery.continuous import is_continuous
 from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
 from offsets_store.recovery.interventions import RECOVERY, fence, moved
 from offsets_store.recovery.kept_files import FOLDER, Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
+from offsets_store.recovery.patience import patiently
 from offsets_store.recovery.plan import plan_recovery
 from offsets_store.recovery.read_facts import read_checkpoint, read_sinks, with_state
 from offsets_store.recovery.refusals import NOTHING, no_checkpoint
@@ -63,6 +65,7 @@ def recover_checkpoint(
     dry_run: bool = False,
     quiet_seconds: float = QUIET_SECONDS,
     wait_seconds: float = WAIT_SECONDS,
+    retry_timeout: float = RETRY_SECONDS,
     approve: Callable[[Recovery], None] | None = None,
 ) -> Recovery:
     """
@@ -78,11 +81,36 @@ def recover_checkpoint(
     :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, if something is to be
         changed: a query that runs writes to both.
     :param wait_seconds: how long to wait, at most, for that silence.
+    :param retry_timeout: how many seconds to wait for a Postgres that is away, or restarts, as a commit does.
     :param approve: is told what would be done before anything is; what it raises keeps that from being done.
     :raises RecoveryError: where the query keeps state that does not fit, or runs, or nothing proves what to do.
     :raises CheckpointError: where the checkpoint cannot be read or written.
     :raises LedgerError: where the ledger cannot be read or written.
+    :raises ConnectError: where Postgres stays away.
     """
+
+    def once() -> Recovery:
+        return _recover(
+            checkpoint_location,
+            url,
+            dry_run=dry_run,
+            quiet_seconds=quiet_seconds,
+            wait_seconds=wait_seconds,
+            approve=approve,
+        )
+
+    return patiently(once, checkpoint_location, retry_timeout)
+
+
+def _recover(
+    checkpoint_location: str,
+    url: str,
+    *,
+    dry_run: bool,
+    quiet_seconds: float,
+    wait_seconds: float,
+    approve: Callable[[Recovery], None] | None,
+) -> Recovery:
     writer = CheckpointWriter(checkpoint_location)
     checkpoint = read_checkpoint(writer.files)
     if checkpoint.is_empty:
@@ -132,12 +160,21 @@ def undo_recovery(
     dry_run: bool = False,
     quiet_seconds: float = QUIET_SECONDS,
     wait_seconds: float = WAIT_SECONDS,
+    retry_timeout: float = RETRY_SECONDS,
 ) -> Recovery:
     """
     Bring back what the newest recovery has replaced; arguments as for :func:`recover_checkpoint`.
 
     :raises RecoveryError: NOTHING_TO_UNDO; UNDO_TOO_LATE, where the query has run since; RECOVERY_RUNNING.
     """
+
+    def once() -> Recovery:
+        return _undo(checkpoint_location, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
+
+    return patiently(once, checkpoint_location, retry_timeout)
+
+
+def _undo(checkpoint_location: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float) -> Recovery:
     writer = CheckpointWriter(checkpoint_location)
     kept = newest_kept(writer)
     checkpoint = read_checkpoint(writer.files)

@@ -3,7 +3,8 @@ Does the query still run?
 
 Runs on the driver before a start, and in the command ``pgonce``. Invariant: what is found is evidence, in words;
 nothing found is no proof. What holds in any case is the fence that :mod:`offsets_store.recovery.interventions` sets
-before a file is touched: a run that lives after all is refused at its next batch.
+before a file is touched: a run that lives after all is refused at its next batch. The fence also ends the session that
+a dead run has left, as a commit does; so such a session is no sign of life.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,8 +53,9 @@ def refuse_running(
     :raises RecoveryError: RECOVERY_RUNNING, with what shows it.
     """
     deadline = time.monotonic() + wait_seconds
+    sessions = Sessions(quiet_seconds)
     while True:
-        signs = signs_of_life(store, writer, checkpoint, sinks, query_id, quiet_seconds)
+        signs = signs_of_life(store, writer, checkpoint, sinks, query_id, quiet_seconds, sessions)
         if not signs:
             return
         if time.monotonic() >= deadline:
@@ -60,7 +63,8 @@ def refuse_running(
                 "RECOVERY_RUNNING",
                 f"Query {query_id} seems to run: {'; '.join(signs)}.",
                 NOTHING,
-                f"Stop the query everywhere, wait {quiet_seconds:g} seconds (--wait does that), and try again.",
+                f"Stop the query everywhere, wait {quiet_seconds:g} seconds (--wait does that), and try again. A "
+                "session that a dead host has left is ended once it has waited for its client for so long.",
             )
         time.sleep(_POLL_SECONDS)
 
@@ -72,11 +76,12 @@ def signs_of_life(
     sinks: Sequence[SinkFacts],
     query_id: str,
     quiet_seconds: float,
+    sessions: Sessions,
 ) -> list[str]:
     """What shows that the query runs, in words; empty where nothing does."""
     signs = ["it is active in this very process"] if _is_active_here(query_id) else []
     with store._reading() as connection:
-        signs += _sessions(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
+        signs += sessions.alive(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
     if writer is not None and checkpoint is not None:
         signs += _young_files(writer, checkpoint, quiet_seconds)
     return signs
@@ -98,13 +103,43 @@ def _is_active_here(query_id: str) -> bool:
     return any(query.id == query_id for query in session.streams.active)
 
 
-def _sessions(connection: Connection, sinks: Sequence[SinkFacts]) -> list[str]:
-    runs = [f"pgonce {sink.run_id}" for sink in sinks]
-    found = connection.execute(
-        text("SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE application_name = ANY(:runs)"),
-        {"runs": runs},
-    )
-    return [f"its run commits in session {pid} ({application})" for pid, application in found]
+@dataclass
+class Sessions:
+    """The sessions in which the query's runs commit, looked at again and again; which of them show life?"""
+
+    quiet_seconds: float
+    _seen: dict[str, float] = field(default_factory=dict)
+
+    def alive(self, connection: Connection, sinks: Sequence[SinkFacts]) -> list[str]:
+        """
+        In words. Not those whose transaction has waited for its client for all of ``quiet_seconds``.
+
+        Postgres says since when a transaction is idle. Of a COPY it says how many bytes have come: these are looked at.
+        """
+        now = time.monotonic()
+        found = connection.execute(_SESSIONS, {"runs": [f"pgonce {sink.run_id}" for sink in sinks]}).all()
+        self._seen = {row.now_at: self._seen.get(row.now_at, now) for row in found}
+        return [
+            f"its run commits in session {row.pid} ({row.application_name}, {row.does})"
+            for row in found
+            if not row.waits_for_client
+            or max(float(row.idle_seconds), now - self._seen[row.now_at]) < self.quiet_seconds
+        ]
+
+
+# A session that is not this role's shows its name only: nothing tells that it waits for its client.
+_SESSIONS = text("""
+SELECT a.pid, a.application_name,
+       coalesce(a.xact_start IS NOT NULL AND a.wait_event = 'ClientRead', false) AS waits_for_client,
+       CASE WHEN a.state LIKE 'idle in transaction%'
+            THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END AS idle_seconds,
+       concat_ws(' ', a.pid, a.backend_start, a.state_change, p.bytes_processed) AS now_at,
+       CASE WHEN a.state IS NULL THEN 'what it does is not shown to this role, which needs pg_read_all_stats'
+            WHEN a.wait_event = 'ClientRead' THEN format('%s, waits for its client', a.state)
+            ELSE a.state END AS does
+FROM pg_stat_activity AS a LEFT JOIN pg_stat_progress_copy AS p ON p.pid = a.pid
+WHERE a.application_name = ANY(:runs)
+""")
 
 
 def _young_rows(connection: Connection, sinks: Sequence[SinkFacts], quiet_seconds: float) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -20,7 +22,7 @@ from offsets_store.checkpoint_files import ArrowFiles
 from offsets_store.cli import app
 from offsets_store.cli_terms import ExitCode
 from offsets_store.connect import engine_for
-from offsets_store.errors import CheckpointError, ConfigurationError, LedgerError, RecoveryError
+from offsets_store.errors import CheckpointError, ConfigurationError, ConnectError, LedgerError, RecoveryError
 from offsets_store.facts import Batch, Remedies
 from offsets_store.migrations import NEWEST, Migration
 from offsets_store.offsets import parse_offset_log
@@ -32,6 +34,9 @@ from offsets_store.recovery.doctor import Finding, examine
 from offsets_store.recovery.new_checkpoint import new_checkpoint
 from offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from offsets_store.verdict import Verdict, decide
+from sink.foreach_batch import PostgresBatchWriter
+from sink.settings import CommitSettings
+from sink.start import recover_and_start
 
 
 def history(url, last, texts=None, **identity):
@@ -389,6 +394,58 @@ class TestRunning:
             assert "its run commits in session" in self.refused(behind, url, quiet_seconds=0, wait_seconds=0)
         assert mend(behind, url).is_done
 
+    def test_a_session_that_a_dead_host_left(self, url, behind, monkeypatch):
+        """A transaction whose client is gone is no sign of life: it is ended as a commit ends it, and rolled back."""
+        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        with psycopg.connect(url, application_name=f"pgonce {RUN}") as dead:
+            dead.execute("SELECT FROM pgonce.writers FOR UPDATE")
+            assert recover_checkpoint(str(behind), url, quiet_seconds=0.5, wait_seconds=30).is_done
+            with pytest.raises(psycopg.OperationalError):
+                dead.execute("SELECT 1")
+
+    def test_a_copy_whose_rows_have_stopped(self, url, behind, monkeypatch):
+        """A COPY is alive while bytes come; once they have stopped for long enough, its session is ended."""
+        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        with psycopg.connect(url, application_name=f"pgonce {RUN}") as slow:
+            slow.execute("CREATE TEMP TABLE rows (n int)")
+            slow.execute("SELECT FROM pgonce.writers FOR UPDATE")
+            with suppress(psycopg.OperationalError), slow.cursor().copy("COPY rows FROM STDIN") as copy:
+                stopped = threading.Event()
+
+                def send():
+                    while not stopped.wait(0.1):
+                        copy.write("1\n" * 40_000)
+
+                thread = threading.Thread(target=send)
+                thread.start()
+                try:
+                    said = self.refused(behind, url, quiet_seconds=2, wait_seconds=4)
+                finally:
+                    stopped.set()
+                    thread.join()
+                assert f"session {slow.info.backend_pid} (pgonce {RUN}" in said
+                recovered = recover_checkpoint(str(behind), url, quiet_seconds=2, wait_seconds=60)
+            assert recovered.is_done
+            assert slow.broken
+
+    def test_a_newer_run_that_died_in_its_first_batch(self, url, behind, monkeypatch):
+        """The ledger does not know that run yet; its session holds the row, and is ended."""
+        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        with psycopg.connect(url, application_name="pgonce a run without a batch") as dead:
+            dead.execute("SELECT FROM pgonce.writers FOR UPDATE")
+            assert mend(behind, url).is_done
+            with pytest.raises(psycopg.OperationalError):
+                dead.execute("SELECT 1")
+
+    def test_a_strangers_session_is_named_and_left_alone(self, url, behind, monkeypatch):
+        """Somebody who looks at the row by hand is named."""
+        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        with psycopg.connect(url, application_name="psql") as person:
+            person.execute("SELECT FROM pgonce.writers FOR UPDATE")
+            said = self.refused(behind, url, quiet_seconds=0)
+            assert f"pid {person.info.backend_pid}, application 'psql'" in said
+            person.execute("SELECT 1")
+
     def test_a_young_row(self, url, behind, observer):
         """A batch published or skipped a moment ago is a sign."""
         for path in behind.rglob("*"):
@@ -432,7 +489,7 @@ class TestRunning:
 
     def test_a_commit_that_holds_its_row(self, url, behind, monkeypatch):
         """A row that stays locked is that of a commit."""
-        monkeypatch.setattr(interventions, "_LOCK_TIMEOUT", "SET LOCAL lock_timeout = '100ms'")
+        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 0.1)
         with psycopg.connect(url) as holder:
             holder.execute("SELECT FROM pgonce.writers FOR UPDATE")
             assert "locked" in self.refused(behind, url, quiet_seconds=0)
@@ -469,6 +526,63 @@ class TestRunning:
         assert True in outcomes
         assert set(outcomes) <= {True, False, "RECOVERY_RUNNING"}
         assert sorted(int(path.name) for path in (ahead / "offsets").glob("[0-9]*")) == list(range(6))
+
+
+class TestAway:
+    """Postgres is away when a recovery begins."""
+
+    def test_it_waits_and_goes_on(self, proxy, behind, caplog):
+        """Before a start it waits as a commit does, says so once a try, and recovers when Postgres is back."""
+        proxy.stop()
+        threading.Timer(1.0, proxy.start).start()
+        with caplog.at_level("WARNING", "pgonce"):
+            assert mend(behind, proxy.url).is_done
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) >= 2
+        assert all(line.startswith(f"recovery of {behind}: trying again in ") for line in said)
+        assert all("CONNECT_FAILED" in line for line in said)
+
+    def test_it_begins_again_where_the_line_breaks(self, proxy, behind):
+        """The fence may have been set, or not: a second one does no harm."""
+        proxy.cut_after_commit(touching="interventions")
+        assert mend(behind, proxy.url).stands_at == 9
+        assert proxy.hits["cut_after_commit"] == 1
+        assert not mend(behind, proxy.url).is_needed
+
+    def test_past_the_bound_it_fails_by_name(self, proxy, behind):
+        """A Postgres that stays away is an error, and no file was touched."""
+        before = files_of(behind)
+        proxy.stop()
+        began = time.monotonic()
+        with pytest.raises(ConnectError, match="CONNECT_FAILED"):
+            mend(behind, proxy.url, retry_timeout=1)
+        assert time.monotonic() - began >= 0.5
+        assert files_of(behind) == before
+
+    def test_what_does_not_pass_fails_at_once(self, behind, url):
+        """A database that is not there will not come while somebody waits."""
+        with pytest.raises(ConnectError, match="CONNECT_REFUSED"):
+            mend(behind, url.replace("/pgonce_test_", "/no_such_"))
+
+    def test_the_bound_is_that_of_a_commit(self):
+        """Nobody who waits for a commit need wait otherwise for a start."""
+        patience = {
+            inspect.signature(function).parameters["retry_timeout"].default
+            for function in (recover_checkpoint, undo_recovery, recover_and_start, PostgresBatchWriter)
+        }
+        assert patience == {CommitSettings.retry_timeout} == {120.0}
+
+    def test_a_command_waits_where_it_is_told_to(self, proxy, behind, monkeypatch):
+        """A person at a shell hears at once that Postgres is away, unless --wait says for how long to try."""
+        monkeypatch.setenv("PGONCE_URL", proxy.url)
+        proxy.stop()
+        began = time.monotonic()
+        refused = CliRunner().invoke(app, ["recover", str(behind), "--apply"])
+        assert "[CONNECT_FAILED]" in refused.stderr
+        assert time.monotonic() - began < 60
+        threading.Timer(1.0, proxy.start).start()
+        done = CliRunner().invoke(app, ["recover", str(behind), "--apply", "--quiet-for", "0", "--wait", "600"])
+        assert done.exit_code == ExitCode.OK
 
 
 class TestDoctor:

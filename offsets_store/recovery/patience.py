@@ -1,0 +1,43 @@
+"""
+How long does a recovery wait for a Postgres that is away?
+
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: what is tried again has not touched a file:
+Postgres is asked first, and the last that it is told, the fence, may be set twice.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import psycopg
+
+from offsets_store.backoff import Backoff
+from offsets_store.errors import ConnectError, LedgerError
+from offsets_store.postgres_errors import ledger_error, passes, scrub
+
+_log = logging.getLogger("pgonce")
+
+_T = TypeVar("_T")
+
+
+def patiently(work: Callable[[], _T], what: str, seconds: float) -> _T:
+    """
+    What ``work`` gives, tried again for ``seconds`` while Postgres is away or refuses what passes by itself.
+
+    :param what: the checkpoint or the query, for the log.
+    :raises PgonceError: what ``work`` raises, at last.
+    """
+    backoff = Backoff(seconds)
+    while True:
+        try:
+            return work()
+        except (ConnectError, LedgerError, psycopg.Error) as error:
+            pause = backoff.next_pause() if passes(error) else None
+            if pause is None:
+                raise ledger_error(error, "recovering") if isinstance(error, psycopg.Error) else error from None
+            reason = scrub(" ".join(str(error).split()))
+        _log.warning("recovery of %s: trying again in %.1f s: %s", what, pause, reason)
+        time.sleep(pause)
