@@ -41,7 +41,14 @@ _log = logging.getLogger("pgonce")
 
 
 @dataclass(frozen=True)
-class Work:
+class Question:
+    """What became of a batch? For this sink, as ``name_sink`` says inside the transaction; nothing is published."""
+
+    name_sink: Callable[[Connection], str]
+
+
+@dataclass(frozen=True)
+class Work(Question):
     """
     What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
@@ -49,7 +56,6 @@ class Work:
     transaction, anew at every try. ``sealed`` is for work that runs SQL of the user's.
     """
 
-    name_sink: Callable[[Connection], str]
     publish: Callable[[Connection, Batch, Offsets | None], Published]
     sealed: bool = False
 
@@ -66,9 +72,11 @@ class Outcome:
     unknown: bool = False
 
 
-def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatch, outcome: Outcome) -> Verdict:
+def try_once(settings: CommitSettings, batch: Batch, work: Question, watch: LockWatch, outcome: Outcome) -> Verdict:
     """
     Publish or skip ``batch`` in one transaction; the verdict says which.
+
+    A :class:`Question` is answered by the verdict, and publishes nothing: what could be published is not there.
 
     :raises PgonceError: where it is refused, or could not have been kept.
     :raises psycopg.Error: what Postgres says; :mod:`sink.committer` knows what may be tried again.
@@ -92,6 +100,8 @@ def try_once(settings: CommitSettings, batch: Batch, work: Work, watch: LockWatc
         if verdict in ACCEPTABLE and ledger.is_accepted_in_tx(connection, locked, batch):
             verdict = Verdict.ACCEPTED
         if verdict in PUBLISH:
+            if not isinstance(work, Work):
+                return verdict
             with watch.looking(began.backend_pid, may_end=False):
                 _publish_in_tx(connection, settings, batch, work, locked, verdict, began)
         elif verdict in SKIP:

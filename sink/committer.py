@@ -27,7 +27,7 @@ from offsets_store.postgres_errors import (
     ledger_error,
 )
 from offsets_store.verdict import Verdict
-from sink.attempt import Outcome, Work, try_once
+from sink.attempt import Outcome, Question, Work, try_once
 from sink.errors import CommitError
 from sink.settings import CommitSettings
 from sink.target_errors import target_error
@@ -46,6 +46,23 @@ def commit_batch(settings: CommitSettings, batch: Batch, work: Work, *, outcome_
     :raises TargetError: where the table or the rows are the reason.
     :raises CommitError: where Postgres stayed away or locked past the bounds in ``settings``.
     """
+    return _patiently(settings, batch, work, outcome_unknown=outcome_unknown)
+
+
+def what_became_of(settings: CommitSettings, batch: Batch, question: Question) -> Verdict:
+    """
+    Ask the ledger what ``batch`` is, where another process may have published it; skip it where that is proven.
+
+    The ledger is read under the writer's lock, when no transaction of that process is open any more. A verdict in
+    :data:`~offsets_store.verdict.PUBLISH` says that the batch is not there; nor is it written here.
+
+    :raises RefusedBatch: where it is neither new nor a proven replay.
+    :raises PgonceError: where the ledger could not be asked.
+    """
+    return _patiently(settings, batch, question, outcome_unknown=False)
+
+
+def _patiently(settings: CommitSettings, batch: Batch, work: Question, *, outcome_unknown: bool) -> Verdict:
     backoff = Backoff(settings.retry_timeout)
     watch = LockWatch(settings.url, settings.lock_timeout)
     outcome = Outcome(outcome_unknown)
@@ -117,10 +134,17 @@ def left_unknown(error: Exception) -> bool:
 
 
 def _unknown(batch: Batch, reason: str) -> CommitError:
+    return unknown_outcome(
+        f"The connection was lost while batch {batch.batch_id} was committed, and Postgres could not be asked since: "
+        f"{reason}."
+    )
+
+
+def unknown_outcome(what: str) -> CommitError:
+    """The error for a batch that may have been committed, while the ledger cannot be asked."""
     return CommitError(
         "COMMIT_UNKNOWN",
-        f"The connection was lost while batch {batch.batch_id} was committed, and Postgres could not be asked since: "
-        f"{reason}.",
+        what,
         "Whether the batch was committed is unknown; its rows and its offsets were, together, or neither.",
         "Start the query again once Postgres can be reached: the ledger tells, and no row is lost or doubled.",
     )

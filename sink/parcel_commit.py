@@ -8,7 +8,7 @@ transaction that records the batch, and only what the parcels promised.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -18,20 +18,16 @@ from offsets_store.connect import connect
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
-from offsets_store.record import Published
 from offsets_store.verdict import Verdict
-from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.options import SinkOptions
 from sink.parcel import Origin, Parcel, open_parcels
 from sink.planned_batch import planned_batch, staging_table
 from sink.publish import BatchRows, publication
-from sink.receiver.client import finish, give_up
-from sink.receiver.errors import ReceiverError
-from sink.receiver.line import Receiver
+from sink.receiver.client import give_up
+from sink.receiver.outcome import finished
 from sink.receiver.promise import Promise
 from sink.row_positions import kept_bodies
-from sink.settings import CommitSettings
 from sink.staged_rows import StagedRows
 from sink.staging import StagingTable, sweep
 from sink.type_mapping import EncodedColumn
@@ -65,15 +61,19 @@ def commit_parcels(
         return replace(batch, attempt=receiver.token) if receiver else batch
 
     work = publication(options.sink_name, options.destination, rows, transport(parcels))
+    # Also once a run: a try that failed may have staged rows of which no message ever told.
+    may_sweep = bool(rows.staged) or (origin.run_id, table.sink_name) not in _swept
     if receiver and any(parcel.way == "received" for parcel in parcels):
-        verdict = _finish_reception(options.commit, identified, work, _promise(parcels, rows), receiver)
+        promise = _promise(parcels, rows)
+        answer = finished(options, receiver, origin, promise, identified, work.name_sink)
+        # Attempts that were not chosen may have staged rows, where they did not reach the receiver.
+        verdict, may_sweep = answer.verdict, may_sweep or answer.may_sweep
     else:
         if receiver and rows.staged:
             # An attempt that was not chosen may have begun a transaction there, for which this one would have to wait.
             give_up(receiver)
         verdict = commit_batch(options.commit, identified(), work)
-    # Also once a run: a try that failed may have staged rows of which no message ever told.
-    if rows.staged or (origin.run_id, table.sink_name) not in _swept:
+    if may_sweep:
         _sweep(options, origin, table.sink_name)
         _swept.add((origin.run_id, table.sink_name))
     return verdict
@@ -87,21 +87,6 @@ def _promise(parcels: Sequence[Parcel], rows: BatchRows) -> Promise:
         sum(parcel.rows for parcel in parcels if parcel.way == "inline"),
         rows.staged.promised if rows.staged else (),
     )
-
-
-def _finish_reception(
-    settings: CommitSettings, identified: Callable[[], Batch], work: Work, promise: Promise, receiver: Receiver
-) -> Verdict:
-    """Have the receiver commit the batch; where it is lost, ask the ledger what became of it."""
-    try:
-        return finish(receiver, promise)
-    except ReceiverError as error:
-        is_lost = error
-
-    def publish(*_: object) -> Published:
-        raise is_lost
-
-    return commit_batch(settings, identified(), replace(work, publish=publish))
 
 
 def _rows(

@@ -10,4 +10,5 @@ pytest_plugins = [
     "fix_kafka",
     "fix_spark",
     "fix_driver",
+    "fix_receiver",
 ]

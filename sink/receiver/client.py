@@ -52,15 +52,19 @@ def send_rows(
     return rows
 
 
-def finish(receiver: Receiver, promise: Promise) -> Verdict:
+def finish(receiver: Receiver, origin: Origin, promise: Promise) -> Verdict:
     """
-    Have the batch committed, and wait for it; the verdict.
+    Have the batch committed, and wait for it; the verdict, for which the ledger is to be asked.
 
-    :raises ReceiverError: RECEIVER_LOST, where nobody answers; whether the batch was committed is then in the ledger.
+    :raises ReceiverError: RECEIVER_LOST, where nobody answers; whether the batch was committed is then in the ledger,
+        if it ``leaves_unknown``.
     :raises PgonceError: what the commit in the receiver raised.
     """
-    with _broken_is_lost(at_commit=True), closing(receiver.dial()) as line:
-        line.say(say="finish", token=str(receiver.token), bodies=len(promise.inline), promise=promise.as_message())
+    with _broken_is_lost(at_commit=False):
+        line = receiver.dial()
+    with _broken_is_lost(at_commit=True), closing(line):
+        promised = {"origin": asdict(origin), "bodies": len(promise.inline), "promise": promise.as_message()}
+        line.say(say="finish", token=str(receiver.token), **promised)
         for body in promise.inline:
             line.send_body(body)
         while True:
@@ -76,6 +80,7 @@ def give_up(receiver: Receiver) -> None:
     try:
         with closing(receiver.dial(CONNECT_SECONDS)) as line:
             line.say(say="give up", token=str(receiver.token))
+            line.hear()
     except BROKEN as error:
         _log.info("a receiver is not told that its batch has failed: %s", error)
 

@@ -16,23 +16,29 @@ from sink.receiver.line import SILENT
 
 _log = logging.getLogger("pgonce.receiver")
 
+_ASKED = (
+    "When the ledger was asked, the batch was not committed. If that process lives and goes on, it still may be: its "
+    "rows and its offsets together, or neither."
+)
 _REMEDY = "Start the query again: Spark runs the batch again from its source."
 
 
 class ReceiverError(PgonceError):
     """The process on the driver that took the rows of a batch does not have them, or does not answer."""
 
+    @property
+    def leaves_unknown(self) -> bool:
+        """Whether the batch may have been committed all the same, which only the ledger tells."""
+        return self.data != NOTHING
+
 
 def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
-    """The error for a receiver that does not answer a task, or the commit."""
+    """The error for a receiver that does not answer; ``at_commit``, once it was told which rows are promised."""
     why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
     return ReceiverError(
         "RECEIVER_LOST",
         f"The process on the driver that received this batch's rows does not answer: {why}.",
-        "When the ledger was asked, the batch was not committed. If that process lives and goes on, it still may be: "
-        "its rows and its offsets together, or neither."
-        if at_commit
-        else NOTHING,
+        _ASKED if at_commit else NOTHING,
         "Start the query again: the ledger tells, and Spark runs the batch again from its source where it has to.",
     )
 
@@ -40,6 +46,18 @@ def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
 def without_rows(what: str) -> ReceiverError:
     """The error for a receiver that does not have what the commit messages promise."""
     return ReceiverError("ROWS_NOT_RECEIVED", what, NOTHING, _REMEDY)
+
+
+def not_kept(verdict: str, batch_id: int) -> ReceiverError:
+    """The error for a batch that is done by the receiver's word, and not by the ledger's."""
+    return ReceiverError(
+        "NOT_IN_LEDGER",
+        f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), and "
+        "the ledger does not have it.",
+        _ASKED,
+        "Start the query again: Spark runs the batch again from its source. If the database was restored or failed "
+        "over just now, it may lack other batches too: `pgonce doctor` tells. Otherwise report it.",
+    )
 
 
 def in_words(error: Exception) -> PgonceError:
@@ -52,7 +70,8 @@ def in_words(error: Exception) -> PgonceError:
         return error
     _log.error("%s:\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     what = f"The receiver failed with {type(error).__name__}; where, is in the driver's standard error."
-    return ReceiverError("RECEIVER_FAILED", what, NOTHING, f"{_REMEDY} If this comes back, report it.")
+    # It may have failed past COMMIT.
+    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this comes back, report it.")
 
 
 def as_message(error: Exception) -> list[str]:

@@ -12,12 +12,14 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 
 from sink.options import SinkOptions
+from sink.receiver.certificate import Identity
 
 
 @dataclass(frozen=True)
 class Start:
-    """The first order: who may speak with it, and with whom it ends."""
+    """The first order: who it is, who may speak with it, and with whom it ends."""
 
+    identity: Identity
     secret: bytes = field(repr=False)
     daemon_pid: int
 

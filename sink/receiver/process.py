@@ -11,6 +11,7 @@ import logging
 import os
 import pickle
 import socket
+import ssl
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from uuid import UUID
 
 from offsets_store.verdict import Verdict
 from sink.parcel import OffsetLogEntry, Origin
+from sink.receiver.certificate import context_of
 from sink.receiver.errors import as_message, in_words, without_rows
 from sink.receiver.line import BROKEN, Line
 from sink.receiver.orders import Plan, Start
@@ -105,7 +107,7 @@ def main() -> None:
     start: Start = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
     receptions = Receptions()
     _beside(_take_plans, receptions)
-    _beside(_answer, listening, start.secret, receptions)
+    _beside(_answer, listening, context_of(start.identity), start.secret, receptions)
     while receptions.has_work() and _lives(start.daemon_pid):
         receptions.wake()
         time.sleep(_LOOK_SECONDS)
@@ -136,20 +138,20 @@ def _take_plans(receptions: Receptions) -> None:
         os._exit(1)
 
 
-def _answer(listening: socket.socket, secret: bytes, receptions: Receptions) -> None:
+def _answer(listening: socket.socket, context: ssl.SSLContext, secret: bytes, receptions: Receptions) -> None:
     while True:
         try:
             connected, _ = listening.accept()
-            _beside(_converse, connected, secret, receptions)
+            _beside(_converse, connected, context, secret, receptions)
         except (OSError, RuntimeError) as error:
             _log.warning("a line was not taken: %s", error)
             time.sleep(_DEAF_SECONDS)
 
 
-def _converse(connected: socket.socket, secret: bytes, receptions: Receptions) -> None:
+def _converse(connected: socket.socket, context: ssl.SSLContext, secret: bytes, receptions: Receptions) -> None:
     try:
-        with closing(Line(connected, _IDENTIFY_SECONDS)) as line:
-            line.identify(secret, dialled=False)
+        with closing(Line(connected, context, _IDENTIFY_SECONDS, dialled=False)) as line:
+            line.refuse_stranger(secret)
             line.be_patient(0)
             message = line.hear()
             token = UUID(message["token"])
@@ -160,6 +162,7 @@ def _converse(connected: socket.socket, secret: bytes, receptions: Receptions) -
                     _finish(line, message, receptions, token)
                 case "give up":
                     receptions.end(token)
+                    line.say(over=True)
     except BROKEN as error:
         _log.info("a line broke: %s", error)
     except Exception as error:  # noqa: BLE001 (whoever rang is told by the line's end)
@@ -167,10 +170,8 @@ def _converse(connected: socket.socket, secret: bytes, receptions: Receptions) -
 
 
 def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:
-    origin = message["origin"]
-    if origin["planned"] is not None:
-        origin["planned"] = OffsetLogEntry(**origin["planned"])
-    sending = reception.open(Origin(**origin), message["partition_id"], message["attempt_id"]) if reception else None
+    who = _origin(message), message["partition_id"], message["attempt_id"]
+    sending = reception.open(*who) if reception else None
     line.say(taken=sending is not None)
     if reception is None or sending is None:
         return
@@ -184,13 +185,19 @@ def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None)
         reception.close(sending)
 
 
+def _origin(message: dict[str, Any]) -> Origin:
+    words = message["origin"]
+    planned = words["planned"] and OffsetLogEntry(**words["planned"])
+    return Origin(**{**words, "planned": planned})
+
+
 def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: UUID) -> None:
     answers: list[dict[str, Any]] = []
 
     def commit() -> None:
         try:
             promise = Promise.from_message(message["promise"], bodies)
-            answers.append({"verdict": _committed(receptions.of(token), promise).name})
+            answers.append({"verdict": _committed(receptions.of(token), _origin(message), promise).name})
         except Exception as error:  # noqa: BLE001 (the commit worker raises it)
             answers.append({"error": as_message(error)})
 
@@ -208,7 +215,7 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: 
     line.say(**answers[0])
 
 
-def _committed(reception: Reception | None, promise: Promise) -> Verdict:
+def _committed(reception: Reception | None, origin: Origin, promise: Promise) -> Verdict:
     if reception is None:
         raise without_rows("The receiver knows nothing of this batch: it was told that it has failed.")
-    return reception.finish(promise)
+    return reception.finish(origin, promise)

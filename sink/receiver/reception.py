@@ -112,10 +112,11 @@ class Reception:
             self._arrived.close(sending)
             self._changed.notify_all()
 
-    def finish(self, promise: Promise) -> Verdict:
+    def finish(self, origin: Origin, promise: Promise) -> Verdict:
         """
         Commit what is promised, or skip it; the verdict.
 
+        :param origin: of the batch that the commit worker means.
         :raises ReceiverError: ROWS_NOT_RECEIVED.
         :raises PgonceError: what the commit raises.
         """
@@ -123,6 +124,8 @@ class Reception:
             if self._is_over:
                 raise without_rows("The receiver was told that this batch has failed, and keeps its rows no longer.")
             self._arrived.refuse_missing(promise)
+            if self._origin != origin:
+                raise without_rows("The tasks that have sent rows belong to another batch than the one to commit.")
             self._promise = promise
             self._changed.notify_all()
         if self._early is not None:

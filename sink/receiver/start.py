@@ -28,13 +28,13 @@ from pyspark.sql.types import StructType
 from offsets_store.connect import connect
 from offsets_store.errors import ConfigurationError, PgonceError
 from sink.options import AUTOMATIC, SinkOptions
-from sink.receiver.line import Receiver
+from sink.receiver.certificate import new_identity
+from sink.receiver.line import SECRET_BYTES, Receiver
 from sink.receiver.orders import Plan, Start
 from sink.settings import bad_option
 
 _log = logging.getLogger("pgonce.receiver")
 
-_SECRET_BYTES = 32
 # Ctrl-C in the user's terminal is for the driver, which may end its query in order.
 _RUN = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from sink.receiver.process import main; main()"
 # A receiver reads at once, but for the second in which it starts.
@@ -49,6 +49,7 @@ class _Running:
     """
 
     def __init__(self, host: str) -> None:
+        identity = new_identity()
         with _listening(host) as listening:
             self._process = subprocess.Popen(  # noqa: S603 (this very Python)
                 [sys.executable, "-c", _RUN, str(listening.fileno())],
@@ -59,9 +60,9 @@ class _Running:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             self.host, self.port = host, int(listening.getsockname()[1])
-        self.secret = secrets.token_bytes(_SECRET_BYTES)
+        self.certificate, self.secret = identity.certificate, secrets.token_bytes(SECRET_BYTES)
         self._orders: queue.Queue[Start | Plan | None] = queue.Queue(_UNREAD_ORDERS)
-        self._orders.put(Start(self.secret, os.getppid()))
+        self._orders.put(Start(identity, self.secret, os.getppid()))
         self._writing = threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True)
         self._writing.start()
 
@@ -93,7 +94,8 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
     """
     A receiver that expects a batch with these columns; None where there is none, or is to be none.
 
-    :raises ConfigurationError: where ``receiver`` names no address of this host, and never did.
+    :raises ConfigurationError: where ``receiver`` names no address of this host, and never did; or where no certificate
+        can be made.
     """
     if options.receiver is None:
         return None
@@ -109,11 +111,15 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
             running.expects(plan)
     except (PgonceError, OSError) as error:
         _host_towards.cache_clear()
-        if isinstance(error, ConfigurationError) and options.receiver not in (AUTOMATIC, *_running):
+        if isinstance(error, ConfigurationError) and _is_for_good(error, options):
             raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
-    return Receiver(running.host, running.port, running.secret, plan.token)
+    return Receiver(running.host, running.port, running.certificate, running.secret, plan.token)
+
+
+def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:
+    return error.code == "NO_RECEIVER_TLS" or options.receiver not in (AUTOMATIC, *_running)
 
 
 @cache

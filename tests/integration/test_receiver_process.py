@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,23 +20,24 @@ import pytest
 from committed import STRUCT, ids
 from fix_driver import wait_until
 from published import RUN
-from received import OPTIONS, origin, target
-from stopped import entries, write_checkpoint
+from received import origin, target
 
 import sink.receiver.line
 from offsets_store.errors import PgonceError
+from offsets_store.kept_attempt import KeptAttempt, kept_attempt
 from offsets_store.verdict import Verdict
 from sink.attempt import application_name
 from sink.copy_encoder import CopyEncoder
-from sink.options import parse_options
 from sink.parcel import Parcel
 from sink.parcel_commit import commit_parcels
+from sink.planned_batch import staging_table
 from sink.receiver import process as receiver_process
 from sink.receiver import start
 from sink.receiver.client import finish, give_up, send_rows
 from sink.receiver.orders import Plan
 from sink.receiver.promise import Promise
 from sink.receiver.start import receiver_for
+from sink.stager import Stager
 from sink.type_mapping import encode_columns
 
 HOST = "127.0.0.1"
@@ -51,43 +53,15 @@ def admin(url):
 
 
 @pytest.fixture
-def started(monkeypatch):
-    """The receivers that the test has started, in their order; they end with it."""
-    processes = []
-    popen = subprocess.Popen
-
-    def noted(command, **arguments):
-        process = popen(command, **arguments)
-        if "sink.receiver.process" in " ".join(command):
-            processes.append(process)
-        return process
-
-    monkeypatch.setattr(subprocess, "Popen", noted)
-    monkeypatch.setattr(start, "_running", {})
-    # As Spark sets it for its workers.
-    monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
-    yield processes
-    for process in processes:
-        process.kill()
-        process.wait()
+def started(started_receivers):
+    """The receivers that the test has started, in their order."""
+    return started_receivers
 
 
 @pytest.fixture
-def options(url, tmp_path, started):
+def options(receiver_options):
     """Makes the options of a query that has planned batches 0 to 2, whose transactions begin with the first body."""
-    folder = write_checkpoint(tmp_path / "checkpoint", entries(0, 1, 2))
-
-    def make(**changes):
-        given = {
-            **OPTIONS,
-            "url": url,
-            "checkpointLocation": str(folder),
-            "receiver": "auto",
-            **changes,
-        }
-        return parse_options(given, overwrite=False)
-
-    return make
+    return receiver_options
 
 
 def body(one):
@@ -135,7 +109,7 @@ def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(adm
     assert ids(admin) == []
     inline, _ = body(4)
     promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,), inline_rows=1)
-    assert finish(receiver, promised) is Verdict.NEW
+    assert finish(receiver, origin(), promised) is Verdict.NEW
     assert ids(admin) == [1, 2, 3, 4]
     assert admin.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
     record = admin.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
@@ -153,7 +127,7 @@ def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(admin, options)
     with pytest.raises(RuntimeError, match="upstream fails"):
         send_rows(receiver, origin(), 0, 1, failing())
     assert send(receiver, 1, 2, attempt_id=2) == 2
-    assert finish(receiver, Promise("received", {0: (2, 2)})) is Verdict.NEW
+    assert finish(receiver, origin(), Promise("received", {0: (2, 2)})) is Verdict.NEW
     assert ids(admin) == [1, 2]
 
 
@@ -163,7 +137,7 @@ def test_an_error_of_the_commit_is_the_one_that_it_would_be_without_a_receiver(a
     receiver = receiver_for(options(), STRUCT)
     send(receiver, 1, 2)
     with pytest.raises(PgonceError, match="CHECK_VIOLATION.*small") as refused:
-        finish(receiver, SENT)
+        finish(receiver, origin(), SENT)
     assert type(refused.value).__name__ == "TargetError"
     assert "n2" not in str(refused.value)
     assert ids(admin) == []
@@ -176,10 +150,10 @@ def test_who_does_not_know_the_secret_is_not_heard(admin, options, caplog):
     stranger = replace(receiver, secret=bytes(32))
     assert send(stranger, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        finish(stranger, SENT)
+        finish(stranger, origin(), SENT)
     give_up(stranger)
     assert ids(admin) == []
-    assert finish(receiver, SENT) is Verdict.NEW
+    assert finish(receiver, origin(), SENT) is Verdict.NEW
     assert ids(admin) == [1, 2]
     assert receiver.secret.hex() not in caplog.text
     assert repr(receiver.secret) not in repr(receiver)
@@ -206,7 +180,7 @@ def test_strangers_hold_nobody_up(admin, options):
     disturb(receiver)
     assert send(receiver, 1, 2) == 2
     disturb(receiver)
-    assert finish(receiver, SENT) is Verdict.NEW
+    assert finish(receiver, origin(), SENT) is Verdict.NEW
     assert ids(admin) == [1, 2]
     for stranger in strangers:
         stranger.close()
@@ -221,9 +195,9 @@ def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(admin, opti
     started[0].wait()
     assert send(receiver, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        finish(receiver, SENT)
+        finish(receiver, origin(), SENT)
     give_up(receiver)
-    with pytest.raises(PgonceError, match="RECEIVER_LOST.*the batch was not committed"):
+    with pytest.raises(PgonceError, match="RECEIVER_LOST.*Nothing of this batch was written"):
         commit_parcels(options(), encode_columns(STRUCT), parcels(receiver), 1)
     assert ids(admin) == []
 
@@ -235,7 +209,7 @@ def test_the_next_batch_gets_another_receiver_where_one_was_killed(admin, option
     started[0].wait()
     receiver = receiver_for(options(), STRUCT)
     send(receiver, 1, 2)
-    assert finish(receiver, SENT) is Verdict.NEW
+    assert finish(receiver, origin(), SENT) is Verdict.NEW
     assert ids(admin) == [1, 2]
     assert len(started) == 2
 
@@ -252,7 +226,7 @@ def test_a_receiver_that_is_frozen_is_lost(admin, options, started, monkeypatch)
     assert send(receiver, 4, partition_id=2) is None
     assert time.monotonic() - began < silence
     with pytest.raises(PgonceError, match="RECEIVER_LOST.*silent for too long"):
-        finish(receiver, SENT)
+        finish(receiver, origin(), SENT)
     assert ids(admin) == []
 
 
@@ -274,6 +248,103 @@ def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(moment, admin
             with pytest.raises(PgonceError, match="RECEIVER_LOST.*the batch was not committed"):
                 committing.result()
     assert ids(admin) == ([1, 2] if moment == "hold_after_commit" else [])
+
+
+def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(admin, proxy, options, started):
+    """Killed after COMMIT, with Postgres away since, the batch is not called one that was not written."""
+    small = options(url=proxy.url, retryTimeout="2")
+    receiver = receiver_for(small, STRUCT)
+    hold = proxy.hold_after_commit(touching="events")
+    send(receiver, 1, 2)
+    with ThreadPoolExecutor() as pool:
+        committing = pool.submit(commit_parcels, small, encode_columns(STRUCT), parcels(receiver), 1)
+        hold.wait()
+        proxy.stop()
+        started[0].kill()
+        started[0].wait()
+        with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*is unknown") as unknown:
+            committing.result()
+    assert "Nothing" not in str(unknown.value)
+    assert ids(admin) == [1, 2]
+    proxy.start()
+    # The next start, which Spark makes of the same offsets.
+    again, restarted = receiver_for(options(), STRUCT), replace(origin(), run_id="run 2")
+    send_rows(again, restarted, 0, 1, map(body, (1, 2)))
+    parcel = Parcel(restarted, 0, 2, receiver=again, received_as=1)
+    assert commit_parcels(options(), encode_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
+    assert ids(admin) == [1, 2]
+
+
+@pytest.mark.parametrize("gone", ["the checkpoint", "the table"])
+def test_a_committed_batch_is_found_whatever_else_has_gone(gone, admin, proxy, options, started):
+    """What the batch was planned from, or written to, is not needed to find it landed by its token."""
+    settings = options(url=proxy.url)
+    receiver = receiver_for(settings, STRUCT)
+    hold = proxy.hold_after_commit(touching="events")
+    send(receiver, 1, 2)
+    with ThreadPoolExecutor() as pool:
+        committing = pool.submit(commit_parcels, settings, encode_columns(STRUCT), parcels(receiver), 1)
+        hold.wait()
+        if gone == "the table":
+            admin.execute("DROP TABLE events")
+        else:
+            shutil.rmtree(settings.checkpoint_location)
+        started[0].kill()
+        started[0].wait()
+        hold.cut()
+        assert committing.result() is Verdict.LANDED
+
+
+def test_a_lost_receiver_and_a_checkpoint_that_has_gone_leave_an_unknown_outcome(admin, proxy, options, started):
+    """While COMMIT may be on its way and the ledger cannot be asked in full, nothing is called unwritten."""
+    settings = options(url=proxy.url, retryTimeout="2")
+    receiver = receiver_for(settings, STRUCT)
+    hold = proxy.hold_before_commit(touching="events")
+    send(receiver, 1, 2)
+    with ThreadPoolExecutor() as pool:
+        committing = pool.submit(commit_parcels, settings, encode_columns(STRUCT), parcels(receiver), 1)
+        hold.wait()
+        shutil.rmtree(settings.checkpoint_location)
+        started[0].kill()
+        started[0].wait()
+        with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
+            committing.result()
+    hold.cut()
+
+
+def test_what_the_ledger_is_asked_of_a_done_batch_is_one_statement(admin, url, options):
+    """The look into the ledger costs no transaction, and finds the batch by the token that the plan drew."""
+    receiver = receiver_for(options(), STRUCT)
+    send(receiver, 1, 2)
+    assert commit_parcels(options(), encode_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
+    assert kept_attempt(url, origin().query_id, "events", 1, receiver.token) == KeptAttempt(True, False, False)
+    assert kept_attempt(url, origin().query_id, "events", 1, UUID(int=7)) == KeptAttempt(False, False, False)
+    assert kept_attempt(url, origin().query_id, "events", 2, receiver.token) == KeptAttempt(False, False, False)
+    assert kept_attempt(url, "another", "events", 1, receiver.token) == KeptAttempt(False, False, False)
+
+
+def test_what_was_staged_in_vain_is_swept_with_the_batch(admin, options):
+    """An attempt that could not reach the receiver stages; where Spark chooses another, its rows do not stay."""
+    settings, columns = options(), encode_columns(STRUCT)
+    for number in (1, 2):
+        receiver = receiver_for(settings, STRUCT)
+        row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["x"])})
+        Stager(settings.commit.url, staging_table(settings, origin(number)), STRUCT, 9, 10).stage(iter([row]))
+        send(receiver, 10 * number, 10 * number + 1, batch_id=number)
+        parcel = Parcel(origin(number), 0, 2, receiver=receiver, received_as=1)
+        assert commit_parcels(settings, columns, [parcel], number) is Verdict.NEW
+        assert admin.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
+    assert ids(admin) == [10, 11, 20, 21]
+
+
+def test_a_commit_that_means_another_batch_than_the_tasks_is_refused(admin, options):
+    """The batch that is committed is the one that both the tasks and the commit messages name."""
+    receiver = receiver_for(options(), STRUCT)
+    assert send(receiver, 1, 2) == 2
+    assert send(receiver, 3, partition_id=1, batch_id=2) is None
+    with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED.*another batch"):
+        finish(receiver, origin(2), SENT)
+    assert ids(admin) == []
 
 
 def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(admin, options, started):
@@ -330,7 +401,7 @@ def test_batches_one_after_another_are_received_by_one_process(admin, options, s
     for batch_id in (1, 2):
         receiver = receiver_for(options(), STRUCT)
         send(receiver, 10 * batch_id, 10 * batch_id + 1, batch_id=batch_id)
-        assert finish(receiver, SENT) is Verdict.NEW
+        assert finish(receiver, origin(batch_id), SENT) is Verdict.NEW
     assert ids(admin) == [10, 11, 20, 21]
     assert len(started) == 1
 
@@ -348,7 +419,7 @@ def test_a_batch_that_has_failed_leaves_its_transaction(how, admin, options):
     assert wait_until(lambda: not transactions(admin))
     again = receiver_for(options(), STRUCT)
     send(again, 1, 2)
-    assert finish(again, SENT) is Verdict.NEW
+    assert finish(again, origin(), SENT) is Verdict.NEW
     assert ids(admin) == [1, 2]
 
 
@@ -376,10 +447,13 @@ def test_it_ends_with_sparks_daemon(has_rows, admin, options, started, monkeypat
     if has_rows:
         send(receiver, 1, 2)
         in_copy(admin)
+    else:
+        # It has started once it answers.
+        receiver.dial().close()
     assert not is_gone(started[0], seconds=1.5)
     daemon.kill()
     daemon.wait()
-    assert is_gone(started[0], seconds=3)
+    assert is_gone(started[0])
     assert started[0].returncode == 0
     left = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
     assert wait_until(lambda: not admin.execute(left, [application_name(RUN)]).fetchall())
@@ -392,7 +466,7 @@ def test_ctrl_c_does_not_end_it(admin, options, started):
     send(receiver, 1, 2)
     os.kill(started[0].pid, signal.SIGINT)
     assert not is_gone(started[0], seconds=1)
-    assert finish(receiver, SENT) is Verdict.NEW
+    assert finish(receiver, origin(), SENT) is Verdict.NEW
     assert ids(admin) == [1, 2]
 
 
@@ -446,5 +520,5 @@ def test_tasks_may_ring_before_the_plan_is_read(admin, options):
     for task in tasks:
         task.join()
     assert taken == dict.fromkeys(range(8), 1)
-    assert finish(receiver, Promise("received", dict.fromkeys(range(8), (1, 1)))) is Verdict.NEW
+    assert finish(receiver, origin(), Promise("received", dict.fromkeys(range(8), (1, 1)))) is Verdict.NEW
     assert ids(admin) == list(range(8))

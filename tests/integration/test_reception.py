@@ -157,7 +157,7 @@ def test_rows_are_copied_while_tasks_run_and_seen_once_they_are_promised(admin, 
     reception.close(late)
     assert copying(admin, 1, 2, 3, 4) == began
     assert ids(admin) == []
-    assert reception.finish(promise({0: (1, 2), 1: (2, 2)})) is Verdict.NEW
+    assert reception.finish(origin(), promise({0: (1, 2), 1: (2, 2)})) is Verdict.NEW
     assert ids(admin) == [1, 2, 3, 4]
     assert writers_of(admin) == began
     assert recorded(admin) == [(4, "received")]
@@ -180,7 +180,7 @@ def test_a_wrong_guess_costs_a_second_transaction(promised, inline, published, a
     send(reception, 0, 2, 10, 20)
     send(reception, 2, 5)
     bodies = tuple(encoded(one) for one in inline)
-    verdict = reception.finish(promise(promised, inline=bodies, inline_rows=len(bodies)))
+    verdict = reception.finish(origin(), promise(promised, inline=bodies, inline_rows=len(bodies)))
     assert verdict is Verdict.NEW
     assert ids(admin) == published
     assert writers_of(admin) != began
@@ -195,7 +195,7 @@ def test_rows_of_an_attempt_that_broke_are_rolled_back_at_once(admin, receive):
     reception.close(broken)
     assert rolled_back(admin)
     send(reception, 0, 2, 1, 2, 3)
-    assert reception.finish(promise({0: (2, 3)})) is Verdict.NEW
+    assert reception.finish(origin(), promise({0: (2, 3)})) is Verdict.NEW
     assert ids(admin) == [1, 2, 3]
 
 
@@ -209,7 +209,7 @@ def test_a_speculative_attempt_that_breaks_disturbs_nothing(admin, receive):
     reception.end(first, 2)
     reception.close(first)
     assert copying(admin, 1, 2) == began
-    assert reception.finish(promise(SENT)) is Verdict.NEW
+    assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
     assert ids(admin) == [1, 2]
     assert writers_of(admin) == began
 
@@ -232,7 +232,7 @@ def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, admin, re
     if not has_ended:
         reception.end(sending, 2)
         reception.close(sending)
-    assert reception.finish(promise(SENT)) is Verdict.NEW
+    assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
     assert ids(admin) == [1, 2]
     assert writers_of(admin) != began
 
@@ -242,7 +242,7 @@ def test_a_writers_first_batch_is_begun_when_all_its_rows_are_there(admin, recei
     reception = receive(sinkName="another")
     send(reception, 0, 1, 1, 2, of=origin(0))
     assert reception._early is None
-    assert reception.finish(promise(SENT)) is Verdict.NEW
+    assert reception.finish(origin(0), promise(SENT)) is Verdict.NEW
     assert ids(admin) == [1, 2]
 
 
@@ -255,7 +255,7 @@ def test_a_batch_that_is_given_up_is_rolled_back_and_committed_no_more(admin, re
     assert rolled_back(admin)
     assert reception.open(origin(), 0, 2) is None
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED"):
-        reception.finish(promise(SENT))
+        reception.finish(origin(), promise(SENT))
     assert (ids(admin), recorded(admin)) == ([], [])
 
 
@@ -267,7 +267,7 @@ def test_rows_that_came_in_different_ways_are_written_together(admin, url, recei
     table = staging_table(reception._options, origin())
     staged = Stager(url, table, STRUCT, 7, 10).stage(iter([arrow(5, 6, 7)]))
     ways = promise(SENT, "inline+received+staged", inline=(encoded(3, 4),), inline_rows=2, staged=staged)
-    assert reception.finish(ways) is Verdict.NEW
+    assert reception.finish(origin(), ways) is Verdict.NEW
     assert ids(admin) == [1, 2, 3, 4, 5, 6, 7]
     assert recorded(admin) == [(7, "inline+received+staged")]
 
@@ -278,7 +278,7 @@ def test_staged_rows_that_are_not_there_are_missed(admin, url, receive):
     send(reception, 0, 1, 1, 2)
     Stager(url, staging_table(reception._options, origin()), STRUCT, 7, 10).stage(iter([arrow(5, 6, 7)]))
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        reception.finish(promise(SENT, staged=((99, 3),)))
+        reception.finish(origin(), promise(SENT, staged=((99, 3),)))
     assert (ids(admin), recorded(admin)) == ([], [])
 
 
@@ -301,7 +301,7 @@ def test_rows_that_did_not_come_are_not_committed(promised, admin, receive):
     reception.close(begin(reception, 3, 4, 7))
     begin(reception, 5, 6, 8)
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED.*Nothing of this batch was written"):
-        reception.finish(promise(promised))
+        reception.finish(origin(), promise(promised))
     reception.give_up()
     assert rolled_back(admin)
     assert (ids(admin), recorded(admin)) == ([], [])
@@ -317,7 +317,7 @@ def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, admin, 
     assert bool(transactions(admin)) is early
     write_checkpoint(folder, {1: entry(1, planned=5)})
     with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
-        reception.finish(promise(SENT))
+        reception.finish(origin(), promise(SENT))
     assert (ids(admin), recorded(admin)) == ([], [])
     assert not transactions(admin)
 
@@ -340,7 +340,7 @@ def test_what_does_not_fit_into_memory_is_kept_in_a_file(admin, receive, monkeyp
     (file,) = files
     file.seek(0)
     assert file.read() == encoded(1, 2, 10, 20)
-    assert reception.finish(promise({0: (2, 2)})) is Verdict.NEW
+    assert reception.finish(origin(), promise({0: (2, 2)})) is Verdict.NEW
     assert ids(admin) == [10, 20]
 
 
@@ -351,7 +351,7 @@ def test_rows_that_cannot_be_kept_fail_the_commit_and_no_task(admin, receive, mo
     reception = receive()
     send(reception, 0, 1, 1, 2)
     with pytest.raises(PgonceError, match="ROWS_NOT_KEPT.*is not there"):
-        reception.finish(promise(SENT))
+        reception.finish(origin(), promise(SENT))
     assert (ids(admin), recorded(admin)) == ([], [])
 
 
@@ -366,7 +366,7 @@ def test_a_cut_line_leaves_the_batch_written_once(fault, admin, proxy, receive):
         assert wait_until(lambda: proxy.hits[fault])
     else:
         copying(admin, 1, 2)
-    verdict = reception.finish(promise(SENT))
+    verdict = reception.finish(origin(), promise(SENT))
     assert proxy.hits[fault] == 1
     assert verdict in (Verdict.NEW, Verdict.LANDED)
     if fault != "cut_during_commit":
@@ -384,7 +384,7 @@ def test_an_outcome_that_cannot_be_asked_for_stays_unknown(admin, proxy, receive
     lost = threading.Thread(target=lambda: (hold.wait(), proxy.stop()))
     lost.start()
     with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
-        reception.finish(promise(SENT))
+        reception.finish(origin(), promise(SENT))
     lost.join()
 
 
@@ -392,9 +392,9 @@ def test_a_batch_that_was_published_is_skipped(admin, receive):
     """A restart's reception of the same offsets, under a token of its own, finds a replay before rows are promised."""
     first, again = receive(), receive()
     send(first, 0, 1, 1, 2)
-    assert first.finish(promise(SENT)) is Verdict.NEW
+    assert first.finish(origin(), promise(SENT)) is Verdict.NEW
     send(again, 0, 1, 1, 2, of=origin(run_id=OTHER_RUN))
-    assert again.finish(promise(SENT)) is Verdict.REPLAY
+    assert again.finish(origin(run_id=OTHER_RUN), promise(SENT)) is Verdict.REPLAY
     assert ids(admin) == [1, 2]
     assert admin.execute("SELECT run_id FROM pgonce.replays").fetchall() == [(OTHER_RUN,)]
 
@@ -405,9 +405,9 @@ def test_an_open_transaction_does_not_keep_another_driver_out(admin, receive):
     send(slow, 0, 1, 1, 2)
     copying(admin, 1, 2)
     send(quick, 0, 1, 1, 2, of=origin(run_id=OTHER_RUN))
-    assert quick.finish(promise(SENT)) is Verdict.NEW
+    assert quick.finish(origin(run_id=OTHER_RUN), promise(SENT)) is Verdict.NEW
     with pytest.raises(PgonceError, match=f"FENCED.*{OTHER_RUN}"):
-        slow.finish(promise(SENT))
+        slow.finish(origin(), promise(SENT))
     assert ids(admin) == [1, 2]
 
 
@@ -427,7 +427,7 @@ def test_every_mode_writes_what_was_received(changes, left, admin, receive):
     send(reception, 0, 1, 1, 2)
     copying(admin, 1, 2)
     assert names(admin) == old
-    assert reception.finish(promise(SENT)) is Verdict.NEW
+    assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
     assert names(admin) == left
 
 
@@ -440,11 +440,11 @@ def test_an_early_failure_counts_only_if_it_comes_again(mended, admin, receive, 
     assert wait_until(lambda: "TARGET_MISSING" in caplog.text)
     if mended:
         admin.execute(TABLE)
-        assert reception.finish(promise(SENT)) is Verdict.NEW
+        assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
         assert ids(admin) == [1, 2]
     else:
         with pytest.raises(PgonceError, match="TARGET_MISSING"):
-            reception.finish(promise(SENT))
+            reception.finish(origin(), promise(SENT))
     assert len(recorded(admin)) == mended
 
 
@@ -454,7 +454,7 @@ def test_a_row_that_postgres_refuses_fails_the_batch(admin, receive):
     reception = receive()
     send(reception, 0, 1, 1, 2)
     with pytest.raises(PgonceError, match="CHECK_VIOLATION.*small") as refused:
-        reception.finish(promise(SENT))
+        reception.finish(origin(), promise(SENT))
     assert "n2" not in str(refused.value)
     assert (ids(admin), recorded(admin)) == ([], [])
 
@@ -479,6 +479,6 @@ def test_tasks_that_send_at_once_are_all_there(admin, receive):
         task.start()
     for task in tasks:
         task.join()
-    assert reception.finish(promise({n: (n, 4) for n in range(4)})) is Verdict.NEW
+    assert reception.finish(origin(), promise({n: (n, 4) for n in range(4)})) is Verdict.NEW
     assert ids(admin) == list(range(16))
     assert recorded(admin) == [(16, "received")]

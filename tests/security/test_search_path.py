@@ -19,6 +19,7 @@ from offsets_store.connect import connect, driver_connection, engine_for
 from offsets_store.errors import PgonceError
 from offsets_store.facts import Remedies
 from offsets_store.heard import Heard
+from offsets_store.kept_attempt import kept_attempt
 from offsets_store.migrations import _ensured, ensure_ledger, init_sql
 from offsets_store.progress import store_progress_in_tx
 from offsets_store.record import Published
@@ -122,8 +123,11 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
     for number, where in enumerate(ways):
         for staged in (False, True):
             batch = {"query_id": f"q {number} {staged}", "start": None, "end": None}
-            assert commit(evil_url, planned(**batch), where, staged=staged, independent=True) is Verdict.NEW
-            assert commit(evil_url, planned(**batch, run_id="run 2"), where) is Verdict.REPLAY
+            first, again = planned(**batch), planned(**batch, run_id="run 2")
+            assert commit(evil_url, first, where, staged=staged, independent=True) is Verdict.NEW
+            assert commit(evil_url, again, where) is Verdict.REPLAY
+            assert kept_attempt(evil_url, first.query_id, where.table, 0, first.attempt).published
+            assert kept_attempt(evil_url, first.query_id, where.table, 0, again.attempt).skipped
             with connect(evil_url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
     commit(evil_url, planned(query_id="uuid", end=None), destination("public.kinds", "append", (), None), [(1, UUID)])

@@ -41,7 +41,7 @@ def test_parcels_survive_the_trip_and_hide_their_rows():
 
 def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
-    sent = parcel(receiver=Receiver("10.0.0.7", 4711, b"secret", UUID(int=7)), received_as=3)
+    sent = parcel(receiver=Receiver("10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7)), received_as=3)
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert "secret" not in repr(sent) + repr(sent.receiver)
     assert transport([sent, parcel()]) == "inline+received"
