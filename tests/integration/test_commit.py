@@ -9,7 +9,10 @@ from dataclasses import replace
 import psycopg
 import pytest
 from committed import TABLE, batch, ids, rows, settings
+from fix_driver import wait_until
 from fix_postgres import url_with
+from patience import PATIENCE_SECONDS
+from spark.exactly_once import waiting_commits
 
 from offsets_store.connect import driver_connection
 from offsets_store.errors import PgonceError
@@ -142,6 +145,21 @@ def test_a_lock_of_somebody_else_is_waited_for_and_then_named(admin, url):
         holder.rollback()
     assert ids(admin) == []
     assert commit_batch(settings(url), batch(0), append(1)) is Verdict.NEW
+
+
+def test_a_commit_that_waits_holds_its_writers_row(admin, url):
+    """While a batch waits for its table, no other driver of its writer can begin."""
+    commit_batch(settings(url), batch(0), append(1))
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        patient = CommitSettings(url, lock_timeout=60, retry_timeout=60)
+        waiting = threading.Thread(target=commit_batch, args=[patient, batch(1), append(2)])
+        waiting.start()
+        assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            admin.execute("SELECT FROM pgonce.writers FOR UPDATE NOWAIT")
+    waiting.join(PATIENCE_SECONDS)
+    assert ids(admin) == [1, 2]
 
 
 def test_another_querys_first_batch_is_waited_for(admin, url):

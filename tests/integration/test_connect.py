@@ -3,9 +3,11 @@
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 from sqlalchemy import create_engine
 
 from offsets_store import connect
+from offsets_store.errors import PgonceError
 
 
 def test_threads_that_begin_at_the_same_moment_share_one_pool(url, monkeypatch):
@@ -22,3 +24,11 @@ def test_threads_that_begin_at_the_same_moment_share_one_pool(url, monkeypatch):
         engines = list(pool.map(connect.engine_for, [url] * 4))
     assert made == [engines[0]]
     assert engines == made * 4
+
+
+def test_a_server_that_does_not_answer_is_waited_for_so_long(proxy):
+    """A server that takes a connection and says nothing costs a try as long as ``connect_timeout`` says."""
+    began = time.monotonic()
+    with proxy.black_hole(), pytest.raises(PgonceError, match="CONNECT_FAILED"):
+        connect.connect(proxy.url, connect_timeout=2)
+    assert 1.5 < time.monotonic() - began < 15

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from named_tests import is_there
 
 import pgonce
 from offsets_store.cli import app
@@ -169,23 +170,6 @@ def test_every_relative_link_leads_somewhere():
     """Files that are linked exist, and so do the headings in them."""
     broken = {name_of(document): list(broken_links(document)) for document in DOCUMENTS}
     assert {name: links for name, links in broken.items() if links} == {}
-
-
-def is_there(test: str) -> bool:
-    """Whether ``file::Class::function[id]`` is a test; an id must be a name that its file knows."""
-    file, *names = re.sub(r"\[.*", "", test).split("::")
-    path = ROOT / file
-    if not path.is_file():
-        return False
-    tree: ast.AST = ast.parse(path.read_text())
-    known = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    for name in names:
-        body = getattr(tree, "body", [])
-        found = [n for n in body if isinstance(n, (ast.FunctionDef, ast.ClassDef)) and n.name == name]
-        if not found:
-            return False
-        tree = found[0]
-    return set(re.findall(r"\[(\w+)\]", test)) <= known
 
 
 def test_every_row_of_the_crash_table_names_a_test_that_exists():
