@@ -50,9 +50,10 @@ demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 r
 test: setup ## run all tests; ARGS="tests/unit -k verdict" runs some
 	$(BIN)/pytest $(if $(ARGS),,-n 2 --dist worksteal --durations 30) $(ARGS)
 
-chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., ROUND=...
+chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., see CONTRIBUTING.md
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
-	$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND))
+	$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(FAULT),--fault "$(FAULT)") \
+	$(if $(RESUME),--resume) $(if $(TABLE),--table) $(if $(REPORT),--report $(REPORT))
 
 lint: setup ## ruff, the format check and mypy
 	$(BIN)/ruff check

@@ -226,6 +226,11 @@ class Proxy:
         if one.family == socket.AF_INET:
             # Nagle's algorithm would make a round trip through the proxy take 86 ms.
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # As a server's: where a client has vanished, the connection behind the proxy must not stay for ever.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+                if hasattr(socket, option):
+                    one.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         with self._lock:
             self._open.add(one)
         try:

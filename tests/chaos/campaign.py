@@ -39,6 +39,8 @@ class Outcome:
     refused: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+    # How often each path was taken; at the end of a round.
+    paths: dict[str, int] = field(default_factory=dict)
 
 
 def run_round(
@@ -75,7 +77,10 @@ def _strike_all(site: Site, round_: Round, say: Callable[[str], None]) -> Iterat
         for outcome in outcomes:
             say(_line(outcome))
             yield outcome
-    yield _end(site, round_, [], site.finish())
+    judgements = site.finish()
+    end = _end(site, round_, site.paths_not_taken(), judgements)
+    end.paths = site.paths_taken()
+    yield end
 
 
 def _strike(site: Site, round_: Round, wave: tuple[Aimed, ...], dice: random.Random) -> list[Outcome]:
@@ -95,8 +100,8 @@ def _strike(site: Site, round_: Round, wave: tuple[Aimed, ...], dice: random.Ran
 
 
 def _strike_one(site: Site, round_: Round, aimed: Aimed, seed: int) -> Outcome:
-    hit, at = aimed.fault.strike(site, aimed.workload, random.Random(seed))
-    outcome = Outcome(aimed.fault.name, round_.number, round_.setting.source, aimed.workload, hit)
+    hit, at, wrong = aimed.fault.strike(site, aimed.workload, random.Random(seed))
+    outcome = Outcome(aimed.fault.name, round_.number, round_.setting.source, aimed.workload, hit, wrong=list(wrong))
     site.wait_for_recovery({name: site.planned(name) for name in hit})
     outcome.recovery = time.monotonic() - at if hit else None
     return outcome

@@ -24,22 +24,27 @@ from chaos.site import CAN_WAIT, Setting, Site, command_of, process_of_connectio
 from chaos.subject import Subject
 from chaos.workloads import WORKLOADS
 from fix_driver import wait_until
-from fix_proxy import Hold
+from fix_proxy import Hold, Proxy
 
 Moment = Literal["connect", "in_copy", "before_commit", "after_commit"]
 
-_AIM_SECONDS = 40.0
+AIM_SECONDS = 40.0
 _MOST_SECONDS_APART = 4.0
 
 
 class Hit(NamedTuple):
-    """Which workloads a fault has hit, none where it missed, and when it began, by the monotonic clock."""
+    """
+    Which workloads a fault has hit, none where it missed, and when it began, by the monotonic clock.
+
+    ``wrong`` says what it has seen meanwhile that must not be, and that a table does not show afterwards.
+    """
 
     workloads: list[str]
     at: float = 0.0
+    wrong: tuple[str, ...] = ()
 
 
-_MISSED = Hit([])
+MISSED = Hit([])
 
 
 class Fault(ABC):
@@ -58,13 +63,18 @@ class Fault(ABC):
         """Whether it can strike such a site."""
         return True
 
+    def fits_query(self, setting: Setting, workload: str) -> bool:
+        """Whether it can strike this workload at such a site."""
+        return self.fits_setting(setting) and self.fits_workload(workload)
+
     @abstractmethod
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         """Do it, and tell what was hit."""
 
 
-def _arm(site: Site, workload: str, moment: Moment) -> Hold:
-    proxy = site.proxies[workload]
+def arm(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) -> Hold:
+    """Have the workload's line (or the one that ``proxy`` is) stop at a moment of a commit."""
+    proxy = proxy or site.proxies[workload]
     # As the statement names the table that writes the rows; a task that stages does not name it so.
     table = f'"{WORKLOADS[workload].table}"'
     match moment:
@@ -81,10 +91,11 @@ def _arm(site: Site, workload: str, moment: Moment) -> Hold:
             return proxy.hold_after_commit(touching=table)
 
 
-def _reached(site: Site, workload: str, hold: Hold) -> bool:
-    if hold.reached.wait(_AIM_SECONDS):
+def reached(site: Site, workload: str, hold: Hold, proxy: Proxy | None = None) -> bool:
+    """Whether the line has stopped there; if not, it will not any more."""
+    if hold.reached.wait(AIM_SECONDS):
         return True
-    site.proxies[workload].disarm()
+    (proxy or site.proxies[workload]).disarm()
     # It may have struck between the wait's end and the disarming.
     return hold.reached.wait(0.2)
 
@@ -100,10 +111,15 @@ class Wire(Fault):
     def name(self) -> str:
         return f"line: {self.action} {self.moment}"
 
+    def line(self, site: Site, workload: str) -> Proxy:
+        """The line that fails."""
+        return site.proxies[workload]
+
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = _arm(site, workload, self.moment)
-        if not _reached(site, workload, hold):
-            return _MISSED
+        line = self.line(site, workload)
+        hold = arm(site, workload, self.moment, line)
+        if not reached(site, workload, hold, line):
+            return MISSED
         at = time.monotonic()
         if self.action != "cut":
             time.sleep(dice.uniform(0.2, 1.5))
@@ -128,15 +144,15 @@ class KillWorker(Fault):
         return WORKLOADS[workload].commits_in == "worker"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = _arm(site, workload, self.moment)
-        if not _reached(site, workload, hold):
-            return _MISSED
+        hold = arm(site, workload, self.moment)
+        if not reached(site, workload, hold):
+            return MISSED
         at = time.monotonic()
         worker = process_of_connection(hold.client)
         if worker:
             worker.kill()
         hold.cut()
-        return Hit([workload], at) if worker else _MISSED
+        return Hit([workload], at) if worker else MISSED
 
 
 @dataclass(frozen=True)
@@ -155,12 +171,12 @@ class KillTaskWorker(Fault):
         (folder / "waiting").unlink(missing_ok=True)
         (folder / "wait").touch()
         try:
-            return Hit([workload], time.monotonic()) if self._kill_waiting(folder / "waiting") else _MISSED
+            return Hit([workload], time.monotonic()) if self._kill_waiting(folder / "waiting") else MISSED
         finally:
             (folder / "wait").unlink()
 
     def _kill_waiting(self, waiting: Path) -> bool:
-        until = time.monotonic() + _AIM_SECONDS
+        until = time.monotonic() + AIM_SECONDS
         while time.monotonic() < until:
             with suppress(FileNotFoundError, ValueError):
                 os.kill(int(waiting.read_text()), signal.SIGKILL)
@@ -215,9 +231,9 @@ class KillExecutor(Fault):
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         executors = [p for p in site.driver.processes() if "CoarseGrainedExecutorBackend" in command_of(p)]
-        hit = Hit(_wait_for_flight(site), time.monotonic())
+        hit = Hit(wait_for_flight(site), time.monotonic())
         if not executors:
-            return _MISSED
+            return MISSED
         dice.choice(sorted(executors, key=lambda process: process.pid)).kill()
         return hit
 
@@ -233,7 +249,7 @@ class KillBackend(Fault):
         return "backend SIGKILL" if self.by_sigkill else "backend terminated"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        until = time.monotonic() + _AIM_SECONDS
+        until = time.monotonic() + AIM_SECONDS
         with psycopg.connect(site.url, autocommit=True) as connection:
             while time.monotonic() < until:
                 found = connection.execute(
@@ -243,7 +259,7 @@ class KillBackend(Fault):
                 if found and self._end(connection, found[0]):
                     return Hit(site.in_flight(), time.monotonic())
                 time.sleep(0.003)
-        return _MISSED
+        return MISSED
 
     def _end(self, connection: psycopg.Connection, pid: int) -> bool:
         if not self.by_sigkill:
@@ -266,7 +282,7 @@ class CrashServer(Fault):
         return "server SIGKILL" if self.by_sigkill else "server immediate stop"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hit = Hit(_wait_for_flight(site), time.monotonic())
+        hit = Hit(wait_for_flight(site), time.monotonic())
         site.postgres.crash(by_sigkill=self.by_sigkill, down_seconds=dice.uniform(0, 2))
         return hit
 
@@ -284,7 +300,7 @@ class KillBroker(Fault):
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         assert site.broker
-        hit = Hit(_wait_for_flight(site), time.monotonic())
+        hit = Hit(wait_for_flight(site), time.monotonic())
         site.broker.kill()
         time.sleep(dice.uniform(0, 2))
         site.broker.start()
@@ -337,18 +353,19 @@ def _left(subject: Subject) -> set[str]:
 
 
 def _arm_all(site: Site, moment: Moment | None) -> dict[str, Hold]:
-    return {w.name: _arm(site, w.name, moment) for w in site.workloads} if moment else {}
+    return {w.name: arm(site, w.name, moment) for w in site.workloads} if moment else {}
 
 
 def _wait_for_most(holds: Iterable[Hold]) -> None:
     """Wait for the first, and then a little for the others."""
     holds = list(holds)
-    wait_until(lambda: any(hold.reached.is_set() for hold in holds), _AIM_SECONDS)
+    wait_until(lambda: any(hold.reached.is_set() for hold in holds), AIM_SECONDS)
     wait_until(lambda: all(hold.reached.is_set() for hold in holds), _MOST_SECONDS_APART)
 
 
-def _wait_for_flight(site: Site) -> list[str]:
-    until = time.monotonic() + _AIM_SECONDS
+def wait_for_flight(site: Site) -> list[str]:
+    """The workloads that are in the middle of a batch, as soon as there are some."""
+    until = time.monotonic() + AIM_SECONDS
     while not (found := site.in_flight()) and time.monotonic() < until:
         time.sleep(0.002)
     return found

@@ -67,14 +67,15 @@ def judge_finished(url: str, workload: Workload, checkpoint: Path, totals: dict[
     return judgement
 
 
-def sessions_left(url: str) -> list[str]:
-    """Sessions of pgonce's that are still there when all its drivers are gone."""
+def sessions_left(url: str, *, in_transactions: bool = False) -> list[str]:
+    """Sessions of pgonce's that are still there when all its drivers are gone; or only those in a transaction."""
+    narrowed = "AND xact_start IS NOT NULL" if in_transactions else ""
     until = time.monotonic() + 30
     while True:
         with psycopg.connect(url, autocommit=True) as connection:
             found = connection.execute(
                 "SELECT format('session %s (%s) is left, in state %s', pid, application_name, state) "
-                "FROM pg_stat_activity WHERE application_name LIKE 'pgonce%'"
+                f"FROM pg_stat_activity WHERE application_name LIKE 'pgonce%' {narrowed}".encode()
             ).fetchall()
         if not found or time.monotonic() > until:
             return [text for (text,) in found]
@@ -121,7 +122,9 @@ class TotalsWatch:
         assert row
         self.reads += 1
         if row[0] != row[1] or row[2] != row[3]:
-            self.differences.append(f"{row[0]} rows and {row[1]} in the totals; sums {row[2]} and {row[3]}")
+            difference = f"{row[0]} rows and {row[1]} in the totals; sums {row[2]} and {row[3]}"
+            if difference not in self.differences:
+                self.differences.append(difference)
 
 
 def dump_ledger(url: str, directory: Path) -> None:

@@ -7,47 +7,14 @@ Pure. Invariant: a plan has exactly as many faults as were asked for.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
-from chaos.faults import (
-    CrashServer,
-    Fault,
-    Freeze,
-    KillBackend,
-    KillBroker,
-    KillDriver,
-    KillExecutor,
-    KillTaskWorker,
-    KillWorker,
-    Wire,
-)
-from chaos.site import CAN_WAIT, Setting
+from chaos.families import AT_ALL, AT_ONE_QUERY, POOLER, Family
+from chaos.faults import Fault, KillBroker, KillExecutor
+from chaos.site import BY_DATA_SOURCE, Setting
 from chaos.workloads import WORKLOADS
-
-# Strike one query each, and so all queries of a site at the same time. What stands here twice comes up twice as often.
-AT_ONE_QUERY: tuple[Fault, ...] = (
-    *(
-        Wire(moment, action)
-        for moment in ("connect", "in_copy", "before_commit", "after_commit")
-        for action in ("cut", "cut", "delay", "black_hole")
-    ),
-    *(KillWorker(moment) for moment in ("in_copy", "before_commit", "after_commit") for _ in range(3)),
-    *(KillTaskWorker(),) * 4,
-)
-
-# Strike everything at a site, with how often they come up.
-AT_ALL: tuple[tuple[Fault, int], ...] = (
-    (KillDriver(), 6),
-    *((KillDriver(moment), 2) for moment in ("in_copy", "before_commit", "after_commit")),
-    *((KillDriver(moment, workers_live=True), 1) for moment in ("in_copy", "before_commit", "after_commit")),
-    (KillBackend(by_sigkill=False), 4),
-    (KillBackend(by_sigkill=True), 3),
-    (CrashServer(by_sigkill=False), 3),
-    (CrashServer(by_sigkill=True), 3),
-    (KillBroker(), 8),
-    (KillExecutor(), 12),
-    *((Freeze(moment), 1) for moment in ("in_copy", "before_commit", "after_commit")),
-)
 
 _ROUND_FAULTS = 60
 _QUERIES = 4
@@ -72,10 +39,14 @@ class Round:
     waves: tuple[tuple[Aimed, ...], ...]
 
 
-def plan(seed: int, faults: int) -> list[Round]:
-    """So many faults over rounds of all sources, with and without a cluster, over all workloads."""
+def plan(seed: int, faults: int, missing: Iterable[str] = ()) -> list[Round]:
+    """
+    So many faults over rounds of all sources, with and without a cluster, over all workloads.
+
+    :param missing: tools that this machine lacks; what needs them is left out.
+    """
     dice = random.Random(seed)
-    deck = _Deck(dice)
+    dealer = _Dealer(dice, frozenset(missing))
     sources: list[str] = []
     rounds: list[Round] = []
     round_faults = min(_ROUND_FAULTS, max(8, -(-faults // 3)))
@@ -85,54 +56,125 @@ def plan(seed: int, faults: int) -> list[Round]:
             sources = ["files", "rate", "kafka"]
             dice.shuffle(sources)
         size = min(left, round_faults)
-        rounds.append(_round(dice, deck, len(rounds), sources.pop(), size))
+        rounds.append(_round(dice, dealer, len(rounds), sources.pop(), size))
         left -= size
     return rounds
 
 
-def _round(dice: random.Random, deck: _Deck, number: int, source: str, faults: int) -> Round:
-    setting = Setting(source, cluster=number % 4 == 2, workloads=_workloads(dice, number))
+def _round(dice: random.Random, dealer: _Dealer, number: int, source: str, faults: int) -> Round:
+    workloads = dealer.workloads(stateful=number % 2)
+    pooled = dealer.pooled(workloads, dice.choice((1, 2)))
+    setting = Setting(source, number % 4 == 2, workloads, pooled)
     waves: list[tuple[Aimed, ...]] = []
     left = faults
     while left:
         if len(waves) % (_WAVES_PER_BLOW + 1) == 0:
-            wave = (Aimed(deck.draw(setting), setting.workloads[0]),)
+            wave = (Aimed(dealer.at_all(setting), workloads[0]),)
         else:
-            wave = tuple(Aimed(_at(dice, workload), workload) for workload in setting.workloads)[:left]
+            # In any order, for the last wave of a round may be a part of one.
+            struck = dice.sample(workloads, len(workloads))[:left]
+            wave = tuple(Aimed(dealer.at_one_query(setting, workload), workload) for workload in struck)
         waves.append(wave)
         left -= len(wave)
     return Round(number, dice.randrange(2**32), setting, tuple(waves))
 
 
-def _workloads(dice: random.Random, number: int) -> tuple[str, ...]:
-    """One that is stateful every other round, one of the Data Source's always, and others."""
-    by_kind: dict[bool, list[str]] = {True: [], False: []}
-    for name, workload in WORKLOADS.items():
-        by_kind[workload.stateful].append(name)
-    chosen = dice.sample(by_kind[True], 1) if number % 2 else []
-    chosen.append(dice.choice(CAN_WAIT))
-    rest = [name for name in by_kind[False] if name not in chosen]
-    return tuple(chosen + dice.sample(rest, _QUERIES - len(chosen)))
+def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = ()) -> list[Round]:
+    """
+    One round of the faults whose names have this text, at queries that they fit.
+
+    :raises ValueError: there are none.
+    """
+    dice = random.Random(seed)
+    without = frozenset(missing)
+    at_one = [fault for family in AT_ONE_QUERY if family.needs not in without for fault in family.faults]
+    at_one = [fault for fault in at_one if text in fault.name]
+    at_all = [fault for fault, _ in AT_ALL if text in fault.name]
+    if not at_one and not at_all:
+        raise ValueError(f"no fault's name has {text!r} in it, or this machine lacks what it needs")
+    fitting = [name for name in WORKLOADS if any(fault.fits_workload(name) for fault in at_one)] or list(WORKLOADS)
+    workloads = tuple(dice.sample(fitting, min(_QUERIES, len(fitting))))
+    source = "kafka" if any(isinstance(fault, KillBroker) for fault in at_all) else dice.choice(("files", "rate"))
+    cluster = any(isinstance(fault, KillExecutor) for fault in at_all)
+    setting = Setting(source, cluster, workloads, () if POOLER in without else workloads[::2])
+    waves: list[tuple[Aimed, ...]] = []
+    while (left := faults - sum(map(len, waves))) > 0:
+        by_workload = {name: [fault for fault in at_one if fault.fits_query(setting, name)] for name in workloads}
+        wave = tuple(Aimed(dice.choice(found), name) for name, found in by_workload.items() if found)
+        blow = [fault for fault in at_all if fault.fits_setting(setting)]
+        is_blow = blow and (not wave or dice.random() < len(at_all) / (len(at_all) + len(at_one)))
+        waves.append((Aimed(dice.choice(blow), workloads[0]),) if is_blow else wave[:left])
+    return [Round(0, dice.randrange(2**32), setting, tuple(waves))]
 
 
-def _at(dice: random.Random, workload: str) -> Fault:
-    return dice.choice([fault for fault in AT_ONE_QUERY if fault.fits_workload(workload)])
+T = TypeVar("T")
 
 
-class _Deck:
-    """Faults that strike everything, drawn like cards: in a long plan each comes up as often as it should."""
+class _Deck(Generic[T]):
+    """Drawn like cards: in a long plan each comes up as often as it should, and soon."""
 
-    def __init__(self, dice: random.Random) -> None:
+    def __init__(self, dice: random.Random, cards: Iterable[T]) -> None:
         self._dice = dice
-        self._cards: list[Fault] = []
+        self._all = list(cards)
+        self._left: list[T] = []
 
-    def draw(self, setting: Setting) -> Fault:
-        """The first card that fits; the others wait for a setting of theirs."""
-        fitting = [card for card in self._cards if card.fits_setting(setting)]
+    def draw(self, fits: Callable[[T], bool]) -> T:
+        """The first card that fits; the others wait for their turn."""
+        fitting = [card for card in self._left if fits(card)]
         if not fitting:
-            new = [fault for fault, times in AT_ALL for _ in range(times)]
-            self._dice.shuffle(new)
-            self._cards += new
-            return self.draw(setting)
-        self._cards.remove(fitting[0])
+            new = self._dice.sample(self._all, len(self._all))
+            self._left += new
+            fitting = [card for card in new if fits(card)]
+        self._left.remove(fitting[0])
         return fitting[0]
+
+
+class _Dealer:
+    """All decks of a plan."""
+
+    def __init__(self, dice: random.Random, missing: frozenset[str]) -> None:
+        self.missing = missing
+        families = [family for family in AT_ONE_QUERY if family.needs not in missing]
+        self._dealt = dict.fromkeys(families, 0)
+        self._of_family = {family: _Deck(dice, family.faults) for family in families}
+        self._dice = dice
+        self._blows = _Deck(dice, [fault for fault, times in AT_ALL for _ in range(times)])
+        self._pooled = _Deck(dice, WORKLOADS)
+        self._workloads = {
+            stateful: _Deck(dice, [name for name, one in WORKLOADS.items() if one.stateful == stateful])
+            for stateful in (True, False)
+        }
+
+    def at_all(self, setting: Setting) -> Fault:
+        """A fault that strikes everything at such a site."""
+        return self._blows.draw(lambda fault: fault.fits_setting(setting))
+
+    def at_one_query(self, setting: Setting, workload: str) -> Fault:
+        """A fault that strikes one query there."""
+
+        def fits(fault: Fault) -> bool:
+            return fault.fits_query(setting, workload)
+
+        def turn(family: Family) -> tuple[float, int, float]:
+            # First of all what is behind its share, and then what fits few: a short plan has few chances for it.
+            chances = sum(any(fault.fits_workload(name) for fault in family.faults) for name in WORKLOADS)
+            return self._dealt[family] / family.share, chances, self._dice.random()
+
+        family = min((family for family in self._dealt if any(map(fits, family.faults))), key=turn)
+        self._dealt[family] += 1
+        return self._of_family[family].draw(fits)
+
+    def workloads(self, *, stateful: int) -> tuple[str, ...]:
+        """So many that keep state, one of the Data Source's always, and others."""
+        chosen = [self._workloads[True].draw(lambda _: True) for _ in range(stateful)]
+        chosen.append(self._workloads[False].draw(lambda name: name in BY_DATA_SOURCE))
+        while len(chosen) < _QUERIES:
+            chosen.append(self._workloads[False].draw(lambda name: name not in chosen))
+        return tuple(chosen)
+
+    def pooled(self, workloads: tuple[str, ...], number: int) -> tuple[str, ...]:
+        """So many of these, none where there is no PgBouncer."""
+        chosen: list[str] = []
+        while len(chosen) < number and POOLER not in self.missing:
+            chosen.append(self._pooled.draw(lambda name: name in workloads and name not in chosen))
+        return tuple(chosen)

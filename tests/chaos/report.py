@@ -52,8 +52,3 @@ def keep(outcomes: Iterable[Outcome], file: Path) -> None:
     """Add outcomes to a file, a JSON object a line."""
     with file.open("a") as lines:
         lines.writelines(json.dumps(asdict(outcome)) + "\n" for outcome in outcomes)
-
-
-def kept(*files: Path) -> list[Outcome]:
-    """The outcomes of several runs."""
-    return [Outcome(**json.loads(line)) for file in files for line in file.read_text().splitlines()]

@@ -14,10 +14,15 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from black_hole import refuse_without_tools
 from chaos.campaign import Outcome, run_round
-from chaos.plan import plan
-from chaos.report import keep, kept, table
-from kafka_broker import KafkaBroker
+from chaos.families import FIREWALL, POOLER
+from chaos.plan import Round, plan, plan_of
+from chaos.proof import KeptRun, Product, put_into_docs, table_of
+from chaos.report import keep
+from fix_no_skips import everything_required
+from kafka_broker import KafkaBroker, MissingTool
+from pgbouncer import PgBouncer
 from postgres_binaries import DEFAULT_MAJOR, bin_dir
 
 
@@ -25,44 +30,85 @@ def main() -> int:
     """Run the faults that the command line asks for."""
     # So that all that runs is ended when this is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    arguments = _arguments()
+    if arguments.report:
+        return _report([KeptRun.read(file) for file in arguments.report], into_docs=arguments.table)
+    missing = _missing_tools()
+    if missing and everything_required():
+        print(f"CI must have {' and '.join(missing)}: no fault may be left out.", file=sys.stderr)
+        return 1
+    seed = arguments.seed if arguments.seed is not None else secrets.randbelow(10**9)
+    again = f"make chaos N={arguments.faults} SEED={seed}" + (f" FAULT='{arguments.fault}'" if arguments.fault else "")
+    print(f"seed {seed}: the same again with {again}; RESUME=1 goes on with it", flush=True)
+    if arguments.fault:
+        rounds = plan_of(arguments.fault, seed, arguments.faults, missing)
+    else:
+        rounds = plan(seed, arguments.faults, missing)
+    if arguments.round is not None:
+        rounds = [one for one in rounds if one.number == arguments.round]
+    directory = arguments.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    plan_run = KeptRun(Product.here(arguments.postgres), seed, arguments.faults, missing, arguments.fault)
+    # A round by itself has a file of its own: it may be run again beside a long run, and be reported with it.
+    part = "" if arguments.round is None else f"-only-round-{arguments.round}"
+    file = directory / f"seed-{seed}{part}.jsonl"
+    done = plan_run.begin(file, resume=arguments.resume)
+    _strike([one for one in rounds if one.number not in done], file, directory, seed, arguments.postgres)
+    return _report([KeptRun.read(file)], into_docs=arguments.table)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Faults by seed against a real Postgres, Spark and Kafka.")
     parser.add_argument("--faults", type=int, default=40, help="how many (default 40)")
     parser.add_argument("--seed", type=int, help="which (default: new ones)")
     parser.add_argument("--round", type=int, help="only this round of the plan")
+    parser.add_argument("--fault", help="only faults whose names have this text, in one round")
+    parser.add_argument("--resume", action="store_true", help="go on after the last round that came to its end")
     parser.add_argument("--postgres", type=int, default=DEFAULT_MAJOR, help="major version, 14 to 18")
     parser.add_argument("--directory", type=Path, default=Path(".build/chaos"), help="for outcomes and evidence")
     parser.add_argument("--report", type=Path, nargs="+", help="no faults: one table of these files of outcomes")
-    arguments = parser.parse_args()
-    if arguments.report:
-        print(table(kept(*arguments.report)))
-        return 0
-    seed = arguments.seed if arguments.seed is not None else secrets.randbelow(10**9)
-    print(f"seed {seed}: the same again with make chaos N={arguments.faults} SEED={seed}", flush=True)
-    outcomes = run(seed, arguments.faults, arguments.directory.resolve(), arguments.round, arguments.postgres)
-    print(table(outcomes))
-    return 1 if any(outcome.wrong or outcome.lost or outcome.doubled for outcome in outcomes) else 0
+    parser.add_argument("--table", action="store_true", help="put the table into docs/guarantees.md")
+    return parser.parse_args()
 
 
-def run(seed: int, faults: int, directory: Path, only: int | None = None, major: int = DEFAULT_MAJOR) -> list[Outcome]:
-    """Run a plan, or one round of it; what is printed and kept grows while it runs."""
-    rounds = [one for one in plan(seed, faults) if only in (None, one.number)]
-    directory.mkdir(parents=True, exist_ok=True)
-    outcomes: list[Outcome] = []
+def _missing_tools() -> tuple[str, ...]:
+    """What this machine lacks, with a sentence for each."""
+    missing = []
+    for tool, look in ((POOLER, lambda: PgBouncer({})), (FIREWALL, refuse_without_tools)):
+        try:
+            look()
+        except MissingTool as why:
+            print(f"{why} Faults that need it are left out.", file=sys.stderr, flush=True)
+            missing.append(tool)
+    return tuple(missing)
+
+
+def _strike(rounds: list[Round], file: Path, directory: Path, seed: int, major: int) -> None:
+    """Run rounds; what is printed and kept grows while they run."""
     with ExitStack() as stack:
         broker = None
         for one in rounds:
             if one.setting.source == "kafka" and broker is None:
                 broker = stack.enter_context(KafkaBroker())
-            where = f"{one.setting.source}, {'cluster' if one.setting.cluster else 'local'}"
-            count = sum(map(len, one.waves))
-            print(f"round {one.number} ({where}; {', '.join(one.setting.workloads)}): {count} faults", flush=True)
+            queries = ", ".join(f"{name} (PgBouncer)" if name in one.setting.pooled else name
+                                for name in one.setting.workloads)  # fmt: skip
+            where = f"{one.setting.source}, {'cluster' if one.setting.cluster else 'local'}; {queries}"
+            print(f"round {one.number} ({where}): {sum(map(len, one.waves))} faults", flush=True)
             place = directory / f"seed-{seed}-round-{one.number}"
             for outcome in run_round(one, place, broker, bin_dir(major), lambda line: print(line, flush=True)):
-                keep([outcome], directory / f"seed-{seed}.jsonl")
-                outcomes.append(outcome)
+                keep([outcome], file)
                 if outcome.wrong:
                     print(f"WRONG: {'; '.join(outcome.wrong)}; evidence in {place}", flush=True)
-    return outcomes
+
+
+def _report(runs: list[KeptRun], *, into_docs: bool) -> int:
+    outcomes: list[Outcome] = [outcome for run in runs for outcome in run.outcomes]
+    print(table_of(runs))
+    if any(outcome.wrong or outcome.lost or outcome.doubled for outcome in outcomes):
+        return 1
+    if into_docs:
+        put_into_docs(runs)
+    return 0
 
 
 if __name__ == "__main__":

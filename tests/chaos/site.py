@@ -18,6 +18,7 @@ import psutil
 import psycopg
 from chaos import subject as subject_script
 from chaos.oracle import Judgement, TotalsWatch, dump_ledger, judge_finished, judge_running, sessions_left
+from chaos.seams import MERGED, PUBLISHED_EARLY, taken
 from chaos.sources import JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
 from chaos.subject import Subject, checkpoint_of
 from chaos.workloads import WORKLOADS, Workload
@@ -27,9 +28,20 @@ from fix_proxy import Proxy
 from fix_spark import spark_settings
 from kafka_broker import KafkaBroker
 from patience import PATIENCE_SECONDS
+from pgbouncer import PgBouncer
 from psycopg.conninfo import conninfo_to_dict
 
-CAN_WAIT = ("inline", "staged", "received")
+# The Data Source's; of these and of one more, tasks can be held back.
+BY_DATA_SOURCE = ("inline", "staged", "received")
+CAN_WAIT = (*BY_DATA_SOURCE, "append")
+# As a user may ask for it in ``url``: a line without an acknowledgement is dead after three seconds.
+LINES_DIE_SOON = {
+    "connect_timeout": "3",
+    "keepalives_idle": "1",
+    "keepalives_interval": "1",
+    "keepalives_count": "2",
+    "tcp_user_timeout": "3000",
+}
 
 
 class NotRecovered(Exception):
@@ -38,11 +50,16 @@ class NotRecovered(Exception):
 
 @dataclass(frozen=True)
 class Setting:
-    """What runs at a site: ``source`` is ``files``, ``rate`` or ``kafka``; ``cluster`` gives executors processes."""
+    """
+    What runs at a site: ``source`` is ``files``, ``rate`` or ``kafka``; ``cluster`` gives executors processes.
+
+    ``pooled`` are the workloads with a PgBouncer (transaction mode) before Postgres.
+    """
 
     source: str
     cluster: bool
     workloads: tuple[str, ...]
+    pooled: tuple[str, ...] = ()
 
 
 class Site:
@@ -56,6 +73,9 @@ class Site:
         self.postgres = EmbeddedPostgres(bin_dir=bin_dir)
         self.broker = broker
         self.proxies: dict[str, Proxy] = {}
+        # Of those with a PgBouncer: itself, and the proxy between it and Postgres.
+        self.poolers: dict[str, PgBouncer] = {}
+        self.behind: dict[str, Proxy] = {}
         self.drivers: list[Driver] = []
         self.subjects: list[Subject] = []
         self.watch: TotalsWatch | None = None
@@ -78,7 +98,7 @@ class Site:
         for workload in self.workloads:
             with psycopg.connect(self.url) as connection:
                 connection.execute(workload.create.format(t=workload.table).encode())
-            self.proxies[workload.name] = Proxy(conninfo_to_dict(self.postgres.tcp_uri()))
+            self.proxies[workload.name] = Proxy(self._way_of(workload.name) | LINES_DIE_SOON)
             (self.directory / f"tasks-{workload.name}").mkdir()
             if workload.name == "two_tables":
                 self.watch = TotalsWatch(self.url, workload.table)
@@ -86,6 +106,16 @@ class Site:
         self.source.start()
         self.start_driver()
         self.wait_until(lambda: all(self.committed(w.name) >= 0 for w in self.workloads), "the first batches")
+
+    def _way_of(self, workload: str) -> dict[str, Any]:
+        """How a workload's proxy reaches Postgres."""
+        server = conninfo_to_dict(self.postgres.tcp_uri())
+        if workload not in self.setting.pooled:
+            return server
+        self.behind[workload] = Proxy(server)
+        pooler = PgBouncer({**server, "port": self.behind[workload].port})
+        self.poolers[workload] = pooler.start()
+        return conninfo_to_dict(pooler.url(server["dbname"]))
 
     def _make_source(self) -> Source:
         match self.setting.source:
@@ -192,10 +222,33 @@ class Site:
             totals = self.source.totals(checkpoint)
             found[workload.name] = judge_finished(self.url, workload, checkpoint, totals)
         first = found[self.workloads[0].name]
-        first.wrong += [*self._processes_left(), *sessions_left(self.url)]
+        first.wrong += [*self._processes_left(), *sessions_left(self.url, in_transactions=True)]
+        # A PgBouncer keeps sessions that nobody uses, under the name that they had last.
+        for pooler in self.poolers.values():
+            pooler.stop()
+        first.wrong += sessions_left(self.url)
         if self.watch and not self.watch.reads:
             first.wrong.append("nobody has read the two tables")
         return found
+
+    def paths_taken(self) -> dict[str, int]:
+        """How often each path that the laboratory aims at was taken, and how many batches came by each transport."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            transports = connection.execute(
+                "SELECT 'batches, ' || transport, count(*) FROM pgonce.batches WHERE rows > 0 GROUP BY transport"
+            ).fetchall()
+        through_poolers = sum(proxy.commits for proxy in self.behind.values())
+        pooled = {"commits through PgBouncer": through_poolers} if self.behind else {}
+        return {**taken(self.directory), **dict(transports), **pooled}
+
+    def paths_not_taken(self) -> list[str]:
+        """Those that a workload here is there for, and that were never taken."""
+        wanted = {"append": PUBLISHED_EARLY, "merged": MERGED, "received": "batches, received"}
+        paths = self.paths_taken()
+        missing = {
+            path for workload, path in wanted.items() if workload in self.setting.workloads and not paths.get(path)
+        }
+        return [f"not once in this round: {path}" for path in sorted(missing)]
 
     def _processes_left(self) -> list[str]:
         # Executors and daemons notice a moment later that their driver has gone.
@@ -220,6 +273,10 @@ class Site:
         if self.watch:
             self.watch.stop()
         for proxy in self.proxies.values():
+            proxy.stop()
+        for pooler in self.poolers.values():
+            pooler.stop()
+        for proxy in self.behind.values():
             proxy.stop()
         self.postgres.stop()
 

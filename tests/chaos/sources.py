@@ -152,13 +152,13 @@ class KafkaTopic(Source):
             consumer.close()
 
 
-def rows_of(session: SparkSession, spec: dict[str, Any]) -> DataFrame:
+def rows_of(session: SparkSession, spec: dict[str, Any], *, files_a_batch: int = 20) -> DataFrame:
     """The source as a stream of (stream int, position bigint, payload string)."""
     read = session.readStream
     match spec["kind"]:
         case "files":
             schema = "stream int, position bigint, payload string"
-            return read.schema(schema).option("maxFilesPerTrigger", 20).json(spec["folder"])
+            return read.schema(schema).option("maxFilesPerTrigger", files_a_batch).json(spec["folder"])
         case "rate":
             rate = read.format("rate-micro-batch").option("rowsPerBatch", _RATE).option("numPartitions", 2).load()
             number = f.concat_ws(":", f.lit(0), "value")

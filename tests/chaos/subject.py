@@ -19,6 +19,7 @@ from typing import Any
 
 from chaos.another_driver import another_driver
 from chaos.driver_job import passed_through, waiting_when_told
+from chaos.seams import lower_thresholds
 from chaos.sources import rows_of
 from chaos.workloads import WORKLOADS, Place
 from pyspark.errors import StreamingQueryException
@@ -77,12 +78,11 @@ class _Supervised:
         self.query: StreamingQuery | None = None
         self.left = False
 
-    def start(self, **trigger: Any) -> None:
+    def start(self, files_a_batch: int = 20, **trigger: Any) -> None:
         workload = WORKLOADS[self.name]
-        place = Place(
-            self.subject.urls[self.name], workload.table, str(checkpoint_of(self.subject.directory, self.name))
-        )
-        rows = rows_of(self.session, self.subject.source)
+        directory = self.subject.directory
+        place = Place(self.subject.urls[self.name], workload.table, str(checkpoint_of(directory, self.name)), directory)
+        rows = rows_of(self.session, self.subject.source, files_a_batch=files_a_batch)
         if self.name in self.subject.can_wait:
             folder = self.subject.sign(f"tasks-{self.name}")
             rows = passed_through(waiting_when_told(str(folder)), rows)
@@ -111,7 +111,8 @@ class _Supervised:
             with suppress(Exception):
                 self.query.stop()
         for _ in range(10):
-            self.start(availableNow=True)
+            # What is left may be a good deal, where faults have kept it waiting.
+            self.start(files_a_batch=500, availableNow=True)
             assert self.query is not None
             with suppress(StreamingQueryException):
                 self.query.awaitTermination()
@@ -128,6 +129,7 @@ class _Supervised:
 
 def main(subject: Subject) -> None:
     """Look after all queries until the sign ``finish`` is there, then bring each to its end."""
+    lower_thresholds(Path(subject.directory))
     session = started_session("pgonce-chaos", subject.settings)
     queries = [_Supervised(session, subject, name) for name in subject.urls]
     while not subject.sign("finish").exists():

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from dataclasses import replace
 
 import psycopg
 import pytest
+from chaos import run
 from chaos.campaign import Outcome
+from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER
 from chaos.oracle import TotalsWatch, judge_running
-from chaos.plan import AT_ALL, AT_ONE_QUERY, plan
-from chaos.report import keep, kept, table
+from chaos.plan import plan, plan_of
+from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, table_in, table_of
+from chaos.report import keep, table
 from chaos.sources import payload
 from chaos.workloads import WORKLOADS
 from fix_driver import wait_until
+from kafka_broker import MissingTool
 
 ROWS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 
@@ -40,6 +44,11 @@ def fill(connection, workload, rows):
             copy.write_row((stream, position, payload(stream, position)))
 
 
+def struck_by(rounds):
+    """The faults of a plan."""
+    return {aimed.fault for one in rounds for wave in one.waves for aimed in wave}
+
+
 class TestPlan:
     @pytest.mark.parametrize("faults", [1, 9, 40, 1000])
     def test_number(self, faults):
@@ -55,17 +64,63 @@ class TestPlan:
         """No fault is aimed at what it cannot hit."""
         for one in plan(7, 2000):
             for aimed in (aimed for wave in one.waves for aimed in wave):
-                assert aimed.fault.fits_setting(one.setting)
-                assert aimed.fault.fits_workload(aimed.workload)
+                assert aimed.fault.fits_query(one.setting, aimed.workload)
 
     def test_everything_comes_up(self):
         """A thousand faults are of every kind, on every source and workload, with and without a cluster."""
         rounds = plan(7, 1000)
-        faults = {aimed.fault for one in rounds for wave in one.waves for aimed in wave}
-        assert faults == {*AT_ONE_QUERY, *(fault for fault, _ in AT_ALL)}
+        assert struck_by(rounds) == {*(f for family in AT_ONE_QUERY for f in family.faults), *(f for f, _ in AT_ALL)}
         assert {one.setting.source for one in rounds} == {"files", "rate", "kafka"}
         assert {one.setting.cluster for one in rounds} == {False, True}
         assert {name for one in rounds for name in one.setting.workloads} == set(WORKLOADS)
+        assert {name for one in rounds for name in one.setting.pooled} == set(WORKLOADS)
+
+    @pytest.mark.parametrize("seed", range(20))
+    def test_short(self, seed):
+        """What CI draws has faults of every family, and every workload without state."""
+        rounds = plan(seed, 24)
+        drawn = struck_by(rounds)
+        assert [family.faults[0].name for family in AT_ONE_QUERY if not drawn & set(family.faults)] == []
+        stateless = {name for name, workload in WORKLOADS.items() if not workload.stateful}
+        assert stateless <= {name for one in rounds for name in one.setting.workloads}
+
+    def test_missing_tools(self):
+        """What needs a tool that is not there is left out, and nothing else is."""
+        rounds = plan(7, 1000, (POOLER, FIREWALL))
+        here = {fault for family in AT_ONE_QUERY if family.needs is None for fault in family.faults}
+        assert struck_by(rounds) == here | {fault for fault, _ in AT_ALL}
+        assert not any(one.setting.pooled for one in rounds)
+
+    @pytest.mark.parametrize("name", sorted({f.name for family in AT_ONE_QUERY for f in family.faults}))
+    def test_one_fault(self, name):
+        """A single kind of fault can be asked for, by its name."""
+        assert all(name in fault.name for fault in struck_by(plan_of(name, 7, 5)))
+
+    def test_no_such_fault(self):
+        """A text that no name has is refused."""
+        with pytest.raises(ValueError, match="no fault's name"):
+            plan_of("earthquake", 7, 5)
+
+
+@pytest.mark.parametrize(("in_ci", "ends_with"), [("true", 1), ("", 0)], ids=["CI", "elsewhere"])
+def test_a_tool_that_is_missing(in_ci, ends_with, tmp_path, monkeypatch, capsys):
+    """Where PgBouncer is missing, the run says so and leaves it out; a build machine must have it."""
+
+    def missing(*_):
+        raise MissingTool("PgBouncer is missing.")
+
+    monkeypatch.setattr(run, "PgBouncer", missing)
+    monkeypatch.setattr(run, "refuse_without_tools", lambda: None)
+    monkeypatch.setattr(run, "_strike", lambda rounds, *_: struck.extend(rounds))
+    monkeypatch.setenv("CI", in_ci)
+    monkeypatch.delenv("PGONCE_REQUIRE_ALL", raising=False)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["run.py", "--faults", "24", "--seed", "7", "--directory", str(tmp_path)])
+    struck = []
+    assert run.main() == ends_with
+    assert "PgBouncer is missing. Faults that need it are left out." in capsys.readouterr().err
+    assert bool(struck) != bool(ends_with)
+    assert not any(one.setting.pooled for one in struck)
 
 
 class TestOracle:
@@ -97,6 +152,17 @@ class TestOracle:
         ledger.execute("UPDATE events_upsert SET payload = payload WHERE (stream, position) = (1, 0)")
         assert judge_running(url, WORKLOADS["upsert"], tmp_path).doubled == 1
 
+    @pytest.mark.parametrize(("again", "wrong"), [(False, False), (True, True)], ids=["in order", "done again"])
+    def test_merged(self, ledger, url, tmp_path, again, wrong):
+        """A batch that was upserted again after a later one shows, though every row is there once."""
+        ledger.execute(WORKLOADS["merged"].create.format(t="events_merged"))
+        # Of positions 0 to 3, in batches of two: the second batch has written the last row of the first again.
+        written_by = {0: 1, 1: 1 if again else 2, 2: 3, 3: 3}
+        for position, by in written_by.items():
+            row = [position, payload(0, position), by]
+            ledger.execute("INSERT INTO events_merged VALUES (0, %s, %s, %s)", row)
+        assert bool(judge_running(url, WORKLOADS["merged"], tmp_path)) == wrong
+
     @pytest.mark.parametrize(("counts", "wrong"), [((2, 2, 1), False), ((3, 1, 1), True)])
     def test_counted(self, ledger, url, tmp_path, counts, wrong):
         """Counts must be those of a prefix: a row that was counted in place of another shows."""
@@ -118,13 +184,71 @@ class TestOracle:
         assert watch.reads
 
 
-def test_report(tmp_path):
-    """A fault that missed is not one that struck; lost and doubled rows are summed."""
-    struck = Outcome("cut", 0, "files", "append", ["append"], recovery=2.0, lost=3, refused=["GAP"])
-    missed = Outcome("cut", 0, "files", "append", [])
-    end = Outcome("end of the round", 0, "files", "all", [], doubled=1)
-    keep([struck, missed, end], tmp_path / "1.jsonl")
-    lines = table(kept(tmp_path / "1.jsonl")).splitlines()
-    assert lines[2] == "| cut | 1 | 1 | 1 | 3 | 0 | 1 | 0 | 2.0 s |"
-    assert lines[-1] == "| **all** | 1 | 1 | 1 | 3 | 1 | 1 | 0 | 2.0 s |"
-    assert Counter(outcome.fault for outcome in kept(tmp_path / "1.jsonl")) == {"cut": 2, "end of the round": 1}
+STRUCK = Outcome("cut", 0, "files", "append", ["append"], recovery=2.0, lost=3, refused=["GAP"])
+MISSED = Outcome("cut", 0, "files", "append", [])
+ENDED = Outcome("end of the round", 0, "files", "all", [], doubled=1, paths={"upserts by MERGE": 1200})
+PRODUCT = Product("0123456789abcdef", "4b62986", changed=False, versions="Postgres 18.4")
+
+
+class TestReport:
+    def test_table(self):
+        """A fault that missed is not one that struck; lost and doubled rows are summed."""
+        lines = table([STRUCK, MISSED, ENDED]).splitlines()
+        assert lines[2] == "| cut | 1 | 1 | 1 | 3 | 0 | 1 | 0 | 2.0 s |"
+        assert lines[-1] == "| **all** | 1 | 1 | 1 | 3 | 1 | 1 | 0 | 2.0 s |"
+
+    def test_what_it_is_about(self):
+        """A table says how many faults were struck, with which seed, on which commit, and what was left out."""
+        text = table_of([KeptRun(PRODUCT, 7, 24, [POOLER], None, [STRUCK, MISSED, ENDED])])
+        for said in ("1 faults", "of 2 that were tried", "N=24 SEED=7", "4b62986", "18.4", POOLER, "MERGE 1,200"):
+            assert said in text
+
+    def test_run_again(self):
+        """A round that was run again counts once, as it went the last time, and the table says so."""
+        rounds = [KeptRun(PRODUCT, 7, 24, (), None, found) for found in ([STRUCK, ENDED], [STRUCK, STRUCK, ENDED])]
+        text = table_of(rounds)
+        assert "| cut | 2 |" in text
+        assert "round 0 of seed 7" in text
+
+    def test_two_products(self):
+        """One table is of one product."""
+        runs = [KeptRun(PRODUCT, 7, 24), KeptRun(replace(PRODUCT, fingerprint="f" * 16), 8, 24)]
+        with pytest.raises(SystemExit, match="several products"):
+            table_of(runs)
+
+    def test_docs(self, tmp_path):
+        """The table takes the place of the one before it, between its marks."""
+        document = tmp_path / "guarantees.md"
+        document.write_text(f"Before.\n{BEGIN}\nold\n{END}\nAfter.\n")
+        put_into_docs([KeptRun(PRODUCT, 7, 24, (), None, [STRUCK, ENDED])], document)
+        text = document.read_text()
+        assert text.startswith(f"Before.\n{BEGIN}\n1 faults")
+        assert text.endswith(f"{END}\nAfter.\n")
+        assert "old" not in text
+        assert fingerprint_in(table_in(document)) == PRODUCT.fingerprint
+
+
+class TestResume:
+    def test_goes_on(self, tmp_path):
+        """An interrupted run goes on behind its last whole round; what was struck of the next is forgotten."""
+        file, run = tmp_path / "7.jsonl", KeptRun(PRODUCT, 7, 24)
+        assert run.begin(file, resume=False) == set()
+        keep([STRUCK, ENDED, replace(STRUCK, round=1)], file)
+        assert KeptRun(PRODUCT, 7, 24).begin(file, resume=True) == {0}
+        assert KeptRun.read(file).outcomes == [STRUCK, ENDED]
+
+    def test_other_product(self, tmp_path):
+        """A run of another product cannot be gone on with."""
+        file = tmp_path / "7.jsonl"
+        KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
+        with pytest.raises(SystemExit, match="another product"):
+            KeptRun(replace(PRODUCT, fingerprint="f" * 16), 7, 24).begin(file, resume=True)
+
+    def test_anew(self, tmp_path):
+        """A run that begins again keeps the file of the one before under another name."""
+        file = tmp_path / "7.jsonl"
+        KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
+        keep([STRUCK, ENDED], file)
+        KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
+        assert KeptRun.read(file).outcomes == []
+        assert KeptRun.read(tmp_path / "7.before.jsonl").outcomes == [STRUCK, ENDED]

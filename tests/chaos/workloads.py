@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
+from chaos.seams import with_signs
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -39,6 +41,15 @@ CREATE FUNCTION {t}_again() RETURNS trigger LANGUAGE plpgsql AS
 CREATE TRIGGER again BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION {t}_again();
 """
 
+# Of a table in which each row says which row has written it last: the one after it, but for the newest. An upsert that
+# was done again after a later one shows.
+_TOUCHED = """
+SELECT stream, count(*), count(*) - count(DISTINCT position), max(position) + 1 - count(DISTINCT position),
+       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
+                        OR written_by <> least(position + 1, top))
+FROM (SELECT *, max(position) OVER (PARTITION BY stream) AS top FROM {t}) AS rows GROUP BY stream
+"""
+
 _BUCKETED = f"""
 WITH tops AS (SELECT stream, sum(n)::bigint AS top FROM {{t}} GROUP BY stream),
 wanted AS (SELECT stream, p % {_BUCKETS} AS bucket, count(*) AS n, sum(p) AS total
@@ -57,6 +68,7 @@ class Place:
     url: str
     table: str
     checkpoint: str
+    directory: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,7 @@ class Workload:
     create: str = _EVENTS.format(t="{t}", more="")
     judge: str = _PREFIX.format(t="{t}", again="0")
     counts_rows: bool = True
-    commits_in: Literal["worker", "driver"] = "driver"
+    commits_in: Literal["worker", "receiver", "driver"] = "driver"
     stateful: bool = False
 
     @property
@@ -100,12 +112,25 @@ def _received(frame: DataFrame, place: Place) -> DataStreamWriter:
 
 
 def _append(frame: DataFrame, place: Place) -> DataStreamWriter:
-    return _in_foreach_batch(frame, place, PostgresBatchWriter(place.url, table=place.table, **_PATIENCE))
+    return _in_foreach_batch(frame, place, _writer(place))
 
 
-def _upsert(frame: DataFrame, place: Place, keys: tuple[str, ...] = ("stream", "position")) -> DataStreamWriter:
-    writer = PostgresBatchWriter(place.url, table=place.table, mode="upsert", keys=keys, **_PATIENCE)
-    return _in_foreach_batch(frame, place, writer)
+def _writer(place: Place, **options: Any) -> PostgresBatchWriter:
+    writer = PostgresBatchWriter(place.url, table=place.table, **_PATIENCE, **options)
+    return with_signs(writer, Path(place.directory), place.table.removeprefix("events_"))
+
+
+def _upsert(
+    frame: DataFrame, place: Place, keys: tuple[str, ...] = ("stream", "position"), order_by: str | None = None
+) -> DataStreamWriter:
+    return _in_foreach_batch(frame, place, _writer(place, mode="upsert", keys=keys, order_by=order_by))
+
+
+def _merged(frame: DataFrame, place: Place) -> DataStreamWriter:
+    twice = frame.select("stream", f.col("position").alias("written_by"), f.explode(f.array(f.lit(0), f.lit(1))))
+    rows = twice.withColumn("position", f.col("written_by") - f.col("col")).where("position >= 0").drop("col")
+    payload = f.md5(f.concat_ws(":", "stream", "position"))
+    return _upsert(rows.withColumn("payload", payload), place, order_by="written_by")
 
 
 def _two_tables(frame: DataFrame, place: Place) -> DataStreamWriter:
@@ -139,7 +164,7 @@ WORKLOADS = {
     for workload in (
         Workload("inline", _data_source, commits_in="worker"),
         Workload("staged", _staged, commits_in="worker"),
-        Workload("received", _received, commits_in="worker"),
+        Workload("received", _received, commits_in="receiver"),
         Workload("append", _append),
         Workload(
             "upsert",
@@ -148,6 +173,14 @@ WORKLOADS = {
             + ";"
             + _COUNT_WRITES,
             judge=_PREFIX.format(t="{t}", again="coalesce(sum(writes - 1), 0)"),
+        ),
+        Workload(
+            "merged",
+            _merged,
+            # Without a trigger, which MERGE would let a user see.
+            create=_EVENTS.format(t="{t}", more=", written_by bigint, PRIMARY KEY (stream, position)"),
+            judge=_TOUCHED,
+            counts_rows=False,
         ),
         Workload(
             "two_tables",

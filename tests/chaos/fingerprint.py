@@ -1,0 +1,111 @@
+"""
+Is the product still the one that the table in docs/guarantees.md is about?
+
+Pure, but for reading the source. Invariant: comments, docstrings, the words of errors and log lines, imports, and the
+module in which a function stands do not count; any other change to code that takes part in a commit does.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import tomllib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# What Spark, a user or another process calls first; all that these modules import takes part in a commit, or may.
+_ENTRANCES = ("PostgresBatchWriter", "transactional_batch", "PgonceDataSource", "Receptions")
+_ERROR_CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]{4,}")
+_LOG_CALL = re.compile(r"_?log(ger)?\.(debug|info|warning|error|exception|log)")
+
+
+def fingerprint(root: Path = ROOT) -> str:
+    """Sixteen hexadecimal digits for the code under ``root`` that takes part in commits, and for the ledger's form."""
+    ledger = [_without_comments(file.read_text()) for file in sorted(root.glob("*/**/migrations/*.sql"))]
+    return _digest(" ".join([of_trees(modules_of_commits(root).values()), *ledger]))
+
+
+def of_trees(trees: Iterable[ast.Module]) -> str:
+    """The same for parsed modules: a set of functions, classes and assignments, wherever they stand."""
+    parts = {_digest(_as_text(node)) for tree in trees for node in tree.body if not _is_no_code(node)}
+    return _digest(" ".join(sorted(parts)))
+
+
+def modules_of_commits(root: Path) -> dict[str, ast.Module]:
+    """The parsed modules of the wheel from which a commit can be reached by imports, by name."""
+    trees = {name: ast.parse(file.read_text()) for name, file in _files(root)}
+    entrances = [name for name, tree in trees.items() if any(_defines(node) for node in tree.body)]
+    defined = {getattr(node, "name", "") for name in entrances for node in trees[name].body}
+    if missing := set(_ENTRANCES) - defined:
+        raise LookupError(f"chaos/fingerprint.py begins at {sorted(missing)}, which the product no longer defines.")
+    found: dict[str, ast.Module] = {}
+    while entrances:
+        name = entrances.pop()
+        if name not in found and name in trees:
+            found[name] = trees[name]
+            entrances += _imports(trees[name])
+    return found
+
+
+def _without_comments(sql: str) -> str:
+    return " ".join(re.sub(r"--.*", "", sql).split())
+
+
+def _files(root: Path) -> Iterator[tuple[str, Path]]:
+    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for package in wheel["packages"]:
+        for file in sorted((root / package).rglob("*.py")):
+            parts = file.relative_to((root / package).parent).with_suffix("").parts
+            yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
+
+
+def _defines(node: ast.stmt) -> bool:
+    return isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in _ENTRANCES
+
+
+def _imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            # A module of a package, as in ``from sink import early_commit``.
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _is_no_code(node: object) -> bool:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    is_log = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _is_log(node.value)
+    return is_text or is_log or isinstance(node, (ast.Import, ast.ImportFrom, ast.Pass))
+
+
+def _is_log(call: ast.Call) -> bool:
+    return bool(_LOG_CALL.fullmatch(ast.unparse(call.func)))
+
+
+def _as_text(value: object) -> str:
+    # Not ast.dump, nor ast.unparse: what they give differs between versions of Python.
+    if isinstance(value, list):
+        return (
+            "[" + " ".join(_as_text(one) for one in value if not (isinstance(one, ast.AST) and _is_no_code(one))) + "]"
+        )
+    if not isinstance(value, ast.AST):
+        return repr(value)
+    fields = dict(ast.iter_fields(value))
+    if isinstance(value, ast.Call) and (code := _error_code(value)):
+        fields = {"func": value.func, "code": code}
+    said = (f"{name}={_as_text(field)}" for name, field in sorted(fields.items()) if field not in (None, [], ""))
+    return f"{type(value).__name__}({' '.join(said)})"
+
+
+def _error_code(call: ast.Call) -> str | None:
+    first = call.args[0] if call.args else None
+    is_code = isinstance(first, ast.Constant) and isinstance(first.value, str) and _ERROR_CODE.fullmatch(first.value)
+    return str(first.value) if is_code and len(call.args) > 1 else None  # type: ignore[union-attr]
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

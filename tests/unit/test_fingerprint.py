@@ -1,0 +1,97 @@
+"""Is docs/guarantees.md's table of faults about the product that is here, and what counts as another product?"""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+from chaos.fingerprint import ROOT, fingerprint, modules_of_commits, of_trees
+from chaos.proof import fingerprint_in, table_in
+
+SOURCE = """
+import logging
+from sink.errors import CommitError
+
+_LIMIT = 50
+
+def publish(rows):
+    # All of them.
+    if len(rows) > _LIMIT:
+        logging.getLogger().info("many")
+        raise CommitError("TOO_MANY", f"{len(rows)} rows.", "Nothing was written.", "Send fewer.")
+    return execute("INSERT INTO t SELECT * FROM r")
+
+class Writer:
+    def __call__(self):
+        return publish([])
+"""
+
+
+def of(*sources: str) -> str:
+    """The fingerprint of modules with these texts."""
+    return of_trees(map(ast.parse, sources))
+
+
+def test_the_table_is_about_this_product():
+    """Whoever changes what takes part in a commit lets the laboratory strike it, and writes down what came of it."""
+    assert fingerprint_in(table_in()) == fingerprint(), (
+        "The table of faults in docs/guarantees.md is about another product than this one. When your change is "
+        "committed, run `make chaos N=1000 TABLE=1` (hours), or honestly fewer: `make chaos N=100 TABLE=1`; the table "
+        "says how many it were. CONTRIBUTING.md says how to run it in pieces, and to go on after an interruption."
+    )
+
+
+def test_nothing_was_lost_or_doubled():
+    """A table with lost or doubled rows is no proof."""
+    row = next(line for line in table_in().splitlines() if line.startswith("| **all** |"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert int(cells[1]) > 0
+    assert cells[4:6] == ["0", "0"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        SOURCE.replace("# All of them.", "# Every one."),
+        SOURCE.replace("def publish(rows):", 'def publish(rows):\n    """Publish."""'),
+        '"""What is written?"""' + SOURCE,
+        SOURCE.replace("Send fewer.", "Send fewer rows.").replace('rows."', 'rows are too many."'),
+        SOURCE.replace("from sink.errors", "from sink.all_errors"),
+        SOURCE.replace("    if len(rows) > _LIMIT:", "    if (len(rows)\n        > _LIMIT):"),
+    ],
+    ids=["comment", "docstring", "module's docstring", "words of an error", "import", "layout"],
+)
+def test_prose_does_not_count(changed):
+    """What changes no commit leaves the table as it is."""
+    assert changed != SOURCE
+    assert of(changed) == of(SOURCE)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        SOURCE.replace("> _LIMIT", ">= _LIMIT"),
+        SOURCE.replace("_LIMIT = 50", "_LIMIT = 60"),
+        SOURCE.replace("SELECT *", "SELECT DISTINCT *"),
+        SOURCE.replace("TOO_MANY", "TOO_FEW"),
+        SOURCE.replace("return publish([])", "return None"),
+    ],
+    ids=["condition", "constant", "SQL", "an error's code", "method"],
+)
+def test_code_counts(changed):
+    """What might change a commit asks for another table."""
+    assert changed != SOURCE
+    assert of(changed) != of(SOURCE)
+
+
+def test_moving_does_not_count():
+    """A function that moves to another module is the same function."""
+    function, rest = SOURCE[: SOURCE.index("class ")], SOURCE[SOURCE.index("class ") :]
+    assert of(function, "from other import publish\n" + rest) == of(SOURCE)
+
+
+def test_what_takes_part():
+    """All that decides and commits is in, what only looks is not."""
+    names = {name.rpartition(".")[2] for name in modules_of_commits(ROOT)}
+    assert {"verdict", "attempt", "committer", "publish", "upsert", "reception", "early_commit", "staging"} <= names
+    assert not {"cli", "listener", "doctor", "lag"} & names
