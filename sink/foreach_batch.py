@@ -22,6 +22,7 @@ from sink.attempt import Work
 from sink.committer import commit_batch
 from sink.early_commit import EarlyCommits
 from sink.frame_positions import below
+from sink.option_hints import column_names, only_known_arguments
 from sink.publish import BatchRows, publication
 from sink.row_positions import PositionColumns, position_columns
 from sink.running_query import batch_of
@@ -58,6 +59,7 @@ class PostgresBatchWriter:
     :raises ConfigurationError: at once, for arguments that cannot work.
     """
 
+    @only_known_arguments
     def __init__(
         self,
         url: str = "",
@@ -88,7 +90,7 @@ class PostgresBatchWriter:
             pin_table=pin_table,
         )
         self._commits = EarlyCommits(settings)
-        self._destination = destination(table, mode, _names(keys), order_by, create_table=create_table)
+        self._destination = destination(table, mode, column_names("keys", keys), order_by, create_table=create_table)
         refuse_unstorable(sink_name=sink_name)
         self._sink_name = sink_name
         self._positions = _positions(position_columns, written=write_positions)
@@ -109,6 +111,7 @@ class PostgresBatchWriter:
         return publication(self._sink_name, self._destination, rows, "arrow")
 
 
+@only_known_arguments
 def transactional_batch(
     url: str = "",
     *,
@@ -175,8 +178,4 @@ def transactional_batch(
 
 
 def _positions(columns: Sequence[str], *, written: bool = True) -> PositionColumns | None:
-    return position_columns(_names(columns), written=written) if columns else None
-
-
-def _names(keys: Sequence[str]) -> tuple[str, ...]:
-    return tuple(key.strip() for key in keys.split(",")) if isinstance(keys, str) else tuple(keys)
+    return position_columns(column_names("position_columns", columns), written=written) if columns else None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
 from offsets_store.facts import Remedies
+from sink.option_hints import column_names, refuse_unknown_options
 from sink.row_positions import PositionColumns, position_columns
 from sink.settings import (
     CommitSettings,
@@ -137,7 +138,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         destination=destination(
             table=given.get("table", ""),
             mode=mode,
-            keys=_columns(given.get("keys", "")),
+            keys=column_names("keys", given.get("keys", "")),
             order_by=given.get("orderby") or None,
             create_table=_flag(given, "createTable"),
         ),
@@ -154,17 +155,12 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
-    known = {name.lower(): name for name in OPTIONS}
-    for name in given:
-        if name in known or name in _SPARK_OPTIONS or name.startswith(_SPARK_PREFIXES):
-            continue
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-        hint = f"Did you mean {known[near[0]]}? " if near else ""
-        raise bad_option("UNKNOWN_OPTION", f"There is no option {name!r}.", f"{hint}The options are {_list(OPTIONS)}.")
+    ours = (name for name in given if name not in _SPARK_OPTIONS and not name.startswith(_SPARK_PREFIXES))
+    refuse_unknown_options(ours, {name.lower(): name for name in OPTIONS})
 
 
 def _positions(given: Mapping[str, str]) -> PositionColumns | None:
-    names = _columns(given.get("positioncolumns", ""))
+    names = column_names("positionColumns", given.get("positioncolumns", ""))
     if not names:
         if "writepositions" in given:
             raise bad_option(
@@ -235,10 +231,6 @@ def _number(given: Mapping[str, str], name: str, default: int | None, least: int
     if value < least:
         raise bad_option("BAD_OPTION", f"{name}={text!r} is not a whole number from {least}.", "Give such a number.")
     return value
-
-
-def _columns(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _list(names: tuple[str, ...]) -> str:

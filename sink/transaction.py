@@ -17,6 +17,7 @@ from offsets_store.connect import driver_connection
 from offsets_store.facts import Batch
 from offsets_store.offsets import Offsets
 from sink.arrow_rows import collected_rows
+from sink.option_hints import column_names
 from sink.publish import publish_rows_in_tx
 from sink.settings import Destination, destination
 
@@ -63,7 +64,7 @@ class BatchTransaction:
 
     def upsert(self, frame: DataFrame, table: str, keys: Sequence[str], *, order_by: str | None = None) -> int:
         """Insert the frame's rows or update those with the same ``keys``; ``order_by`` picks among doubled keys."""
-        return self._write(frame, destination(table, "upsert", tuple(keys), order_by))
+        return self._write(frame, destination(table, "upsert", column_names("keys", keys), order_by))
 
     def replace(self, frame: DataFrame, table: str) -> int:
         """Put the frame's rows in the place of all rows of ``table``; readers never see it empty."""

@@ -1,0 +1,140 @@
+"""
+What did the user mean by a name that is no option, or by a value that is written another way?
+
+Pure: runs in the planner's worker and on the driver. Invariant: a hint names what exists and where it goes, and never
+repeats a value, which may be a password.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
+
+from sink.settings import bad_option
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_IN_URL = "Put it into url (postgresql://user@host:5432/database), or leave it to libpq's PG* variables."
+_PASSWORD = "Leave it to ~/.pgpass, a service file or PGPASSWORD, or put it into url (postgresql://user:password@host/database)."  # noqa: S105
+_TABLE = "Set table, for example to sales.orders."
+_NOT_NEEDED = "Leave it out: it is an option of Spark's jdbc writer, and pgonce needs no driver and no batch size."
+
+# What Spark's jdbc writer and other sinks call it, in lower case.
+_OF_OTHER_WRITERS = {
+    "dbtable": _TABLE,
+    "tablename": _TABLE,
+    "schema": _TABLE,
+    "dbschema": _TABLE,
+    "user": _IN_URL,
+    "username": _IN_URL,
+    "host": _IN_URL,
+    "port": _IN_URL,
+    "dbname": _IN_URL,
+    "database": _IN_URL,
+    "sslmode": _IN_URL,
+    "password": _PASSWORD,
+    "driver": _NOT_NEEDED,
+    "batchsize": _NOT_NEEDED,
+    "isolationlevel": _NOT_NEEDED,
+    "numpartitions": _NOT_NEEDED,
+    "stringtype": _NOT_NEEDED,
+    "savemode": "Set mode to append, upsert or complete.",
+    "primarykey": "Set keys.",
+    "trigger": "A trigger is no option: call .trigger(...) on the writer.",
+    "processingtime": "A trigger is no option: call .trigger(processingTime=...) on the writer.",
+    "availablenow": "A trigger is no option: call .trigger(availableNow=True) on the writer.",
+    "checkpoint": "Set checkpointLocation.",
+}
+_OF_SOURCES = frozenset({
+    "subscribe", "subscribepattern", "assign", "startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp",
+    "endingoffsets", "maxoffsetspertrigger", "minoffsetspertrigger", "failondataloss", "includeheaders",
+    "groupidprefix", "minpartitions", "maxfilespertrigger", "maxbytespertrigger", "maxfileage", "latestfirst",
+    "cleansource", "sourcearchivedir", "filenameonly", "pathglobfilter", "recursivefilelookup", "multiline", "header",
+    "inferschema", "sep", "delimiter", "encoding", "timestampformat", "dateformat", "rowspersecond", "rowsperbatch",
+    "ignorechanges", "ignoredeletes", "startingversion", "withwatermark",
+})  # fmt: skip
+_OF_THE_SINK_ALONE = frozenset({"inlinebytes", "receiver", "offsetsfrom"})
+
+
+def refuse_unknown_options(given: Iterable[str], known: Mapping[str, str]) -> None:
+    """
+    Refuse the first name that is no option.
+
+    :param given: names in lower case.
+    :param known: the options, by their names in lower case.
+    :raises ConfigurationError: UNKNOWN_OPTION, with what was probably meant.
+    """
+    for name in given:
+        if name not in known:
+            raise bad_option(
+                "UNKNOWN_OPTION",
+                f"There is no option {name!r}.",
+                f"{_hint(name, known)}The options are {', '.join(known.values())}.",
+            )
+
+
+def only_known_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Refuse arguments that ``function`` does not have, as options are refused: with what was probably meant."""
+    parameters = inspect.signature(function).parameters
+    named = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
+    known = {name.replace("_", ""): name for name in named if name != "self"}
+
+    @functools.wraps(function)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        for name in kwargs:
+            if name not in parameters:
+                plain = name.lower().replace("_", "")
+                hint = 'It is an option of format("pgonce") alone. ' if plain in _OF_THE_SINK_ALONE else ""
+                raise bad_option(
+                    "UNKNOWN_OPTION",
+                    f"There is no argument {name!r}.",
+                    f"{hint or _hint(plain, known)}The arguments are {', '.join(known.values())}.",
+                )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def _hint(name: str, known: Mapping[str, str]) -> str:
+    """What was probably meant by ``name``, as a sentence with a space after it; empty where nothing is near."""
+    plain = name.replace("_", "")
+    if plain in _OF_OTHER_WRITERS:
+        return f"{_OF_OTHER_WRITERS[plain]} "
+    if name.startswith("kafka.") or plain in _OF_SOURCES:
+        return "It is an option of the source: set it on spark.readStream, before load(). "
+    near = difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
+    return f"Did you mean {known[near[0]]}? " if near else ""
+
+
+def column_names(option: str, names: str | Sequence[str]) -> tuple[str, ...]:
+    """
+    Column names as the user gave them: a list, or a text with commas between them.
+
+    :raises ConfigurationError: BAD_OPTION, where a Python list became a text on its way into an option.
+    """
+    if not isinstance(names, str):
+        return tuple(names)
+    meant = _written_list(names.strip())
+    if meant is not None:
+        raise bad_option(
+            "BAD_OPTION",
+            f"{option}={names!r} is a list of Python's that became a text.",
+            f'Write the names with commas between them: "{",".join(meant)}".',
+        )
+    return tuple(name.strip() for name in names.split(",") if name.strip())
+
+
+def _written_list(text: str) -> list[str] | None:
+    """The names in ``"['id', 'day']"``; None for a text that is no list."""
+    try:
+        value = ast.literal_eval(text) if text.startswith(("[", "(")) else None
+    except (ValueError, SyntaxError):
+        return None
+    if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
+        return list(value)
+    return None
