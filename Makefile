@@ -6,8 +6,8 @@ BIN := $(VENV)/bin
 ENVIRONMENT := $(VENV)/.environment-stamp
 WHEEL := $(VENV)/.wheel-stamp
 # The directories too: a file that went away changes nothing else.
-PACKED := pyproject.toml README.md LICENSE pgonce.py pyspark_pgonce.py \
-	$(shell find sink offsets_store -name __pycache__ -prune -o -print)
+PACKED := pyproject.toml README.md LICENSE pyspark_pgonce.py $(wildcard docs/*.md) \
+	$(shell find sink offsets_store pgonce -name __pycache__ -prune -o -print)
 
 # What runs is the installed wheel, in this process and in Spark's Python workers: without PYTHONSAFEPATH they would put
 # the working directory first on their path, and so import the source tree.

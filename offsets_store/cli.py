@@ -18,6 +18,7 @@ from offsets_store import cli_tables as show
 from offsets_store.bounds import LOCK_SECONDS
 from offsets_store.cli_terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
 from offsets_store.connect import connect
+from offsets_store.explain import explanation, nearest
 from offsets_store.lock_watch import LockWatch
 from offsets_store.migrations import grants, init_sql, migrate
 from offsets_store.postgres_errors import ledger_error
@@ -118,6 +119,15 @@ def init(
             return
         done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
         typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
+
+
+@app.command()
+def explain(name: Annotated[str, typer.Argument(help="An error's code (TYPE_MISMATCH), or a page (types).")]) -> None:
+    """What the documents say of an error; or one of their pages."""
+    text = explanation(name)
+    if text is None:
+        raise typer.BadParameter(f"there is no {name!r}. There is {', '.join(nearest(name))}.")
+    typer.echo(text)
 
 
 def _init(url: str, role: str | None) -> list[int]:

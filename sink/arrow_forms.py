@@ -157,4 +157,6 @@ def _not_utf8() -> UnfitValueError:
 
 
 def _unencodable(value: str) -> UnfitValueError:
-    return UnfitValueError("VALUE_UNENCODABLE", value, "Cast the column in Spark to a type that docs/types.md lists.")
+    return UnfitValueError(
+        "VALUE_UNENCODABLE", value, "Cast the column in Spark to a type that `pgonce explain types` lists."
+    )

@@ -48,7 +48,7 @@ _REMEDIES = {
               "in UTF8."),
     "22021": ("VALUE_NOT_STORABLE", "Postgres text cannot hold a NUL character: remove it in Spark, for example with "
               "translate(column, '\\0', '')."),
-    "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (docs/types.md)."),
+    "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),
 }  # fmt: skip
 
 # What an SQLSTATE means where it comes from this function of Postgres's; its message may be in any language.

@@ -146,14 +146,19 @@ def diagnose(
             finding, advice = Finding.AGREE, f"Nothing to mend: `pgonce recover` {plan.does}."
     if finding is Finding.AGREE and is_continuous(checkpoint):
         finding = Finding.NEEDS_PERSON
-        advice = "Start the query on a new checkpoint at the stored offsets: docs/operations.md, A lost checkpoint."
+        advice = (
+            "Start the query on a new checkpoint at the stored offsets: `pgonce explain operations`, A lost checkpoint."
+        )
     elif finding is Finding.RECOVERABLE and not sinks and checkpoint.newest is not None:
         advice += (
             f" Then start the query with adoptCheckpoint={start.batch_id}, if batch {start.batch_id} is still to be "
-            f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: docs/replace-your-foreachbatch.md."
+            f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: "
+            "`pgonce explain replace-your-foreachbatch`."
         )
     elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
-        advice += " Then start the query in a new Spark application: docs/operations.md, Several batches run again."
+        advice += (
+            " Then start the query in a new Spark application: `pgonce explain operations`, Several batches run again."
+        )
     return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
 
 

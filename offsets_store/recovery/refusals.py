@@ -40,7 +40,7 @@ def unknown_query(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Re
         f"The ledger {known}, so it says nothing of the checkpoint {checkpoint.location}.",
         NOTHING,
         "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in "
-        "with adoptCheckpoint: docs/replace-your-foreachbatch.md.",
+        "with adoptCheckpoint: `pgonce explain replace-your-foreachbatch`.",
     )
 
 

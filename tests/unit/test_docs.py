@@ -17,7 +17,9 @@ from offsets_store.verdict import PUBLISH, SKIP, Verdict
 from sink.foreach_batch import PostgresBatchWriter, transactional_batch
 
 ROOT = Path(__file__).parents[2]
-SOURCES = sorted([*(ROOT / "sink").rglob("*.py"), *(ROOT / "offsets_store").rglob("*.py"), ROOT / "pgonce.py"])
+SOURCES = sorted(
+    [*(ROOT / "sink").rglob("*.py"), *(ROOT / "offsets_store").rglob("*.py"), *(ROOT / "pgonce").rglob("*.py")]
+)
 DOCUMENTS = sorted(
     [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"), ROOT / "testbed/README.md"]
 )

@@ -2,10 +2,15 @@
 
 import importlib
 import importlib.metadata
+import re
+import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
+
+import pgonce
 
 MODULES = ["sink", "offsets_store", "pgonce", "pyspark_pgonce"]
 
@@ -43,6 +48,61 @@ def test_worker_imports_the_wheel(spark):
 
 
 def test_wheel_is_typed():
-    """Both packages tell type checkers that they carry types."""
+    """All packages tell type checkers that they carry types."""
     files = {str(file) for file in importlib.metadata.files("pgonce")}
-    assert {"sink/py.typed", "offsets_store/py.typed"} <= files
+    assert {"sink/py.typed", "offsets_store/py.typed", "pgonce/py.typed"} <= files
+
+
+PROGRAM = """
+from pyspark.sql import DataFrame
+from pgonce import BatchTransaction, OffsetsStore, PostgresBatchWriter, transactional_batch
+
+writer = PostgresBatchWriter("host=db", table="events", mode="upsert", keys=["id"])
+
+
+@transactional_batch("host=db", name="orders")
+def write_orders(batch: DataFrame, tx: BatchTransaction) -> None:
+    reveal_type(tx.append(batch, "orders"))
+
+
+reveal_type(write_orders)
+PostgresBatchWriter("host=db", tabel="events")
+"""
+
+
+def test_a_users_program_is_type_checked_against_the_wheel(tmp_path):
+    """Mypy knows the public names, and finds an argument that is misspelt."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--config-file=", program.name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.search(r'Revealed type is "(builtins\.)?int"', done.stdout), done.stdout
+    assert 'Revealed type is "def (pyspark.sql' in done.stdout
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1, done.stdout
+    assert "tabel" in errors[0]
+
+
+def test_the_command_line_needs_no_spark():
+    """``python -m pgonce`` works where only the ledger is asked."""
+    without = "import sys, runpy; sys.modules['pyspark'] = None; sys.argv = ['pgonce', '--version']; "
+    done = subprocess.run(
+        [sys.executable, "-c", without + "runpy.run_module('pgonce', run_name='__main__')"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, importlib.metadata.version("pgonce")), done.stderr
+
+
+def test_every_public_name_is_there():
+    """Each name is found when it is asked for, and no other."""
+    assert all(getattr(pgonce, name).__name__ == name for name in pgonce.__all__)
+    assert set(pgonce.__all__) <= set(dir(pgonce))
+    with pytest.raises(AttributeError, match="has no attribute"):
+        pgonce.Postgres  # noqa: B018

@@ -1,0 +1,62 @@
+"""
+What do the documents say of an error, where only the installed package is at hand?
+
+Runs on the command line. Invariant: what is shown is the text of docs/, which is part of the wheel.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.resources import files
+
+_LINK = re.compile(r"\[([^\]^]+)\]\(([a-z-]*)(?:\.md)?(?:#[^)]*)?\)")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of docs/errors.md, and what stands above its table."""
+
+    code: str
+    section: str
+    meaning: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.code} ({self.section})\n\n{self.meaning}\n\nWhat to do: {self.remedy}"
+
+
+def pages() -> dict[str, str]:
+    """The documents, by their names without ``.md``."""
+    found = (files("pgonce") / "docs").iterdir()
+    return {page.name.removesuffix(".md"): page.read_text(encoding="utf-8") for page in found}
+
+
+def entries(errors: str) -> Iterator[Entry]:
+    """The rows of docs/errors.md."""
+    section = ""
+    for line in errors.splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        elif row := re.fullmatch(r"\| `([A-Z0-9_]+)` \| (.+) \| (.+) \|", line):
+            yield Entry(row[1], section, _without_links(row[2]), _without_links(row[3]))
+
+
+def explanation(name: str) -> str | None:
+    """What the documents say under a code, or a whole page by its name; None where there is neither."""
+    found = {entry.code: str(entry) for entry in entries(pages()["errors"])}
+    return found.get(name.upper().strip("[]")) or pages().get(name.lower())
+
+
+def nearest(name: str) -> list[str]:
+    """Codes and pages whose names are like this one; all pages, where none is."""
+    codes = [entry.code for entry in entries(pages()["errors"])]
+    near = difflib.get_close_matches(name.upper(), codes) + difflib.get_close_matches(name.lower(), pages())
+    return near or sorted(pages())
+
+
+def _without_links(text: str) -> str:
+    """Markdown's links as words: a page is a name for this very command."""
+    return _LINK.sub(lambda link: f"{link[1]} (`pgonce explain {link[2] or 'errors'}`)", text)

@@ -1,0 +1,6 @@
+"""``python -m pgonce``: the command line, where the command itself is not on the path."""
+
+from offsets_store.cli import main
+
+if __name__ == "__main__":
+    main()
