@@ -4,3 +4,7 @@ Where did each query stop: the ledger of published batches and offsets, and the 
 Runs on the driver, in Spark's workers and on the command line. Invariant: this package never imports ``sink``, and
 only its listener imports pyspark.
 """
+
+from offsets_store.log_lines import date_lines_without_handler
+
+date_lines_without_handler()

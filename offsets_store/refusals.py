@@ -22,7 +22,12 @@ class RefusedBatch(PgonceError):
 def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) -> RefusedBatch:
     """The error for a verdict that neither publishes nor skips."""
     what, remedy = _WORDS[verdict](ledger, batch, remedies)
-    return RefusedBatch(verdict.name, what, NOTHING, remedy)
+    return RefusedBatch(verdict.name, what, _OTHERS if verdict in _OTHERS_WROTE else NOTHING, remedy)
+
+
+# Verdicts by which rows of a batch of this number are in the target, though not those that were refused.
+_OTHERS_WROTE = (Verdict.FENCED, Verdict.DUPLICATE, Verdict.CHANGED)
+_OTHERS = "Nothing was written this time; what was published before stays, rows and offsets together."
 
 
 def _writer(batch: Batch) -> str:
@@ -97,7 +102,7 @@ def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
         f"If batch {batch.batch_id} has NOT been written to the target by other means, set "
         f"adoptCheckpoint={batch.batch_id}: it and all later ones are published. If it HAS been written already, set "
         f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "
-        "docs/replace-your-foreachbatch.md tells how to find out.",
+        "`pgonce explain replace-your-foreachbatch` tells how to find out.",
     )
 
 

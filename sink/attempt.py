@@ -255,7 +255,8 @@ def _transaction_ended() -> CommitError:
         "TRANSACTION_ENDED",
         "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and offsets "
         "would no longer be one.",
-        NOTHING,
+        "Nothing that went through tx before was written, and the stored offsets have not moved; what the SQL then "
+        "committed by itself is there.",
         "Remove transaction control from your SQL and from procedures it calls; use tx.connection.begin_nested() "
         "for what may fail.",
     )

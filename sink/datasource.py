@@ -21,8 +21,11 @@ from pyspark.sql.types import StructType
 
 from offsets_store.connect import connect
 from offsets_store.errors import NOTHING, PgonceError
+from sink.border import called_by_spark
 from sink.checkpointed_batch import planned_entry
 from sink.errors import SparkError
+from sink.first_look import look_once
+from sink.on_executors import reduced
 from sink.options import SinkOptions, parse_options
 from sink.parcel import OffsetLogEntry, Parcel
 from sink.parcel_commit import commit_parcels
@@ -55,12 +58,14 @@ class PgonceDataSource(DataSource):
         """What users put into ``format(...)``."""
         return "pgonce"
 
+    @called_by_spark
     def schema(self) -> StructType:
         """Spark asks for this when somebody reads."""
         raise SparkError(
             "NOT_A_SOURCE", "pgonce writes streams; it does not read.", NOTHING, "Read with Spark's jdbc source."
         )
 
+    @called_by_spark
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
         """Spark calls this for a batch write, which has no offsets to be exactly-once by."""
         raise SparkError(
@@ -70,6 +75,7 @@ class PgonceDataSource(DataSource):
             "Use df.writeStream, or Spark's jdbc writer for a batch.",
         )
 
+    @called_by_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
         """
         Build the writer of one batch.
@@ -85,8 +91,10 @@ class PgonceDataSource(DataSource):
         refuse_more_columns_than(schema, STAGED_COLUMNS, why)
         # Not for the commit: another driver may have committed this very batch, which is for the ledger to say; and an
         # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
-        writer = StreamWriter(options, schema, planned_entry(options) if self._plans else None)
+        planned = planned_entry(options) if self._plans else None
+        writer = StreamWriter(options, schema, planned)
         if self._plans:
+            writer.look_first()
             writer.find_receiver()
         settle("planning")
         return writer
@@ -100,22 +108,36 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # After Spark has dated the entry, if there is to be one.
         self.task_writer = TaskWriter(options, struct_type, planned, int(time.time() * 1000))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """On its way to the tasks: where pgonce is missing there, the task says so in words."""
+        return reduced(self)
+
+    def look_first(self) -> None:
+        """In the planner's worker: refuse a target that does not fit, before a row is computed."""
+        planned, columns = self.task_writer.planned, encode_columns(self.task_writer.written_type)
+        # The login of a later batch may be refused while a password is changed, for which the commit waits.
+        is_first = planned is not None and planned.batch_id == 0
+        look_once(self.options, self.options.commit.url, self.options.destination, columns, at_the_door=is_first)
+
     def find_receiver(self) -> None:
         """In the planner's worker: find a receiver for what is too large for commit messages, if there is to be one."""
         receiver = receiver_for(self.options, self.task_writer.written_type)
         self.task_writer = replace(self.task_writer, receiver=receiver)
 
+    @called_by_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
         """In a task: encode the partition."""
         parcel = self.task_writer.write(iterator)
         settle("writing")
         return parcel
 
+    @called_by_spark
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the commit worker: publish the batch, or skip it."""
         commit_parcels(self.options, encode_columns(self.task_writer.written_type), messages, batchId)
         settle("committing")
 
+    @called_by_spark
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """
         In the commit worker, when a batch failed: drop what its tasks staged, and what was received.

@@ -19,8 +19,10 @@ from offsets_store.record import Published
 from offsets_store.verdict import SKIP
 from sink.arrow_rows import arriving_rows
 from sink.attempt import Work
+from sink.border import called_by_spark, calls_users_code
 from sink.committer import commit_batch
 from sink.early_commit import EarlyCommits
+from sink.first_look import look_once
 from sink.frame_positions import below
 from sink.option_hints import column_names, only_known_arguments
 from sink.publish import BatchRows, publication
@@ -29,6 +31,7 @@ from sink.running_query import batch_of
 from sink.settings import Mode, bad_option, commit_settings, destination, refuse_unfit_positions, refuse_unstorable
 from sink.topic_ids import with_topic_ids
 from sink.transaction import BatchTransaction
+from sink.type_mapping import encode_columns
 
 BatchFunction = Callable[[DataFrame, int], None]
 
@@ -89,6 +92,7 @@ class PostgresBatchWriter:
             retry_timeout=retry_timeout,
             pin_table=pin_table,
         )
+        self._url = url
         self._commits = EarlyCommits(settings)
         self._destination = destination(table, mode, column_names("keys", keys), order_by, create_table=create_table)
         refuse_unstorable(sink_name=sink_name)
@@ -98,14 +102,20 @@ class PostgresBatchWriter:
         if self._positions:
             refuse_unfit_positions(mode)
 
+    @called_by_spark
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Publish one batch, or skip it where it is proven to be published; what foreachBatch calls."""
         batch = batch_of(frame, batch_id, by_position=self._positions is not None)
         batch = with_topic_ids(batch, self._bootstrap_servers)
+        self._look_first(batch, frame)
         # For a replay too, and to its end: a stateful query fails where its frame is not run.
         with arriving_rows(frame, self._positions, batch) as (rows, arriving):
             self._commits.commit(batch, rows, arriving, self._work)
             rows.count()
+
+    def _look_first(self, batch: Batch, frame: DataFrame) -> None:
+        written = self._positions.without(frame.schema) if self._positions else frame.schema
+        look_once(batch.run_id, self._url, self._destination, encode_columns(written))
 
     def _work(self, rows: BatchRows) -> Work:
         return publication(self._sink_name, self._destination, rows, "arrow")
@@ -146,10 +156,10 @@ def transactional_batch(
         retry_timeout=retry_timeout,
         pin_table=pin_table,
     )
-
     positions = _positions(position_columns)
 
     def decorate(function: Callable[[DataFrame, BatchTransaction], None]) -> BatchFunction:
+        @calls_users_code(function)
         @functools.wraps(function)
         def write_batch(frame: DataFrame, batch_id: int) -> None:
             if positions:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from offsets_store.backoff import RETRY_SECONDS
+from offsets_store.connect import parse_url
 from offsets_store.errors import ConfigurationError
 from offsets_store.facts import Remedies
 from offsets_store.postgres_errors import is_storable
@@ -103,7 +104,8 @@ def commit_settings(
     """
     Checked :class:`CommitSettings`, for every way in.
 
-    :raises ConfigurationError: for too few records kept, times that mean nothing, or remedies that exclude each other.
+    :raises ConfigurationError: for too few records kept, times that mean nothing, remedies that exclude each other, or
+        a url that libpq cannot read.
     """
     if retain_batches < LEAST_RETAINED_BATCHES:
         raise bad_option(
@@ -126,6 +128,7 @@ def commit_settings(
             "Keep the one that is true.",
         )
     refuse_unstorable(replaces=remedies.replaces)
+    parse_url(url)
     return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -44,8 +45,9 @@ def recover_and_start(
     :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, where files must be changed.
     :param retry_timeout: seconds to wait for a Postgres that is away, as a commit does.
     :raises RecoveryError: where the checkpoint cannot be mended, or not in this application, or the query runs already.
-    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger.
+    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE.
     """
+    _refuse_update_mode(writer)
     with _unknown_to_the_ledger():
         recover_checkpoint(
             checkpoint_location,
@@ -69,6 +71,37 @@ def _refuse_old_executors(planned: Recovery) -> None:
             NOTHING,
             f"End this application, run `pgonce recover {planned.location} --yes`, and start the query in a new one.",
         )
+
+
+def _refuse_update_mode(writer: DataStreamWriter) -> None:
+    # Spark refuses it too, once the query runs, and without a way out: "pgonce does not support Update mode".
+    if _asked_of(writer) == ("pgonce", "update"):
+        raise SparkError(
+            "UPDATE_MODE",
+            'Spark does not run a query with outputMode("update") into a Python data source.',
+            "Nothing was written.",
+            'Use foreachBatch(PostgresBatchWriter(url, table=..., mode="upsert", keys=[...])), where update mode '
+            'works; or outputMode("complete").',
+        )
+
+
+def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
+    """The format and the output mode that a writer was given; Spark has no question for that."""
+    plan = getattr(writer, "_write_proto", None)
+    if plan is not None:
+        return plan.format, plan.output_mode.lower()
+    wrapped: Any = getattr(writer, "_jwrite", None)
+
+    def value(name: str) -> str:
+        field = wrapped.getClass().getDeclaredField(name)
+        field.setAccessible(True)
+        return str(field.get(wrapped)).lower()
+
+    try:
+        return value("source"), value("outputMode")
+    except Py4JError:
+        # A Spark that keeps them elsewhere says it by itself.
+        return "", ""
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from offsets_store import search_path
 from offsets_store.errors import NOTHING
 from sink.catalogue import ResolvedName, TargetColumn, TargetTable
 from sink.errors import TargetError
+from sink.missing_table import missing_table
 from sink.settings import Destination
 from sink.target_lock import lock_table
 from sink.type_mapping import EncodedColumn, Fit, Fitting, fit
@@ -105,7 +106,7 @@ def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[
                 "TYPE_MISMATCH",
                 f"{table.qualified_name} cannot take the rows. {fitting.reason}",
                 NOTHING,
-                "Cast the column in Spark to a type that the table takes (docs/types.md), or alter the table.",
+                "Cast the column in Spark to a type that the table takes (`pgonce explain types`), or alter the table.",
             )
         plans.append(ColumnPlan(column.name, target.column_name, fitting, target.full_type))
     named = {plan.target for plan in plans}
@@ -176,12 +177,7 @@ def target_for(
         create_table(connection, found.schema, found.name, encoded, destination.keys)
         found, table = lock_table(connection, destination.table)
     if table is None:
-        raise TargetError(
-            "TARGET_MISSING",
-            f"There is no table {found.qualified_name}.",
-            NOTHING,
-            "Create it, or set createTable=true. An unqualified name is looked up along the role's search_path.",
-        )
+        raise missing_table(connection, found)
     check_table(table)
     return table, plan_columns(table, encoded)
 

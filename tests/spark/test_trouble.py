@@ -218,7 +218,7 @@ def run(way, frame, url, checkpoint, options):
                 )
             ).start()
         query.awaitTermination(PATIENCE_SECONDS)
-    except PySparkException as error:
+    except (PySparkException, ConfigurationError) as error:
         return str(error)
     return ""
 
@@ -252,6 +252,28 @@ def test_trouble_is_named_and_once_mended_the_query_finishes(
     assert found == (expected if name != "a column has another type" else found)
     assert len(found) == len(expected)
     assert admin.execute("SELECT batch_id, rows FROM pgonce.batches").fetchall() == [(0, len(ROWS))]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["the table is missing", "a column has another type"])
+def test_what_needs_no_row_is_found_before_one_is_computed(name, way, spark, admin, url, events, checkpoint, tmp_path):
+    """However long the first batch would take, a table that is missing or does not fit is said at once."""
+    trouble, computed = TROUBLES[name], tmp_path / "computed"
+    for statement in trouble.setup:
+        admin.execute(statement)
+
+    def compute(batches):
+        computed.touch()
+        yield from batches
+
+    frame = stream(spark, events).mapInArrow(compute, COLUMNS)
+    assert f"[{trouble.code}]" in run(way, frame, url, checkpoint, {})
+    assert not computed.exists()
+    for statement in trouble.mend:
+        admin.execute(statement)
+    # The rows do come by there, when they are computed.
+    assert run(way, frame, url, checkpoint, {}) == ""
+    assert computed.exists()
 
 
 def bad_rows(spark, folder, column):
@@ -395,6 +417,15 @@ def test_update_mode_is_refused_by_spark_for_the_data_source(spark, url, events,
             .start()
             .awaitTermination(PATIENCE_SECONDS)
         )
+
+
+def test_recover_and_start_refuses_update_mode_with_a_way_out(spark, url, events, checkpoint):
+    """Spark's own words name none; here the query is not even started."""
+    frame = stream(spark, events).groupBy("name").count()
+    writer = frame.writeStream.format("pgonce").options(url=url, table="events").outputMode("update")
+    with pytest.raises(PgonceError, match=r"\[UPDATE_MODE\].*Help: .*PostgresBatchWriter"):
+        recover_and_start(writer, checkpoint, url)
+    assert not Path(checkpoint).exists()
 
 
 FORCED_ASYNC = {"asyncProgressTrackingEnabled": "true", "_asyncProgressTrackingOverrideSinkSupportCheck": "true"}

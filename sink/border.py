@@ -1,0 +1,103 @@
+"""
+What does a user see of the way that an error took through pgonce? Nothing: its sentence comes first.
+
+Runs wherever Spark calls us: planner's, task and commit workers, and the driver. Invariant: an error's text stays as it
+is, and so do the frames of the user's own code and of errors that nobody thought of; ours go to the log, at DEBUG.
+
+Spark puts the whole traceback into the text of its own error, and PySpark shows it twice more.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType, TracebackType
+from typing import ParamSpec, TypeVar
+
+from offsets_store.errors import PgonceError
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+_log = logging.getLogger("pgonce")
+
+_OUR_PACKAGES = ("sink", "offsets_store", "pgonce")
+
+
+def called_by_spark(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """For what Spark calls in its Python workers, and for what ``foreachBatch`` is given: errors without our frames."""
+
+    @functools.wraps(function)
+    def at_the_border(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except PgonceError as error:
+            _shorten(error, None)
+            raise
+
+    return at_the_border
+
+
+def calls_users_code(function: Callable[..., object]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """As :func:`called_by_spark`, for what calls a user's ``function`` in between, whose frames are shown."""
+    code = getattr(function, "__code__", None)
+
+    def decorate(border: Callable[_P, _T]) -> Callable[_P, _T]:
+        @functools.wraps(border)
+        def at_the_border(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+            try:
+                return border(*args, **kwargs)
+            except PgonceError as error:
+                _shorten(error, code)
+                raise
+            except Exception as error:
+                # An error of the user's, or of Spark's: what came before the function was called is no part of it.
+                if frames := _from(code, error.__traceback__):
+                    error.__traceback__ = _joined(frames)
+                raise
+
+        return at_the_border
+
+    return decorate
+
+
+def _shorten(error: PgonceError, code: CodeType | None) -> None:
+    # Not for the log either: Postgres repeats a whole row in the error that may have been behind this one.
+    error.__cause__, error.__suppress_context__ = None, True
+    _log.debug("[%s] was raised here", error.code, exc_info=True)
+    if _is_sparks_worker():
+        # Read by PySpark when it writes this error down. A worker that has raised is not used again.
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+    frames = _from(code, error.__traceback__)
+    ours = next((n for n, entry in enumerate(frames) if _is_ours(entry)), len(frames))
+    # A bare raise goes on with these, and does not add the frame that it stands in.
+    error.__traceback__ = _joined(frames[:ours])
+
+
+def _is_sparks_worker() -> bool:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")
+
+
+def _from(code: CodeType | None, traceback: TracebackType | None) -> list[TracebackType]:
+    """The entries of a traceback from the call of this code on; none, where it was not called."""
+    entries: list[TracebackType] = []
+    while traceback is not None:
+        if entries or traceback.tb_frame.f_code is code:
+            entries.append(traceback)
+        traceback = traceback.tb_next
+    return entries
+
+
+def _is_ours(entry: TracebackType) -> bool:
+    return entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _OUR_PACKAGES
+
+
+def _joined(entries: list[TracebackType]) -> TracebackType | None:
+    joined = None
+    for entry in reversed(entries):
+        joined = TracebackType(joined, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return joined

@@ -1,0 +1,90 @@
+"""What is left of an error's way where it leaves pgonce for Spark."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+
+import pytest
+
+from offsets_store.errors import PgonceError
+from sink.border import called_by_spark, calls_users_code
+from sink.settings import destination
+
+
+def refused_inside():
+    """An error of ours, from a module of ours, with a cause of its own."""
+    try:
+        {}["what Postgres said of a row"]
+    except KeyError:
+        destination("", "append", (), None)
+
+
+def closed():
+    """An error of the user's own."""
+    raise ValueError("the shop is closed")
+
+
+def lost_inside():
+    """An error that nobody thought of, in a module of ours."""
+    destination(None, "append", (), None)
+
+
+def in_foreach_batch(function):
+    """A border that calls a function of the user's in between."""
+
+    @calls_users_code(function)
+    def write_batch():
+        try:
+            {}["met before"]
+        except KeyError:
+            function()
+
+    return write_batch
+
+
+def shown(border):
+    """The functions that the traceback of a border's error names, and all of its text."""
+    with pytest.raises(Exception) as raised:
+        border()
+    names = [frame.name for frame in traceback.extract_tb(raised.value.__traceback__)]
+    assert names.pop(0) == "shown"
+    return names, "".join(traceback.format_exception(raised.value))
+
+
+def test_an_error_of_ours_shows_nothing_of_its_way():
+    """Neither frames nor the error that came before it: its sentence is all."""
+    names, text = shown(called_by_spark(refused_inside))
+    assert names == []
+    assert "KeyError" not in text
+    assert "[NO_TABLE]" in text
+
+
+def test_an_error_of_ours_inside_a_users_function_shows_the_users_line():
+    """Which of the function's calls it was, is for the user to know; what happened in it is not."""
+    names, text = shown(in_foreach_batch(refused_inside))
+    assert names == ["refused_inside"]
+    assert "[NO_TABLE]" in text
+
+
+def test_an_error_of_the_users_own_is_shown_from_the_users_function_on():
+    """What lies between Spark and the function is left out, and nothing else."""
+    names, text = shown(in_foreach_batch(closed))
+    assert names == ["closed"]
+    assert "ValueError: the shop is closed" in text
+
+
+@pytest.mark.parametrize("border", [called_by_spark, in_foreach_batch], ids=["worker", "function"])
+def test_an_error_that_nobody_thought_of_keeps_its_frames(border):
+    """A fault of ours must be found."""
+    names, _ = shown(border(lost_inside))
+    assert names[-2:] == ["lost_inside", "destination"]
+
+
+def test_the_frames_are_in_the_log_for_developers(caplog):
+    """At DEBUG, all of the way."""
+    with caplog.at_level(logging.DEBUG, "pgonce"), pytest.raises(PgonceError):
+        called_by_spark(refused_inside)()
+    assert "in refused_inside" in caplog.text
+    assert "in destination" in caplog.text
+    assert "what Postgres said of a row" not in caplog.text

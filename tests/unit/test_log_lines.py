@@ -1,0 +1,40 @@
+"""Lines of the log in a process that has not configured logging, and in one that has."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from offsets_store.log_lines import LOGGERS
+
+ROOT = Path(__file__).parents[2]
+
+
+def lines_of(logger, setup=""):
+    """What a new process writes to stderr for a warning."""
+    code = f"import logging, offsets_store\n{setup}\nlogging.getLogger({logger!r}).warning('100%% of %s', 'it')"
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=True)
+    return done.stderr
+
+
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_line_has_its_time_where_nobody_has_configured_logging(logger):
+    """In Spark's Python workers Python itself writes warnings, without a time."""
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z 100% of it\n", lines_of(logger))
+
+
+def test_a_line_is_the_users_to_lay_out_where_there_is_a_handler():
+    """A user's own layout gets the text as it is."""
+    setup = "logging.basicConfig(format='mine: %(message)s')"
+    assert lines_of("pgonce", setup) == "mine: 100% of it\n"
+
+
+def test_all_loggers_are_known():
+    """A logger with a name that is not in the list would write lines without a time."""
+    sources = [*(ROOT / "sink").rglob("*.py"), *(ROOT / "offsets_store").rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r'getLogger\("(pgonce[^"]*)"\)', path.read_text())}
+    assert named == set(LOGGERS)

@@ -1,0 +1,62 @@
+"""What a task says whose Python cannot unpickle the writer."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import pytest
+from pyspark.cloudpickle import dumps
+from pyspark.sql import types as t
+
+from sink.datasource import StreamWriter
+from sink.options import parse_options
+
+OPTIONS = {"url": "host=db password=hunter2", "table": "events", "checkpointLocation": "/ckpt"}
+WRITER = StreamWriter(parse_options(OPTIONS, overwrite=False), t.StructType([t.StructField("id", t.LongType())]), None)
+
+UNPICKLE = "import pickle, sys; print(type(pickle.loads(sys.stdin.buffer.read())))"
+WITHOUT_PGONCE = "import sys; sys.modules.update(sink=None, offsets_store=None)"
+WITHOUT_PGPQ = "import sys; sys.modules.update(pgpq=None)"
+OF_ANOTHER_VERSION = "import importlib.metadata; importlib.metadata.version = lambda _: '0.0.9'"
+
+
+def task(*before):
+    """What a new Python says that unpickles the writer after these statements."""
+    code = "\n".join([*before, UNPICKLE])
+    return subprocess.run([sys.executable, "-c", code], input=dumps(WRITER), capture_output=True, check=False)
+
+
+def test_a_writer_arrives_where_pgonce_is():
+    """The check is in nobody's way."""
+    assert task().stdout.strip() == b"<class 'sink.datasource.StreamWriter'>"
+
+
+@pytest.mark.parametrize(
+    ("lack", "code", "says"),
+    [
+        (WITHOUT_PGONCE, "NOT_ON_EXECUTORS", "sink"),
+        (WITHOUT_PGPQ, "NOT_ON_EXECUTORS", "pgpq"),
+        (OF_ANOTHER_VERSION, "OTHER_VERSION", "0.0.9"),
+    ],
+)
+def test_what_an_executor_lacks_is_said_with_the_place_and_the_way_out(lack, code, says):
+    """Not "No module named 'sink'" alone: which Python, on which host, and what to install there."""
+    last = task(lack).stderr.decode().splitlines()[-1]
+    assert last.startswith(f"ImportError: [{code}] ")
+    assert sys.executable in last
+    assert says in last
+    assert "Help: Install " in last
+    assert "hunter2" not in last
+
+
+def test_a_writer_of_a_class_that_no_module_has_arrives_too():
+    """As one that somebody derived from ours in a script."""
+
+    class Derived(StreamWriter):
+        pass
+
+    derived = Derived.__new__(Derived)
+    derived.__dict__.update(vars(WRITER))
+    assert vars(pickle.loads(dumps(derived))) == vars(WRITER)
