@@ -39,8 +39,8 @@ _FAIL = sql.SQL('ROLLBACK TO SAVEPOINT "pgonce: the batch was refused"')
 # A table of any size is read in one order, so that a row is found by its number; and not for long, for the writer's row
 # is locked.
 _IN_ORDER = sql.SQL(
-    "SET LOCAL statement_timeout = '60s'; SET LOCAL synchronize_seqscans = off; SET LOCAL max_parallel_workers_per_gather = 0; "
-    "CREATE TEMPORARY SEQUENCE pgonce_row_number"
+    "SET LOCAL statement_timeout = '60s'; SET LOCAL synchronize_seqscans = off; "
+    "SET LOCAL max_parallel_workers_per_gather = 0; CREATE TEMPORARY SEQUENCE pgonce_row_number"
 )
 _LONGEST_KEY = 100
 
@@ -118,7 +118,7 @@ def _read(
     connection: psycopg.Connection, written: Written, bodies: Iterable[bytes], number: int
 ) -> list[object] | None:
     """What tells the row of that number, out of the bytes that were copied."""
-    rows = (body[start:end] for body in bodies for start, end in body_rows(memoryview(body)))
+    rows = (memoryview(body)[start:end] for body in bodies for start, end in body_rows(memoryview(body)))
     row = next(itertools.islice(rows, number - 1, None), None)
     if row is None:
         return None

@@ -8,6 +8,7 @@ import pytest
 from claims import CLAIMS, PAGES, bounds, sentences
 from named_tests import ROOT, is_there
 
+from offsets_store.backoff import Backoff
 from offsets_store.connect import _FREE_CONNECTION_SECONDS, _KEPT_CONNECTIONS, _MAX_CONNECTIONS, parse_url
 from offsets_store.listener import _QUEUED_EVENTS
 from offsets_store.progress import KEPT_A_QUERY
@@ -15,7 +16,6 @@ from offsets_store.record import _PRUNE_EVERY
 from offsets_store.recovery.recover import WAIT_SECONDS
 from offsets_store.recovery.still_running import QUIET_SECONDS
 from sink.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
-from sink.backoff import Backoff
 from sink.commit_watch import _SAID_EVERY_SECONDS
 from sink.early_commit import _PATIENCE_SECONDS
 from sink.foreach_batch import PostgresBatchWriter
@@ -110,7 +110,7 @@ def test_numbers_are_those_of_the_code(words, of_the_code):
 def test_pauses_between_tries(monkeypatch):
     """Pauses begin at 0.1 s and double until 5 s, with jitter below that, and no try begins after the bound."""
     clock = 0.0
-    monkeypatch.setattr("sink.backoff.time.monotonic", lambda: clock)
+    monkeypatch.setattr("offsets_store.backoff.time.monotonic", lambda: clock)
     backoff, pauses = Backoff(60), []
     while (pause := backoff.next_pause()) is not None:
         pauses.append(pause)

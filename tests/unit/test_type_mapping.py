@@ -90,9 +90,9 @@ def nested(data_type: t.DataType) -> list[tuple[str, t.DataType]]:
         (t.CalendarIntervalType(), "cast it to string"),
         (t.YearMonthIntervalType(), "INTERVAL MONTH"),
         (t.TimeType(9), "time(6)"),
-        (Point(), "docs/types.md"),
-        (t.GeometryType(4326), "docs/types.md"),
-        (t.GeographyType(4326), "docs/types.md"),
+        (Point(), "pgonce explain types"),
+        (t.GeometryType(4326), "pgonce explain types"),
+        (t.GeographyType(4326), "pgonce explain types"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
