@@ -45,7 +45,7 @@ class Trouble:
 TROUBLES = {
     "the table is missing": Trouble("TARGET_MISSING", (), (TABLE,), says="public.events"),
     "the table's schema is missing": Trouble(
-        "TARGET_MISSING",
+        "SCHEMA_MISSING",
         (),
         ("CREATE SCHEMA sales", TABLE.replace("events", "sales.events")),
         {"table": "sales.events"},
