@@ -16,7 +16,7 @@ import psycopg
 from offsets_store.connect import connect
 from offsets_store.errors import ConnectError
 from sink.catalogue import look_up_table
-from sink.missing_table import missing_table, schema_is_missing
+from sink.missing_table import missing_table, refuse_missing_schema
 from sink.settings import Destination
 from sink.target import check_table, plan_columns
 from sink.type_mapping import EncodedColumn
@@ -55,7 +55,7 @@ def look_once(
             _look(connection, destination, columns)
             connection.rollback()
     except ConnectError as error:
-        if error.code == "CONNECT_REFUSED" and at_the_door:
+        if at_the_door and not error.may_pass:
             raise
         _log.info("the target is looked at by the commit: %s", error)
     except psycopg.Error as error:
@@ -69,5 +69,7 @@ def _look(connection: psycopg.Connection, destination: Destination, columns: Seq
     if table is not None:
         check_table(table)
         plan_upsert(destination, plan_columns(table, columns))
-    elif not destination.create_table or schema_is_missing(connection, found):
+        return
+    refuse_missing_schema(connection, found.schema)
+    if not destination.create_table:
         raise missing_table(connection, found)

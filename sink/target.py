@@ -17,7 +17,7 @@ from offsets_store import search_path
 from offsets_store.errors import NOTHING
 from sink.catalogue import ResolvedName, TargetColumn, TargetTable
 from sink.errors import TargetError
-from sink.missing_table import missing_table
+from sink.missing_table import missing_table, refuse_missing_schema
 from sink.settings import Destination
 from sink.target_lock import lock_table
 from sink.type_mapping import EncodedColumn, Fit, Fitting, fit
@@ -172,7 +172,7 @@ def target_for(
     """
     found, table = lock_table(connection, destination.table, found)
     if table is None:
-        _refuse_missing_schema(connection, found.schema)
+        refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
         create_table(connection, found.schema, found.name, encoded, destination.keys)
         found, table = lock_table(connection, destination.table)
@@ -180,14 +180,3 @@ def target_for(
         raise missing_table(connection, found)
     check_table(table)
     return table, plan_columns(table, encoded)
-
-
-def _refuse_missing_schema(connection: psycopg.Connection, schema: str) -> None:
-    exists = "SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s)) IS NOT NULL"
-    if connection.execute(exists, [schema]).fetchone() != (True,):
-        raise TargetError(
-            "SCHEMA_MISSING",
-            f"There is no schema {schema}.",
-            NOTHING,
-            f"Create it (createTable creates the table only), or correct the name {schema} in table.",
-        )
