@@ -43,6 +43,9 @@ _FROZEN = "tests/integration/test_commit.py::test_a_frozen_driver_that_holds_the
 _RUNNING = "tests/integration/test_recover.py::TestRunning"
 _MANY = "tests/integration/test_many_queries.py"
 _WAITS = "tests/integration/test_waits.py"
+_BOUNDED = "tests/integration/test_bounded_locks.py"
+_VANISHED = "tests/integration/test_vanished_host.py"
+_RECOVERY_AWAY = "tests/integration/test_recover.py::TestAway"
 _STANDBY = f"{_WAITS}::test_a_commit_that_waits_for_a_standby_says_so"
 
 CLAIMS: tuple[Claim, ...] = (
@@ -159,7 +162,89 @@ CLAIMS: tuple[Claim, ...] = (
         "A driver that is killed meanwhile leaves its session waiting",
         (f"{_WAITS}::test_a_line_that_breaks_while_a_standby_is_away",),
     ),
+    Claim(
+        "are waited for in the same way: a commit and a task try again",
+        (
+            f"{_BOUNDED}::TestTheLedger::test_a_first_commit_waits_for_a_migration",
+            f"{_BOUNDED}::TestStaging::test_a_task_waits_and_goes_on",
+        ),
+    ),
+    Claim(
+        "`pgonce init` wait ten seconds",
+        (
+            f"{_BOUNDED}::TestTheLedger::test_init_says_who_holds_it",
+            f"{_BOUNDED}::TestTheLedger::test_who_only_reads_waits_no_longer",
+            _NUMBERS,
+        ),
+    ),
+    Claim(
+        "A sweep of staging tables waits for one second", (f"{_BOUNDED}::TestStaging::test_the_sweep_waits_for_nobody",)
+    ),
+    Claim(
+        "started while Postgres is away, with `recover_and_start`",
+        (f"{_RECOVERY_AWAY}::test_it_waits_and_goes_on", f"{_RECOVERY_AWAY}::test_the_bound_is_that_of_a_commit"),
+    ),
+    Claim("Both ends call a line dead after", (f"{_VANISHED}::TestBounds::test_the_defaults", _NUMBERS)),
+    Claim("would send that again for 15 minutes", why_none="what TCP does by itself"),
+    Claim(
+        "a listener notices after at most 60 s",
+        (
+            f"{_VANISHED}::TestTheServersHost::test_a_commit_notices_and_goes_on",
+            f"{_VANISHED}::TestTheServersHost::test_a_task_that_stages_notices_and_goes_on",
+            f"{_VANISHED}::TestTheServersHost::test_the_listener_notices_and_goes_on",
+            "tests/stress/test_vanished.py::test_a_query_notices_and_goes_on",
+        ),
+    ),
+    Claim(
+        "the log's first line comes 15 s later",
+        (f"{_VANISHED}::TestTheServersHost::test_a_commit_notices_and_goes_on", _NUMBERS),
+    ),
+    Claim(
+        "Postgres ends its session after at most 60 s",
+        (
+            f"{_VANISHED}::TestTheClientsHost::test_a_commit_that_holds_the_writer",
+            f"{_VANISHED}::TestTheClientsHost::test_a_task_that_stages",
+        ),
+    ),
+    Claim(
+        "its commit ends such a session after one `lockTimeout`",
+        (_FROZEN, f"{_RUNNING}::test_a_session_that_a_dead_host_left"),
+    ),
+    Claim("if it is not given, the idle time and so many intervals", (f"{_VANISHED}::TestBounds::test_what_url_sets",)),
+    Claim("For example, to notice after 20 s", (f"{_VANISHED}::TestBounds::test_what_url_sets",)),
+    Claim(
+        "takes no rows for so long (a COPY that waits for a lock",
+        (f"{_VANISHED}::TestBounds::test_a_commit_may_wait_longer_for_a_lock",),
+    ),
+    Claim(
+        "may be silent for `lockTimeout` and 30 seconds more",
+        (f"{_VANISHED}::TestBounds::test_a_commit_may_wait_longer_for_a_lock",),
+    ),
+    Claim("Spark empties a pool that was idle for a minute", why_none="what Spark does"),
+    Claim(
+        "a query that reads the same again is published a second time",
+        ("tests/integration/test_first_contact.py::TestForget",),
+    ),
+    Claim(
+        "the command says at once that Postgres cannot be reached",
+        (
+            f"{_RECOVERY_AWAY}::test_past_the_bound_it_fails_by_name",
+            f"{_RECOVERY_AWAY}::test_a_command_waits_where_it_is_told_to",
+        ),
+    ),
+    Claim(
+        "No sign of life is a session whose transaction has waited",
+        (f"{_RUNNING}::test_a_session_that_a_dead_host_left", f"{_RUNNING}::test_a_copy_whose_rows_have_stopped"),
+    ),
+    Claim(
+        "waited for in vain for 10 seconds",
+        (f"{_RUNNING}::test_a_session_that_a_dead_host_left", f"{_RUNNING}::test_a_commit_that_holds_its_row"),
+    ),
     # security.md
+    Claim(
+        "after 10 s at most each, who draws out the handshake",
+        ("tests/security/test_receiver_line.py::test_many_silent_callers_keep_nobody_waiting",),
+    ),
     Claim(
         "refused with `CONNECT_REFUSED`: at once, or, by a process that was let in before",
         (
