@@ -72,7 +72,7 @@ class Fault(ABC):
         """Do it, and tell what was hit."""
 
 
-def arm(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) -> Hold:
+def _arm(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) -> Hold:
     """Have the workload's line (or the one that ``proxy`` is) stop at a moment of a commit."""
     proxy = proxy or site.proxies[workload]
     # As the statement names the table that writes the rows; a task that stages does not name it so.
@@ -91,13 +91,14 @@ def arm(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) -
             return proxy.hold_after_commit(touching=table)
 
 
-def reached(site: Site, workload: str, hold: Hold, proxy: Proxy | None = None) -> bool:
-    """Whether the line has stopped there; if not, it will not any more."""
+def held(site: Site, workload: str, moment: Moment, proxy: Proxy | None = None) -> Hold | None:
+    """The workload's line, stopped at a moment of a commit; None where it did not come there."""
+    hold = _arm(site, workload, moment, proxy)
     if hold.reached.wait(AIM_SECONDS):
-        return True
+        return hold
     (proxy or site.proxies[workload]).disarm()
     # It may have struck between the wait's end and the disarming.
-    return hold.reached.wait(0.2)
+    return hold if hold.reached.wait(0.2) else None
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ class Wire(Fault):
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
         line = self.line(site, workload)
-        hold = arm(site, workload, self.moment, line)
-        if not reached(site, workload, hold, line):
+        hold = held(site, workload, self.moment, line)
+        if hold is None:
             return MISSED
         at = time.monotonic()
         if self.action != "cut":
@@ -144,8 +145,8 @@ class KillWorker(Fault):
         return WORKLOADS[workload].commits_in == "worker"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = arm(site, workload, self.moment)
-        if not reached(site, workload, hold):
+        hold = held(site, workload, self.moment)
+        if hold is None:
             return MISSED
         at = time.monotonic()
         worker = process_of_connection(hold.client)
@@ -353,7 +354,7 @@ def _left(subject: Subject) -> set[str]:
 
 
 def _arm_all(site: Site, moment: Moment | None) -> dict[str, Hold]:
-    return {w.name: arm(site, w.name, moment) for w in site.workloads} if moment else {}
+    return {w.name: _arm(site, w.name, moment) for w in site.workloads} if moment else {}
 
 
 def _wait_for_most(holds: Iterable[Hold]) -> None:

@@ -10,7 +10,7 @@ import random
 import time
 from dataclasses import dataclass
 
-from chaos.faults import MISSED, Fault, Hit, Moment, Wire, arm, reached
+from chaos.faults import MISSED, Fault, Hit, Moment, Wire, held
 from chaos.site import Setting, Site
 from fix_proxy import Proxy
 
@@ -29,8 +29,8 @@ class KillPooler(Fault):
         return workload in setting.pooled
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = arm(site, workload, self.moment)
-        if not reached(site, workload, hold):
+        hold = held(site, workload, self.moment)
+        if hold is None:
             return MISSED
         at = time.monotonic()
         pooler = site.poolers[workload]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import psutil
-from chaos.faults import MISSED, Fault, Hit, Moment, arm, reached
+from chaos.faults import MISSED, Fault, Hit, Moment, held
 from chaos.site import Site, command_of, process_of_connection
 from chaos.workloads import WORKLOADS
 from fix_proxy import Hold
@@ -34,8 +34,8 @@ class KillReceiver(_ReceiverFault):
         return f"receiver SIGKILL {self.moment}"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = arm(site, workload, self.moment)
-        if not reached(site, workload, hold):
+        hold = held(site, workload, self.moment)
+        if hold is None:
             return MISSED
         at = time.monotonic()
         receiver = _receiver(hold)
@@ -57,8 +57,8 @@ class FreezeReceiver(_ReceiverFault):
         return f"receiver frozen {self.moment}, woken {'soon' if self.soon else 'when its batch is done'}"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = arm(site, workload, self.moment)
-        if not reached(site, workload, hold):
+        hold = held(site, workload, self.moment)
+        if hold is None:
             return MISSED
         at = time.monotonic()
         receiver = _receiver(hold)

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from black_hole import BlackHole, Lost
-from chaos.faults import MISSED, Fault, Hit, Moment, arm, reached
+from chaos.faults import MISSED, Fault, Hit, Moment, held
 from chaos.site import Site
 
 # Longer than the laboratory's queries wait for an acknowledgement (``site.LINES_DIE_SOON``).
@@ -35,8 +35,8 @@ class Vanish(Fault):
         return f"host vanished {self.moment}, {self.lost} lost"
 
     def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
-        hold = arm(site, workload, self.moment)
-        if not reached(site, workload, hold):
+        hold = held(site, workload, self.moment)
+        if hold is None:
             return MISSED
         at = time.monotonic()
         try:
