@@ -114,6 +114,8 @@ class PostgresBatchWriter:
             rows.count()
 
     def _look_first(self, batch: Batch, frame: DataFrame) -> None:
+        if self._positions:
+            self._positions.check(frame.schema)
         written = self._positions.without(frame.schema) if self._positions else frame.schema
         look_once(batch.run_id, self._url, self._destination, encode_columns(written))
 

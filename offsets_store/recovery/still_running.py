@@ -98,8 +98,8 @@ def _is_active_here(query_id: str) -> bool:
         return False
     if hasattr(session, "_jsparkSession"):
         # Of all sessions of this driver: a query is listed only by the one that started it.
-        key = session._jvm.java.util.UUID.fromString(query_id)
-        return bool(session._jsparkSession.sharedState().activeStreamingQueries().containsKey(key))
+        active = session._jsparkSession.sharedState().activeStreamingQueries().keySet().toArray()
+        return any(key.toString() == query_id for key in active)
     return any(query.id == query_id for query in session.streams.active)
 
 

@@ -139,7 +139,8 @@ def test_the_log_says_so_once_a_try(way, outage):
     query = outage.patient[way]
     doing = "staging" if way == "staged" else "trying"
     about = f"batch 1 of query {query.query_id}: {doing} again"
-    lines = re.findall(rf"^{re.escape(about)} in ([0-9.]+) s: (.*)$", outage.remote.output(), re.MULTILINE)
+    # After the time, in a Python worker of Spark's.
+    lines = re.findall(rf"^(?:\S+Z )?{re.escape(about)} in ([0-9.]+) s: (.*)$", outage.remote.output(), re.MULTILINE)
     assert len(lines) >= 3
     assert all("Postgres could not be reached" in reason for _, reason in lines)
     # 0.1 s, doubled each time up to 5 s, with a jitter of a half: even 60 s, which it does not outlast, are 30 at most.

@@ -32,7 +32,8 @@ class Outage:
     def tries(self, way: str) -> list[str]:
         """What the log says of the second batch's tries."""
         about = f"batch 1 of query {self.queries[way].query_id}: "
-        return re.findall(rf"^{re.escape(about)}\w+ again in .*$", self.remote.output(), re.MULTILINE)
+        # After the time, in a Python worker of Spark's.
+        return re.findall(rf"^(?:\S+Z )?({re.escape(about)}\w+ again in .*)$", self.remote.output(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
