@@ -2,8 +2,8 @@
 Which other queries may have written the rows that a query, which the ledger does not know, is about to write?
 
 Pure: runs in the commit, and in the command ``pgonce``. Invariant: a query that feeds the same sink is a rival unless
-both are proven to read different places (:mod:`offsets_store.reads`), and neither its name nor its checkpoint's
-location says that it is the same query made anew.
+both are proven to read different places (:mod:`offsets_store.reads`), and neither its name nor the location of its
+checkpoint suggests that it is the same query with a new checkpoint.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def rivals_of(batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | N
     """
     The rivals of a query whose first batch this is; the one that it ``replaces`` is among them in any case.
 
-    The one that was most probably made anew stands first. Beside the replaced one, doubt alone makes no other query a
-    rival: the rest of what the old query would have read is to the others what it was before.
+    The one that is most probably this query with its old checkpoint stands first. Where a query is replaced, doubt
+    alone makes none of the others a rival: they have lived beside the replaced one, and can live beside this one.
     """
     found = []
     for other in neighbours:

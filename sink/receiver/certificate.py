@@ -84,7 +84,7 @@ def context_of(identity: Identity) -> ssl.SSLContext:
 
 
 def context_for(certificate: bytes) -> ssl.SSLContext:
-    """How a caller rings: whoever answers has the key of this very certificate, or is not spoken with."""
+    """For a caller, who speaks only with a process that has the key of this very certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The only certificate that is trusted names no host: it is known as a whole.

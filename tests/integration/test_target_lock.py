@@ -295,7 +295,7 @@ def test_a_role_that_may_insert_some_columns_may_still_write_them(admin, url, lo
 
 @pytest.mark.parametrize(("sink_name", "round_trips"), [(None, 12), ("orders", 12)])
 def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy):
-    """It travels with the question what the table is: a batch of a writer that is known takes as many as before."""
+    """It travels with the question what the table is; with a name of the sink's own or without, trips are the same."""
     pair = PAIRS[1]
     create(admin, pair)
     sent = BatchRows(
