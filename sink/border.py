@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger("pgonce")
 
-_OUR_PACKAGES = ("sink", "offsets_store", "pgonce")
+_OUR_PACKAGES = {"pgonce", __name__.partition(".")[0], PgonceError.__module__.partition(".")[0]}
 
 
 def called_by_spark(function: Callable[_P, _T]) -> Callable[_P, _T]:

@@ -72,11 +72,11 @@ def _unpickler() -> Callable[[bytes, str, str, str], object]:
             return ImportError(text.format(python=sys.executable, host=socket.gethostname(), reason=reason))
 
         try:
-            import sink.datasource
+            import sink.datasource as installed
         except ImportError as error:
             raise refusal(missing, error) from None
         # Kept there, because it costs a millisecond, and this function has no place of its own.
-        asked = vars(sink).setdefault("versions_met", set())
+        asked = vars(installed).setdefault("versions_met", set())
         if expected not in asked:
             try:
                 found = version("pgonce")

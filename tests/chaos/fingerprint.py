@@ -2,7 +2,7 @@
 Is the product still the one that the table in docs/guarantees.md is about?
 
 Pure, but for reading the source. Invariant: comments, docstrings, the words of errors and log lines, imports, and the
-module in which a function stands do not count; any other change to code that takes part in a commit does.
+name of the module in which a function stands do not count; any other change to code that takes part in a commit does.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-import tomllib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,13 +17,17 @@ ROOT = Path(__file__).parents[2]
 
 # What Spark, a user or another process calls first; all that these modules import takes part in a commit, or may.
 _ENTRANCES = ("PostgresBatchWriter", "transactional_batch", "PgonceDataSource", "Receptions")
+# The folders of the product: what lies elsewhere, such as an installed copy in .venv, is another one.
+_FOLDERS = ("sink", "offsets_store", "pgonce")
+_MODULE_NAME = re.compile(r"\b(pgonce\.)?(sink|offsets_store)(\.[a-z_]+)+")
 _ERROR_CODE = re.compile(r"[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|[A-Z]{4,}")
 _LOG_CALL = re.compile(r"_?log(ger)?\.(debug|info|warning|error|exception|log)")
 
 
 def fingerprint(root: Path = ROOT) -> str:
     """Sixteen hexadecimal digits for the code under ``root`` that takes part in commits, and for the ledger's form."""
-    ledger = [_without_comments(file.read_text()) for file in sorted(root.glob("*/**/migrations/*.sql"))]
+    migrations = sorted((root / "offsets_store").glob("**/migrations/*.sql"))
+    ledger = [_without_comments(file.read_text()) for file in migrations]
     return _digest(" ".join([of_trees(modules_of_commits(root).values()), *ledger]))
 
 
@@ -55,10 +58,10 @@ def _without_comments(sql: str) -> str:
 
 
 def _files(root: Path) -> Iterator[tuple[str, Path]]:
-    wheel = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
-    for package in wheel["packages"]:
-        for file in sorted((root / package).rglob("*.py")):
-            parts = file.relative_to((root / package).parent).with_suffix("").parts
+    """The modules and the names by which they are imported, but for the name of the package that is installed."""
+    for folder in _FOLDERS:
+        for file in sorted((root / folder).rglob("*.py")):
+            parts = file.relative_to(root).with_suffix("").parts
             yield ".".join(parts[:-1] if parts[-1] == "__init__" else parts), file
 
 
@@ -69,11 +72,12 @@ def _defines(node: ast.stmt) -> bool:
 def _imports(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (alias.name.removeprefix("pgonce.") for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            module = node.module.removeprefix("pgonce.")
+            yield module
             # A module of a package, as in ``from sink import early_commit``.
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
 def _is_no_code(node: object) -> bool:
@@ -92,6 +96,8 @@ def _as_text(value: object) -> str:
         return (
             "[" + " ".join(_as_text(one) for one in value if not (isinstance(one, ast.AST) and _is_no_code(one))) + "]"
         )
+    if isinstance(value, str):
+        return repr(_MODULE_NAME.sub("<module>", value))
     if not isinstance(value, ast.AST):
         return repr(value)
     fields = dict(ast.iter_fields(value))
