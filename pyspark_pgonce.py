@@ -4,6 +4,6 @@ Makes ``format("pgonce")`` work with no registration: PySpark imports every inst
 Runs in the worker that looks data sources up. Invariant: nothing is imported here but the data source.
 """
 
-from sink.datasource import PgonceDataSource as DefaultSource
+from pgonce.sink.data_source.spark_interface import PgonceDataSource as DefaultSource
 
 __all__ = ["DefaultSource"]

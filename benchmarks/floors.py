@@ -14,7 +14,7 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import DataFrame
 
-from sink.copy_encoder import HEADER, TRAILER, CopyEncoder
+from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 
 
 def copy_from_tasks(url: str, table: str) -> Callable[[DataFrame, int], None]:

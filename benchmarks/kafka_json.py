@@ -21,7 +21,7 @@ from pyspark.sql import functions as f
 from pyspark.sql import types as t
 from stretches import Stretch
 
-from sink.copy_encoder import HEADER, TRAILER, CopyEncoder
+from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 
 TOPIC = "orders"
 _STRUCT = t.StructType(

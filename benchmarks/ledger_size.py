@@ -29,15 +29,15 @@ from rich.table import Table
 from screen import about_this_run, write_results
 from typer.testing import CliRunner
 
-from offsets_store.cli import app
-from offsets_store.facts import Batch
-from offsets_store.migrations import migrate
-from offsets_store.record import Published
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.settings import CommitSettings
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Batch
 
 RESULTS = Path(__file__).parent / "results"
 COMMIT_GOAL = 1.05

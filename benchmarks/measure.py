@@ -35,7 +35,7 @@ _DRIVER_SIDE = {
     "pyspark.sql.worker.python_streaming_sink_runner": "commit worker",
     "pyspark.sql.worker.lookup_data_sources": "lookup worker",
     "pyspark.sql.worker.create_data_source": "create_data_source worker",
-    "sink.receiver.process": "receiver",
+    "pgonce.sink.data_source.receiver.process": "receiver",
 }
 # The other two work once a run, and Spark ends them after a minute.
 _IN_EVERY_BATCH = ("planner worker", "commit worker", "receiver")

@@ -33,8 +33,8 @@ from screen import about_this_run, write_results
 from soak_driver import WAYS, Job, tables
 from soak_watch import CATALOGUE, Sample, catalogue, sample
 
-from offsets_store.migrations import migrate
-from sink.staging import drop_staging_table
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.sink.staging.table import drop_staging_table
 
 RESULTS = Path(__file__).parent / "results"
 _ROWS = 10

@@ -64,3 +64,20 @@ class OffsetsError(PgonceError):
 
 class RecoveryError(PgonceError):
     """A checkpoint that cannot be mended from the ledger, or a writer to which a person cannot do what was asked."""
+
+
+class RefusedBatch(PgonceError):
+    """A batch that must not be published; ``code`` is the verdict's name."""
+
+
+class TargetError(PgonceError):
+    """The target table cannot take the batch, or Postgres refused its rows."""
+
+
+class CommitError(PgonceError):
+    """The batch could not be committed, for a reason outside its rows."""
+
+
+def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
+    """An error about an option; whatever it is, no row has moved."""
+    return ConfigurationError(code, what, "Nothing was written.", remedy)

@@ -7,24 +7,25 @@ The public names, in one place. ``format("pgonce")`` needs no import at all; ``p
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from offsets_store.errors import PgonceError
-    from offsets_store.listener import OffsetsListener
-    from offsets_store.recovery.recover import recover_checkpoint
-    from offsets_store.store import OffsetsStore
-    from sink.foreach_batch import PostgresBatchWriter, transactional_batch
-    from sink.start import recover_and_start
-    from sink.transaction import BatchTransaction
+    from pgonce.offsets_store.errors import PgonceError
+    from pgonce.offsets_store.progress.listener import OffsetsListener
+    from pgonce.offsets_store.recovery.recover import recover_checkpoint
+    from pgonce.offsets_store.status.store import OffsetsStore
+    from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+    from pgonce.sink.foreach_batch.transaction import BatchTransaction
+    from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
+    from pgonce.sink.recover_and_start import recover_and_start
 else:
     # When they are asked for: the command line works where there is no Spark, and most of these do not.
     _MODULES = {
-        "BatchTransaction": "sink.transaction",
-        "OffsetsListener": "offsets_store.listener",
-        "OffsetsStore": "offsets_store.store",
-        "PgonceError": "offsets_store.errors",
-        "PostgresBatchWriter": "sink.foreach_batch",
-        "recover_and_start": "sink.start",
-        "recover_checkpoint": "offsets_store.recovery.recover",
-        "transactional_batch": "sink.foreach_batch",
+        "BatchTransaction": "pgonce.sink.foreach_batch.transaction",
+        "OffsetsListener": "pgonce.offsets_store.progress.listener",
+        "OffsetsStore": "pgonce.offsets_store.status.store",
+        "PgonceError": "pgonce.offsets_store.errors",
+        "PostgresBatchWriter": "pgonce.sink.foreach_batch.batch_writer",
+        "recover_and_start": "pgonce.sink.recover_and_start",
+        "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
+        "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",
     }
 
     def __getattr__(name: str) -> object:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from types import CodeType, TracebackType
 from typing import ParamSpec, TypeVar
 
-from offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import PgonceError
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -1,13 +1,13 @@
 """
 What can go wrong on the way of a batch's rows into Postgres, in words.
 
-Runs anywhere. Invariant: as in `offsets_store.errors`, the text alone says what happened, what it means for
+Runs anywhere. Invariant: as in `pgonce.offsets_store.errors`, the text alone says what happened, what it means for
 the data and what to do next; it names columns, types and at most a key, and never shows a row or a password.
 """
 
 from __future__ import annotations
 
-from offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import PgonceError
 
 
 class TypeMappingError(PgonceError):
@@ -18,16 +18,8 @@ class EncodingError(PgonceError):
     """A value in the rows cannot be written to Postgres as it is."""
 
 
-class TargetError(PgonceError):
-    """The target table cannot take the batch, or Postgres refused its rows."""
-
-
 class StagingError(PgonceError):
     """A task could not stage its rows, or the staged rows are not those that were promised."""
-
-
-class CommitError(PgonceError):
-    """The batch could not be committed, for a reason outside its rows."""
 
 
 class SparkError(PgonceError):

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
-from sink.settings import bad_option
+from pgonce.offsets_store.errors import bad_option
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

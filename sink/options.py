@@ -12,19 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from offsets_store.facts import Remedies
-from sink.option_hints import column_names, refuse_unknown_options
-from sink.row_positions import PositionColumns, position_columns
-from sink.settings import (
-    CommitSettings,
+from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
+from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.option_hints import column_names, refuse_unknown_options
+from pgonce.sink.positions.columns import PositionColumns, position_columns
+from pgonce.sink.settings import (
     Destination,
     Mode,
     asynchronous_progress,
-    bad_option,
-    commit_settings,
     destination,
     refuse_unfit_positions,
-    refuse_unstorable,
 )
 
 OffsetsFrom = Literal["checkpoint", "listener"]

@@ -7,30 +7,13 @@ cannot is refused when they are made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from offsets_store.backoff import RETRY_SECONDS
-from offsets_store.connect import parse_url
-from offsets_store.errors import ConfigurationError
-from offsets_store.facts import Remedies
-from offsets_store.postgres_errors import is_storable
+from pgonce.offsets_store.errors import ConfigurationError, bad_option
+from pgonce.offsets_store.postgres.storable import refuse_unstorable
 
 Mode = Literal["append", "upsert", "complete"]
-
-LEAST_RETAINED_BATCHES = 100
-
-
-@dataclass(frozen=True)
-class CommitSettings:
-    """What the commit needs to know, whichever way the rows come in. Times are in seconds."""
-
-    url: str = field(repr=False)
-    remedies: Remedies = field(default_factory=Remedies)
-    retain_batches: int = 1000
-    lock_timeout: float = 30.0
-    retry_timeout: float = RETRY_SECONDS
-    pin_table: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,24 +25,6 @@ class Destination:
     keys: tuple[str, ...] = ()
     order_by: str | None = None
     create_table: bool = False
-
-
-def refuse_unstorable(**texts: str | None) -> None:
-    """
-    Refuse options that Postgres cannot hold as names or texts.
-
-    :raises ConfigurationError: naming the first of them.
-    """
-    for name, text in texts.items():
-        if text is not None and not is_storable(text):
-            raise bad_option(
-                "BAD_OPTION", f"{name}={text!r} has a NUL or half a surrogate pair in it.", "Give a text without."
-            )
-
-
-def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
-    """An error about an option; whatever it is, no row has moved."""
-    return ConfigurationError(code, what, "Nothing was written.", remedy)
 
 
 def destination(
@@ -90,46 +55,6 @@ def destination(
     if len(set(keys)) != len(keys):
         raise bad_option("BAD_OPTION", f"keys={','.join(keys)} names a column twice.", "Name each key once.")
     return Destination(table.strip(), cast("Mode", mode), keys, order_by, create_table)
-
-
-def commit_settings(
-    url: str,
-    remedies: Remedies,
-    *,
-    retain_batches: int,
-    lock_timeout: float,
-    retry_timeout: float,
-    pin_table: bool = False,
-) -> CommitSettings:
-    """
-    Checked :class:`CommitSettings`, for every way in.
-
-    :raises ConfigurationError: for too few records kept, times that mean nothing, remedies that exclude each other, or
-        a url that libpq cannot read.
-    """
-    if retain_batches < LEAST_RETAINED_BATCHES:
-        raise bad_option(
-            "BAD_OPTION",
-            f"retainBatches={retain_batches} is too small: Spark keeps 100 batches in a checkpoint and may run "
-            "them again.",
-            f"Use at least {LEAST_RETAINED_BATCHES}.",
-        )
-    if lock_timeout <= 0 or retry_timeout < 0:
-        raise bad_option(
-            "BAD_OPTION",
-            f"lockTimeout={lock_timeout:g} and retryTimeout={retry_timeout:g} are not times to wait, in seconds.",
-            "Give lockTimeout more than 0, and retryTimeout 0 or more.",
-        )
-    if sum((remedies.adopt_checkpoint is not None, remedies.replaces is not None, remedies.independent)) > 1:
-        raise bad_option(
-            "CLASHING_OPTIONS",
-            "adoptCheckpoint, replaces and independent exclude each other: each says another thing of the "
-            "query's past.",
-            "Keep the one that is true.",
-        )
-    refuse_unstorable(replaces=remedies.replaces)
-    parse_url(url)
-    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table)
 
 
 def asynchronous_progress() -> ConfigurationError:

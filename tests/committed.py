@@ -15,14 +15,16 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 
-from offsets_store.connect import driver_connection
-from offsets_store.facts import Batch
-from offsets_store.record import Published
-from sink.attempt import Work
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publish_rows_in_tx
-from sink.settings import CommitSettings, destination
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])

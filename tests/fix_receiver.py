@@ -19,9 +19,9 @@ import wire
 from received import OPTIONS
 from stopped import entries, write_checkpoint
 
-from sink.options import SinkOptions, parse_options
-from sink.receiver import start
-from sink.receiver.line import Receiver
+from pgonce.sink.data_source.receiver import launch
+from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.options import SinkOptions, parse_options
 
 
 @pytest.fixture
@@ -32,12 +32,12 @@ def started_receivers(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subproce
 
     def noted(command, **arguments):
         process = popen(command, **arguments)
-        if "sink.receiver.process" in " ".join(command):
+        if "pgonce.sink.data_source.receiver.process" in " ".join(command):
             processes.append(process)
         return process
 
     monkeypatch.setattr(subprocess, "Popen", noted)
-    monkeypatch.setattr(start, "_running", {})
+    monkeypatch.setattr(launch, "_running", {})
     # As Spark sets it for its workers.
     monkeypatch.setenv("SPARK_REUSE_WORKER", "1")
     yield processes

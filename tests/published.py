@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 from uuid import uuid4
 
-from offsets_store import ledger, record
-from offsets_store.connect import engine_for
-from offsets_store.facts import Batch
-from offsets_store.migrations import ensure_ledger
+from pgonce.offsets_store.ledger import ledger, record
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.verdict.facts import Batch
 
 QUERY = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"

@@ -15,8 +15,8 @@ from committed import TABLE
 from published import QUERY, RUN, publish
 from stopped import entry
 
-from offsets_store.offsets import parse_offset_log
-from sink.parcel import OffsetLogEntry, Origin
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.sink.identity.origin import OffsetLogEntry, Origin
 
 # The transaction begins with the first body.
 OPTIONS = {"table": "events", "inlineBytes": "0", "lockTimeout": "1", "retryTimeout": "10"}

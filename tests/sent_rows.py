@@ -8,12 +8,13 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publish_rows_in_tx
-from sink.settings import destination
-from sink.staged_rows import StagedRows
-from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
-from sink.type_mapping import encode_columns
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 _batch_ids = itertools.count()
 

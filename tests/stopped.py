@@ -10,9 +10,9 @@ from uuid import UUID
 
 from published import QUERY, RUN
 
-from offsets_store.facts import Recorded
-from offsets_store.offsets import parse_commit_log, parse_offset_log
-from offsets_store.recovery.facts import CheckpointFacts, SideLog, SinkFacts
+from pgonce.offsets_store.checkpoint.log_entries import parse_commit_log, parse_offset_log
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SideLog, SinkFacts
+from pgonce.offsets_store.verdict.facts import Recorded
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":7}'
 ATTEMPT = UUID("99999999-1111-4111-8111-111111111111")

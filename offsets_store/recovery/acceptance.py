@@ -7,11 +7,11 @@ where it would be refused otherwise; an acceptance that lies about unused would 
 
 from __future__ import annotations
 
-from offsets_store.errors import CheckpointError, RecoveryError
-from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
-from offsets_store.recovery.next_start import next_start, verdict_on
-from offsets_store.recovery.refusals import NOTHING
-from offsets_store.verdict import ACCEPTABLE, Verdict
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.recovery.next_start import next_start, verdict_on
+from pgonce.offsets_store.recovery.refused_recovery import NOTHING
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
 
 
 def refused_verdict(query_id: str, checkpoint: CheckpointFacts | None, sink: SinkFacts, batch_id: int) -> Verdict:

@@ -1,8 +1,7 @@
 """
-In which order are a checkpoint's files written and taken away, so that it comes to a target?
+Which files of a checkpoint change, so that its query goes on from a given batch?
 
-Pure: part of :mod:`offsets_store.recovery.plan`. Invariant: any beginning of the changes leaves a checkpoint that the
-ledger protects, and that a second plan mends.
+Pure: runs on the driver. Invariant: nothing is written here, and what a continuous query has written is left for it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from offsets_store.recovery.facts import Change, CheckpointFacts, checksum_of
+from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, checksum_of
 
 FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 """``commits/N`` of a stateless query, where there is none to copy: measured to be enough on Spark 4.3."""
@@ -59,3 +58,30 @@ def _commit_text(checkpoint: CheckpointFacts) -> str:
     """Spark's own newest note, for its version must be the one that this query's Spark writes (it compares)."""
     newest = checkpoint.newest_commit
     return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
+
+
+# What Spark writes for a query without a watermark; it takes settings that are not named here from the session.
+_METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+
+
+def is_continuous(checkpoint: CheckpointFacts) -> bool:
+    """Whether a continuous query has written the newest entry."""
+    return checkpoint.newest is not None and checkpoint.offsets[checkpoint.newest].is_continuous
+
+
+def fit_for_micro_batches(checkpoint: CheckpointFacts) -> Target:
+    """The newest two entries, which are all that Spark reads at a start, with their metadata line."""
+    newest = checkpoint.newest
+    assert newest is not None  # noqa: S101 (narrows the type)
+    entries = {
+        number: checkpoint.offsets[number].text.replace("\n\n", f"\n{_METADATA}\n", 1)
+        for number in (newest - 1, newest)
+        if number in checkpoint.offsets and checkpoint.offsets[number].is_continuous
+    }
+    return Target(
+        entries,
+        newest,
+        is_committed=newest in checkpoint.commits,
+        does="puts in the metadata lines without which a micro-batch query cannot go on from a continuous one's "
+        "checkpoint",
+    )

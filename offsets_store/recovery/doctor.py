@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from offsets_store.checkpoint_files import open_location
-from offsets_store.errors import CheckpointError, LedgerError, RecoveryError
-from offsets_store.offsets import Offsets
-from offsets_store.recovery.continuous import is_continuous
-from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
-from offsets_store.recovery.first_contact import FirstContact, first_contacts
-from offsets_store.recovery.next_start import NextStart, begins_at, goes_on, next_start, verdict_on
-from offsets_store.recovery.plan import plan_recovery
-from offsets_store.recovery.read_facts import read_checkpoint, read_neighbours, with_state
-from offsets_store.recovery.recover import known_sinks
-from offsets_store.recovery.refusals import no_checkpoint
-from offsets_store.rivals import Neighbour
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import PUBLISH, Verdict
+from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.errors import CheckpointError, LedgerError, RecoveryError
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.recovery.changes import is_continuous
+from pgonce.offsets_store.recovery.first_contact import FirstContact, first_contacts
+from pgonce.offsets_store.recovery.next_start import NextStart, begins_at, goes_on, next_start, verdict_on
+from pgonce.offsets_store.recovery.plan import plan_recovery
+from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_neighbours, with_state
+from pgonce.offsets_store.recovery.recover import known_sinks
+from pgonce.offsets_store.recovery.refused_recovery import no_checkpoint
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
+from pgonce.offsets_store.verdict.rivals import Neighbour
 
 
 class Finding(Enum):

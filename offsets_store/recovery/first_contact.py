@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
-from offsets_store.facts import Batch, Ledger, Remedies
-from offsets_store.recovery.facts import CheckpointFacts, side_log_number
-from offsets_store.recovery.next_start import NextStart, begins_at
-from offsets_store.refusals import refusal
-from offsets_store.rivals import Neighbour, rivals_of, what_speaks_against
-from offsets_store.verdict import PUBLISH, Verdict, decide
+from pgonce.offsets_store.recovery.next_start import NextStart, begins_at
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, side_log_number
+from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict, decide
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Remedies
+from pgonce.offsets_store.verdict.refused_batch import refusal
+from pgonce.offsets_store.verdict.rivals import Neighbour, rivals_of, what_speaks_against
 
 ANY_SINK = "*"
 """Stands for every sink that is not named."""

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select, text
 
-from offsets_store.checkpoint_files import open_location
-from offsets_store.errors import CheckpointError
-from offsets_store.recovery.checkpoint_writer import CheckpointWriter
-from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
-from offsets_store.recovery.interventions import put_out_of_the_way, refuse_gone, refuse_no_reason
-from offsets_store.recovery.read_facts import read_checkpoint, read_neighbours, read_sinks
-from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
-from offsets_store.store import OffsetsStore
-from offsets_store.tables import writers
+from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.ledger.tables import writers
+from pgonce.offsets_store.recovery.interventions import put_out_of_the_way, refuse_gone, refuse_no_reason
+from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_neighbours, read_sinks
+from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from pgonce.offsets_store.status.store import OffsetsStore
 
 
 @dataclass(frozen=True)

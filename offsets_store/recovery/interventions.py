@@ -16,15 +16,15 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import ColumnElement, Connection, Row, func, insert, select, update
 
-from offsets_store.bounds import enter_in_tx
-from offsets_store.connect import checked_out
-from offsets_store.errors import ConfigurationError, RecoveryError
-from offsets_store.lock_watch import LockWatch
-from offsets_store.migrations import require_ledger
-from offsets_store.postgres_errors import driver_error, ledger_error
-from offsets_store.recovery.facts import SinkFacts
-from offsets_store.recovery.refusals import NOTHING
-from offsets_store.tables import batches, interventions, writers
+from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
+from pgonce.offsets_store.ledger.migrations import require_ledger
+from pgonce.offsets_store.ledger.tables import batches, interventions, writers
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
+from pgonce.offsets_store.postgres.connect import checked_out
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
+from pgonce.offsets_store.recovery.refused_recovery import NOTHING
+from pgonce.offsets_store.recovery.stopped_query import SinkFacts
 
 RECOVERY = "recovery-"
 """Begins the run id that a recovery gives to a writer, so that the run before it is refused."""

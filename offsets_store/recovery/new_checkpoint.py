@@ -11,19 +11,27 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from offsets_store.errors import RecoveryError
-from offsets_store.offsets import Offsets, parse_offset_log, same, tells_which_rows
-from offsets_store.recovery.changes import FIRST_COMMIT
-from offsets_store.recovery.checkpoint_writer import CheckpointWriter
-from offsets_store.recovery.facts import Change, CheckpointFacts, SinkFacts
-from offsets_store.recovery.interventions import fence
-from offsets_store.recovery.next_start import goes_on, next_start
-from offsets_store.recovery.patience import patiently
-from offsets_store.recovery.read_facts import read_sinks
-from offsets_store.recovery.refusals import NOTHING, apart, by_numbers, no_common_text, unknown_query, unproven
-from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import stored_end
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.offsets.compare import Offsets, same, tells_which_rows
+from pgonce.offsets_store.recovery.changes import FIRST_COMMIT
+from pgonce.offsets_store.recovery.interventions import fence
+from pgonce.offsets_store.recovery.next_start import goes_on, next_start
+from pgonce.offsets_store.recovery.patience import patiently
+from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
+from pgonce.offsets_store.recovery.refused_recovery import (
+    NOTHING,
+    apart,
+    by_numbers,
+    no_common_text,
+    unknown_query,
+    unproven,
+)
+from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
+from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import stored_end
 
 # Where a writer's rows carry positions, the newest recorded text may be some batches old.
 _LOOK_BACK = 1000

@@ -2,7 +2,7 @@
 Which batch will Spark run when the query is started next, and what will each sink say to it?
 
 Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the verdict comes from the very
-function that the commit uses (:func:`offsets_store.verdict.decide`); there is no second set of rules.
+function that the commit uses (:func:`pgonce.offsets_store.verdict.decide.decide`); there is no second set of rules.
 
 Source for what Spark does: ``MicroBatchExecution.populateStartOffsets``. The newest entry of ``offsets/`` is run again
 unless ``commits/`` ends with it; ``validateOffsetLogAndGetPrevOffset`` wants the entry before it in either case, by
@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import uuid4
 
-from offsets_store.facts import Batch, Remedies
-from offsets_store.offsets import Offsets
-from offsets_store.positions import Span
-from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
-from offsets_store.verdict import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from pgonce.offsets_store.verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
 
 # What no record's text can be equal to: the entry of this batch is yet to be written.
 _NOT_PLANNED = ""

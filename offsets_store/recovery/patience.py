@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import psycopg
 
-from offsets_store.backoff import Backoff
-from offsets_store.errors import ConnectError, LedgerError
-from offsets_store.postgres_errors import ledger_error, passes, scrub
+from pgonce.offsets_store.errors import ConnectError, LedgerError
+from pgonce.offsets_store.postgres.backoff import Backoff
+from pgonce.offsets_store.postgres.translate import ledger_error, passes, scrub
 
 _log = logging.getLogger("pgonce")
 

@@ -13,28 +13,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from offsets_store.recovery.changes import Target, changes_for
-from offsets_store.recovery.continuous import fit_for_micro_batches, is_continuous
-from offsets_store.recovery.facts import (
-    Change,
-    CheckpointFacts,
-    SinkFacts,
-)
-from offsets_store.recovery.last_batch import entry_to_put_back, without_whole_state
-from offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
-from offsets_store.recovery.reachable import refuse_unreachable
-from offsets_store.recovery.refusals import (
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.offsets.compare import tells_which_rows
+from pgonce.offsets_store.recovery.changes import Target, changes_for, fit_for_micro_batches, is_continuous
+from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
+from pgonce.offsets_store.recovery.refused_recovery import (
     apart,
     by_numbers,
     common_text,
     made_anew,
     no_checkpoint,
     no_common_text,
+    side_log_behind,
     unfinished_beside_state,
     unknown_query,
     unproven,
 )
-from offsets_store.verdict import Verdict
+from pgonce.offsets_store.recovery.stateful_query import entry_to_put_back, without_whole_state
+from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
+from pgonce.offsets_store.verdict.decide import Verdict
 
 
 @dataclass(frozen=True)
@@ -196,3 +193,30 @@ def _entry_before(
     if text is None:
         raise no_common_text(sinks, newest - 1)
     return {newest - 1: text}
+
+
+def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, entry: str) -> None:
+    """
+    Refuse where the sources need more than the entry to go on from it: a list of files, or nobody knows what.
+
+    :raises RecoveryError: RECOVERY_UNPROVEN.
+    """
+    for source_id, offset in parse_offset_log(entry).offsets.items():
+        if offset is None or tells_which_rows(offset):
+            continue
+        number = side_log_number(offset)
+        if number is None:
+            raise unproven(f"Source {source_id} stands at {offset!r}, which does not say which rows come next.")
+        log = checkpoint.side_logs.get(source_id)
+        if (checkpoint.newest or 0) > newest or log is None or not log.covers(number):
+            raise side_log_behind(checkpoint, source_id, number)
+        if not _is_of_one_past(checkpoint, sinks):
+            raise unproven(
+                f"Source {source_id} reads files, and the newest entry in offsets/ is not the one that the ledger has "
+                "recorded: the list of files in sources/ may be another past's."
+            )
+
+
+def _is_of_one_past(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> bool:
+    newest = checkpoint.newest
+    return newest is not None and any(sink.text_of(newest) == checkpoint.offsets[newest].text for sink in sinks)

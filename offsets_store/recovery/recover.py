@@ -12,20 +12,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from offsets_store.backoff import RETRY_SECONDS
-from offsets_store.errors import LedgerError, RecoveryError
-from offsets_store.migrations import ensure_ledger
-from offsets_store.recovery.checkpoint_writer import CheckpointWriter
-from offsets_store.recovery.continuous import is_continuous
-from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
-from offsets_store.recovery.interventions import RECOVERY, fence, moved
-from offsets_store.recovery.kept_files import FOLDER, Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
-from offsets_store.recovery.patience import patiently
-from offsets_store.recovery.plan import plan_recovery
-from offsets_store.recovery.read_facts import read_checkpoint, read_sinks, with_state
-from offsets_store.recovery.refusals import NOTHING, no_checkpoint
-from offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
-from offsets_store.store import OffsetsStore
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import LedgerError, RecoveryError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
+from pgonce.offsets_store.recovery.backup import (
+    FOLDER,
+    Kept,
+    keep_aside,
+    kept_folder,
+    mark_undone,
+    newest_kept,
+    undoing,
+)
+from pgonce.offsets_store.recovery.changes import is_continuous
+from pgonce.offsets_store.recovery.interventions import RECOVERY, fence, moved
+from pgonce.offsets_store.recovery.patience import patiently
+from pgonce.offsets_store.recovery.plan import plan_recovery
+from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_sinks, with_state
+from pgonce.offsets_store.recovery.refused_recovery import NOTHING, no_checkpoint
+from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from pgonce.offsets_store.status.store import OffsetsStore
 
 WAIT_SECONDS = 15.0
 

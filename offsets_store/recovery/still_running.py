@@ -2,9 +2,9 @@
 Does the query still run?
 
 Runs on the driver before a start, and in the command ``pgonce``. Invariant: what is found is evidence, in words;
-nothing found is no proof. What holds in any case is the fence that :mod:`offsets_store.recovery.interventions` sets
-before a file is touched: a run that lives after all is refused at its next batch. The fence also ends the session that
-a dead run has left, as a commit does; so such a session is no sign of life.
+nothing found is no proof. What holds in any case is the fence that is set before a file is touched: a run that lives
+after all is refused at its next batch. The fence also ends the session that a dead run has left, as a commit does; so
+such a session is no sign of life.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any
 
 from sqlalchemy import Connection, extract, func, select, text
 
-from offsets_store.errors import RecoveryError
-from offsets_store.recovery.checkpoint_writer import CheckpointWriter
-from offsets_store.recovery.facts import CheckpointFacts, SinkFacts
-from offsets_store.recovery.refusals import NOTHING
-from offsets_store.store import OffsetsStore
-from offsets_store.tables import replays, writers
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.ledger.tables import replays, writers
+from pgonce.offsets_store.recovery.refused_recovery import NOTHING
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from pgonce.offsets_store.status.store import OffsetsStore
 
 QUIET_SECONDS = 5.0
 """

@@ -50,6 +50,8 @@ def modules_of_commits(root: Path) -> dict[str, ast.Module]:
         if name not in found and name in trees:
             found[name] = trees[name]
             entrances += _imports(trees[name])
+        # Who imports a module runs the packages that it stands in.
+        entrances += [name.rpartition(".")[0]] if "." in name else []
     return found
 
 

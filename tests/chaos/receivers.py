@@ -82,4 +82,4 @@ class FreezeReceiver(_ReceiverFault):
 def _receiver(hold: Hold) -> psutil.Process | None:
     """The process whose connection is held, if it is a receiver."""
     process = process_of_connection(hold.client)
-    return process if process and "sink.receiver" in command_of(process) else None
+    return process if process and "pgonce.sink.data_source.receiver" in command_of(process) else None

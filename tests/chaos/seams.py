@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from sink import early_commit, upsert
-from sink.arriving_batches import ArrivingBatches
-from sink.attempt import Work
-from sink.foreach_batch import PostgresBatchWriter
-from sink.publish import BatchRows
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.sink.foreach_batch import early_commit
+from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.target import upsert
+from pgonce.sink.target.batch_rows import BatchRows
 
 MERGED, BEGAN_EARLY, PUBLISHED_EARLY = "upserts by MERGE", "transactions begun early", "early ones that had their rows"
 

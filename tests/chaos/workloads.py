@@ -17,8 +17,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sink.foreach_batch import PostgresBatchWriter, transactional_batch
-from sink.transaction import BatchTransaction
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.foreach_batch.transaction import BatchTransaction
+from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 
 _BUCKETS = 8
 # Patience in seconds: long enough for a server that comes back, short enough for a test.

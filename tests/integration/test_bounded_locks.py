@@ -11,19 +11,22 @@ import pytest
 from committed import STRUCT, TABLE, batch, ids, rows, settings
 from typer.testing import CliRunner
 
-from offsets_store import bounds, cli, migrations, store
-from offsets_store.connect import driver_connection
-from offsets_store.errors import PgonceError
-from offsets_store.migrations import _LOCK_KEY, ensure_ledger
-from offsets_store.record import Published
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.publish import publish_rows_in_tx
-from sink.settings import destination
-from sink.stager import Stager
-from sink.staging import StagingTable, sweep
+from pgonce.offsets_store.cli import main
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger import migrations
+from pgonce.offsets_store.ledger.migrations import _LOCK_KEY, ensure_ledger
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres import bounds
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.status import store
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable, sweep
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 STAGED = StagingTable("query", "events", "run", 7)
 
@@ -61,7 +64,7 @@ class TestTheLedger:
     @pytest.fixture(autouse=True)
     def _hasty(self, monkeypatch):
         """Ten seconds are long for a test."""
-        for module in (migrations, cli):
+        for module in (migrations, main):
             monkeypatch.setattr(module, "LOCK_SECONDS", 2.0)
 
     def test_a_first_commit_waits_for_a_migration(self, url, admin, caplog):
@@ -83,7 +86,7 @@ class TestTheLedger:
     def test_init_says_who_holds_it(self, url):
         """The command fails soon, and names the holder."""
         with migrating(url) as holder:
-            failed = CliRunner().invoke(cli.app, ["init", "--url", url])
+            failed = CliRunner().invoke(main.app, ["init", "--url", url])
         assert "[LEDGER_LOCKED]" in failed.stderr
         assert holder in failed.stderr
 

@@ -13,9 +13,9 @@ from fix_postgres import url_with
 from published import OTHER, QUERY, publish, replay, take_over
 from typer.testing import CliRunner
 
-from offsets_store.cli import ExitCode, app
-from offsets_store.migrations import ensure_ledger, init_sql
-from offsets_store.store import OffsetsStore
+from pgonce.offsets_store.cli.main import ExitCode, app
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql
+from pgonce.offsets_store.status.store import OffsetsStore
 
 KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
 
@@ -272,6 +272,6 @@ class TestTrouble:
 
     def test_it_needs_no_spark(self):
         """The command line imports no pyspark: it runs where there is none, and starts quickly."""
-        code = "import offsets_store.cli, sys; print('pyspark' in sys.modules)"
+        code = "import pgonce.offsets_store.cli.main, sys; print('pyspark' in sys.modules)"
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert ran.stdout == "False\n"

@@ -14,16 +14,17 @@ from fix_postgres import url_with
 from patience import PATIENCE_SECONDS
 from spark.exactly_once import waiting_commits
 
-from offsets_store.connect import driver_connection
-from offsets_store.errors import PgonceError
-from offsets_store.facts import Remedies
-from offsets_store.migrations import ensure_ledger
-from offsets_store.record import Published
-from offsets_store.verdict import Verdict
-from sink.attempt import Work, application_name
-from sink.committer import commit_batch
-from sink.publish import publish_rows_in_tx
-from sink.settings import CommitSettings, destination
+from pgonce.offsets_store.commit.one_try import Work, application_name
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 
 def append(*ids):

@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from sqlalchemy import create_engine
 
-from offsets_store import connect
-from offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.postgres import connect
 
 
 def test_threads_that_begin_at_the_same_moment_share_one_pool(url, monkeypatch):

@@ -15,17 +15,19 @@ import pytest
 from fix_driver import wait_until
 from psycopg.conninfo import make_conninfo
 
-from offsets_store.connect import driver_connection, engine_for
-from offsets_store.errors import PgonceError
-from offsets_store.facts import Batch
-from offsets_store.record import Published
-from offsets_store.verdict import Verdict
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publish_rows_in_tx
-from sink.settings import CommitSettings, destination
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
 SNAPSHOTS = ("repeatable read", "serializable")

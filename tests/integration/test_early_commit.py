@@ -12,11 +12,11 @@ import pytest
 from committed import TABLE, batch, ids, rows, settings
 from fix_driver import wait_until
 
-from offsets_store.errors import PgonceError
-from sink import early_commit
-from sink.early_commit import EarlyCommits
-from sink.publish import publication
-from sink.settings import destination
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.sink.foreach_batch import early_commit
+from pgonce.sink.foreach_batch.early_commit import EarlyCommits
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publication
 
 
 class Job:

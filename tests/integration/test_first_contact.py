@@ -13,18 +13,19 @@ from committed import TABLE, rows
 from stopped import entry, kafka, write_checkpoint
 from typer.testing import CliRunner
 
-from offsets_store.checkpoint import Checkpoint
-from offsets_store.cli import app
-from offsets_store.cli_terms import ExitCode
-from offsets_store.errors import PgonceError
-from offsets_store.facts import Remedies
-from offsets_store.recovery.doctor import Finding, examine
-from offsets_store.verdict import Verdict
-from sink.checkpointed_batch import describe_batch
-from sink.committer import commit_batch
-from sink.parcel import OffsetLogEntry, Origin
-from sink.publish import publication
-from sink.settings import CommitSettings, destination
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.identity.from_checkpoint import describe_batch
+from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publication
 
 FILES = {"logOffset": 0}
 RATE = {"offset": 10, "timestamp": 1000}

@@ -9,12 +9,11 @@ import psycopg
 import pytest
 from pyspark.sql import types as t
 
-from offsets_store.errors import ConfigurationError, ConnectError, PgonceError
-from offsets_store.migrations import migrate
-from sink.errors import TargetError
-from sink.first_look import look_once
-from sink.settings import destination
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, TargetError
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.target.first_look import look_once
 
 COLUMNS = encode_columns(t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())]))
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -109,7 +108,9 @@ def test_a_look_waits_for_nobody_and_leaves_nothing(admin, url, observer):
 
 def test_a_partition_that_somebody_alters_is_left_to_the_commit(admin, url, monkeypatch):
     """Its description needs a lock, for which this is no place to wait."""
-    monkeypatch.setattr("sink.first_look._BOUNDS", "SELECT pg_catalog.set_config('lock_timeout', '100ms', true)")
+    monkeypatch.setattr(
+        "pgonce.sink.target.first_look._BOUNDS", "SELECT pg_catalog.set_config('lock_timeout', '100ms', true)"
+    )
     admin.execute(TABLE + " PARTITION BY RANGE (id)")
     admin.execute("CREATE TABLE few PARTITION OF events FOR VALUES FROM (0) TO (9)")
     with psycopg.connect(url) as other:

@@ -13,8 +13,8 @@ from postgres_binaries import bin_dir
 from pyspark.sql import types as t
 from sent_rows import publish
 
-import sink.upsert
-from sink.errors import TargetError
+import pgonce.sink.target.upsert
+from pgonce.offsets_store.errors import TargetError
 
 STRUCT = t.StructType([
     t.StructField("region", t.StringType()),
@@ -81,7 +81,7 @@ def test_spaces_that_do_not_count_make_no_other_key(ddl, merged_rows, transport,
     """The newest row of a key is left, and a row that is there is replaced: new keys or known ones."""
     if "NULLS NOT" in ddl and admin.info.server_version < 150000:
         ddl = ddl.replace("NULLS NOT DISTINCT", "")
-    monkeypatch.setattr(sink.upsert, "MERGED_ROWS", merged_rows)
+    monkeypatch.setattr(pgonce.sink.target.upsert, "MERGED_ROWS", merged_rows)
     admin.execute(b"CREATE DOMAIN one AS varchar(1)")
     admin.execute(f"CREATE TABLE events ({ddl})".encode())
     for _ in range(2):

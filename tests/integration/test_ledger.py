@@ -14,10 +14,18 @@ from sqlalchemy import MetaData, create_engine, inspect
 from sqlalchemy.dialects.postgresql import dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from offsets_store import migrations, tables
-from offsets_store.errors import LedgerError
-from offsets_store.migrations import MIGRATIONS, NEWEST, Migration, ensure_ledger, grants, init_sql, migrate
-from offsets_store.store import OffsetsStore
+from pgonce.offsets_store.errors import LedgerError
+from pgonce.offsets_store.ledger import migrations, tables
+from pgonce.offsets_store.ledger.migrations import (
+    MIGRATIONS,
+    NEWEST,
+    Migration,
+    ensure_ledger,
+    grants,
+    init_sql,
+    migrate,
+)
+from pgonce.offsets_store.status.store import OffsetsStore
 
 VERSIONS = [migration.version for migration in MIGRATIONS]
 

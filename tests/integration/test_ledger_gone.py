@@ -7,13 +7,13 @@ import pyarrow as pa
 import pytest
 from committed import STRUCT, TABLE, appending, batch, ids, settings
 
-from offsets_store.errors import PgonceError
-from offsets_store.facts import Remedies
-from offsets_store.migrations import migrate
-from offsets_store.verdict import Verdict
-from sink.committer import commit_batch
-from sink.stager import Stager
-from sink.staging import StagingTable
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable
 
 
 @pytest.fixture

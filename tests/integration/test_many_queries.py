@@ -13,13 +13,13 @@ import pytest
 from committed import TABLE, batch, ids, rows, settings
 from psycopg.conninfo import make_conninfo
 
-from offsets_store.connect import MAX_CONNECTIONS, driver_connection, engine_for
-from offsets_store.errors import ConfigurationError, PgonceError
-from offsets_store.record import Published
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.publish import publish_rows_in_tx
-from sink.settings import destination
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connection, engine_for
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_a_commit_needs_one_connection(admin, url, at_most, isolation):
 def test_who_finds_none_free_waits_and_says_why(admin, url, at_most, monkeypatch, caplog):
     """The bound and its name stand in the log while a commit waits, and in the error when it has waited too long."""
     at_most(1)
-    monkeypatch.setattr("offsets_store.connect._FREE_CONNECTION_SECONDS", 0.2)
+    monkeypatch.setattr("pgonce.offsets_store.postgres.connect._FREE_CONNECTION_SECONDS", 0.2)
     holds, goes_on = threading.Event(), threading.Event()
 
     def hold():

@@ -13,14 +13,14 @@ import pytest
 from committed import STRUCT, TABLE, appending, batch, ids, settings
 from psycopg.conninfo import conninfo_to_dict
 
-from offsets_store.connect import connect
-from offsets_store.errors import PgonceError
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.attempt import Work, application_name
-from sink.committer import commit_batch
-from sink.stager import Stager
-from sink.staging import StagingTable
+from pgonce.offsets_store.commit.one_try import Work, application_name
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable
 
 
 @pytest.fixture

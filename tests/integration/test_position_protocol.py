@@ -11,19 +11,19 @@ import pyarrow as pa
 import pytest
 from property.sparse_spark import ARROW, STRUCT, SparseQuery, Topic
 
-from offsets_store.errors import PgonceError
-from offsets_store.recovery.interventions import accept
-from offsets_store.recovery.read_facts import read_sinks
-from offsets_store.refusals import RefusedBatch
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.checkpointed_batch import newest_uncommitted_entry
-from sink.copy_encoder import CopyEncoder
-from sink.options import parse_options
-from sink.parcel import Origin, Parcel
-from sink.parcel_commit import commit_parcels
-from sink.row_positions import reach
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.errors import PgonceError, RefusedBatch
+from pgonce.offsets_store.recovery.interventions import accept
+from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.commit_parcels import commit_parcels
+from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.planning import newest_uncommitted_entry
+from pgonce.sink.options import parse_options
+from pgonce.sink.positions.reach import reach
 
 POSITIONS = {"positionColumns": "topic,partition,offset"}
 SPARSE = {**POSITIONS, "asyncProgressTrackingEnabled": "true"}

@@ -8,13 +8,14 @@ import pytest
 from fix_postgres import url_with
 from pyspark.sql import types as t
 
-from offsets_store.errors import PgonceError
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publish_rows_in_tx
-from sink.settings import destination
-from sink.staged_rows import StagedRows
-from sink.staging import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
@@ -94,7 +95,7 @@ def test_every_kind_of_table_gets_the_same_rows_by_every_transport(transport, dd
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_row_level_security_is_obeyed_by_every_transport(transport, admin, url, login):
     """COPY does not go with row-level security, so rows take the way of INSERT, and the policy decides."""
-    from offsets_store.migrations import grants, migrate
+    from pgonce.offsets_store.ledger.migrations import grants, migrate
 
     migrate(admin)
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")

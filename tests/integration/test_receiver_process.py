@@ -22,23 +22,22 @@ from fix_driver import wait_until
 from published import RUN
 from received import origin, target
 
-import sink.receiver.line
-from offsets_store.errors import PgonceError
-from offsets_store.kept_attempt import KeptAttempt, kept_attempt
-from offsets_store.verdict import Verdict
-from sink.attempt import application_name
-from sink.copy_encoder import CopyEncoder
-from sink.parcel import Parcel
-from sink.parcel_commit import commit_parcels
-from sink.planned_batch import staging_table
-from sink.receiver import process as receiver_process
-from sink.receiver import start
-from sink.receiver.client import finish, give_up, send_rows
-from sink.receiver.orders import Plan
-from sink.receiver.promise import Promise
-from sink.receiver.start import receiver_for
-from sink.stager import Stager
-from sink.type_mapping import encode_columns
+import pgonce.sink.data_source.receiver.line
+from pgonce.offsets_store.commit.one_try import application_name
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.commit_parcels import commit_parcels
+from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.receiver import launch
+from pgonce.sink.data_source.receiver import process as receiver_process
+from pgonce.sink.data_source.receiver.client import finish, give_up, send_rows
+from pgonce.sink.data_source.receiver.launch import receiver_for
+from pgonce.sink.data_source.receiver.messages import Plan, Promise
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.staging.stager import Stager
 
 HOST = "127.0.0.1"
 # Promised of partition 0: two rows of attempt 1.
@@ -219,7 +218,7 @@ def test_a_receiver_that_is_frozen_is_lost(admin, options, started, monkeypatch)
     receiver = receiver_for(options(), STRUCT)
     send(receiver, 1, 2)
     silence = 3
-    monkeypatch.setattr(sink.receiver.line, "SILENCE_SECONDS", silence)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.line, "SILENCE_SECONDS", silence)
     started[0].send_signal(signal.SIGSTOP)
     assert send(receiver, 3, partition_id=1) is None
     began = time.monotonic()
@@ -431,7 +430,7 @@ def test_no_password_stands_where_other_users_of_the_host_can_read(options, star
     receiver = receiver_for(far, STRUCT)
     assert send(receiver, 1, 2) == 2
     command = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(started[0].pid)], capture_output=True, check=True)
-    assert b"sink.receiver.process" in command.stdout
+    assert b"pgonce.sink.data_source.receiver.process" in command.stdout
     for hidden in (password, receiver.secret.hex(), str(receiver.token)):
         assert hidden.encode() not in command.stdout
     environment = Path(f"/proc/{started[0].pid}/environ")
@@ -442,7 +441,7 @@ def test_no_password_stands_where_other_users_of_the_host_can_read(options, star
 def test_it_ends_with_sparks_daemon(has_rows, admin, options, started, monkeypatch):
     """A receiver whose Spark is gone ends within seconds, and with it the transaction."""
     daemon = subprocess.Popen(["sleep", "100"])
-    monkeypatch.setattr(start.os, "getppid", lambda: daemon.pid)
+    monkeypatch.setattr(launch.os, "getppid", lambda: daemon.pid)
     receiver = receiver_for(options(), STRUCT)
     if has_rows:
         send(receiver, 1, 2)

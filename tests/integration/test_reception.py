@@ -14,17 +14,17 @@ from published import RUN
 from received import OPTIONS, origin, target
 from stopped import entries, entry, write_checkpoint
 
-import sink.receiver.arrived
-import sink.receiver.reception
-from offsets_store.errors import PgonceError
-from offsets_store.verdict import Verdict
-from sink.attempt import application_name
-from sink.copy_encoder import HEADER, CopyEncoder
-from sink.options import parse_options
-from sink.planned_batch import staging_table
-from sink.receiver.promise import Promise
-from sink.receiver.reception import Reception
-from sink.stager import Stager
+import pgonce.sink.data_source.receiver.arrived
+import pgonce.sink.data_source.receiver.reception
+from pgonce.offsets_store.commit.one_try import application_name
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.data_source.receiver.reception import Reception
+from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
+from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.options import parse_options
+from pgonce.sink.staging.stager import Stager
 
 OTHER_RUN = "bbbbbbbb-1111-4111-8111-111111111111"
 # Promised of partition 0: two rows of attempt 1.
@@ -226,7 +226,7 @@ def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, admin, re
     if has_ended:
         reception.end(sending, 2)
         reception.close(sending)
-    monkeypatch.setattr(sink.receiver.reception, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.reception, "QUIET_SECONDS", 0)
     reception.look_at_clock()
     assert rolled_back(admin)
     if not has_ended:
@@ -324,7 +324,7 @@ def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, admin, 
 
 def test_what_does_not_fit_into_memory_is_kept_in_a_file(admin, receive, monkeypatch):
     """A batch that is begun again is read from the temporary directory."""
-    monkeypatch.setattr(sink.receiver.arrived, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "IN_MEMORY_BYTES", 0)
     files = []
     temporary_file = tempfile.TemporaryFile
 
@@ -346,7 +346,7 @@ def test_what_does_not_fit_into_memory_is_kept_in_a_file(admin, receive, monkeyp
 
 def test_rows_that_cannot_be_kept_fail_the_commit_and_no_task(admin, receive, monkeypatch, tmp_path):
     """Without room in the temporary directory, the error says where to make some."""
-    monkeypatch.setattr(sink.receiver.arrived, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "IN_MEMORY_BYTES", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "is not there"))
     reception = receive()
     send(reception, 0, 1, 1, 2)

@@ -17,26 +17,32 @@ from published import OTHER, QUERY, RUN, publish, replay
 from stopped import COMMIT, entries, entry, files_of, kafka, write_checkpoint
 from typer.testing import CliRunner
 
-from offsets_store import ledger, migrations
-from offsets_store.checkpoint_files import ArrowFiles
-from offsets_store.cli import app
-from offsets_store.cli_terms import ExitCode
-from offsets_store.connect import engine_for
-from offsets_store.errors import CheckpointError, ConfigurationError, ConnectError, LedgerError, RecoveryError
-from offsets_store.facts import Batch, Remedies
-from offsets_store.migrations import NEWEST, Migration
-from offsets_store.offsets import parse_offset_log
-from offsets_store.positions import Span
-from offsets_store.recovery import interventions, recover, still_running
-from offsets_store.recovery import new_checkpoint as rebuilding
-from offsets_store.recovery.checkpoint_writer import CheckpointWriter
-from offsets_store.recovery.doctor import Finding, examine
-from offsets_store.recovery.new_checkpoint import new_checkpoint
-from offsets_store.recovery.recover import recover_checkpoint, undo_recovery
-from offsets_store.verdict import Verdict, decide
-from sink.foreach_batch import PostgresBatchWriter
-from sink.settings import CommitSettings
-from sink.start import recover_and_start
+from pgonce.offsets_store.checkpoint.files import ArrowFiles
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import (
+    CheckpointError,
+    ConfigurationError,
+    ConnectError,
+    LedgerError,
+    RecoveryError,
+)
+from pgonce.offsets_store.ledger import ledger, migrations
+from pgonce.offsets_store.ledger.migrations import NEWEST, Migration
+from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.recovery import interventions, recover, still_running
+from pgonce.offsets_store.recovery import new_checkpoint as rebuilding
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.new_checkpoint import new_checkpoint
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.offsets_store.verdict.decide import Verdict, decide
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.recover_and_start import recover_and_start
 
 
 def history(url, last, texts=None, **identity):

@@ -11,10 +11,10 @@ from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from sent_rows import publish, sent
 
-from sink.publish import publish_rows_in_tx
-from sink.row_positions import position_columns
-from sink.settings import destination
-from sink.target_errors import target_error
+from pgonce.offsets_store.postgres.refused_rows import target_error
+from pgonce.sink.positions.columns import position_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
@@ -144,7 +144,7 @@ def test_a_savepoint_of_the_users_own_still_holds(admin, url):
 
 def test_where_nothing_can_be_found_out_the_error_is_postgress_own(admin, url, login):
     """A role without TEMPORARY that stages."""
-    from offsets_store.migrations import grants, migrate
+    from pgonce.offsets_store.ledger.migrations import grants, migrate
 
     migrate(admin)
     admin.execute(NARROW.encode())

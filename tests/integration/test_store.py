@@ -15,14 +15,14 @@ from published import OTHER, QUERY, RUN, publish, replay, take_over
 from sqlalchemy import delete, insert, literal, select
 from sqlalchemy.dialects.postgresql import JSONB
 
-from offsets_store.connect import engine_for
-from offsets_store.errors import ConfigurationError, ConnectError, LedgerError, OffsetsError
-from offsets_store.exact_json import same_json
-from offsets_store.lag import total_lag
-from offsets_store.migrations import ensure_ledger
-from offsets_store.offsets import parse_offset
-from offsets_store.store import OffsetsStore
-from offsets_store.tables import progress, writers
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, LedgerError, OffsetsError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.tables import progress, writers
+from pgonce.offsets_store.offsets.compare import parse_offset
+from pgonce.offsets_store.offsets.exact_json import same_json
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.status.lag import total_lag
+from pgonce.offsets_store.status.store import OffsetsStore
 
 KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
 
@@ -286,7 +286,7 @@ def add_partitions(kafka, topic, total):
 
 def test_no_broker_there(url, store, monkeypatch):
     """Brokers that do not answer are an error in words, after a bounded wait."""
-    monkeypatch.setattr("offsets_store.kafka_partitions._TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr("pgonce.offsets_store.status.kafka_broker._TIMEOUT_SECONDS", 1)
     publish(url, 0, KAFKA)
     with pytest.raises(OffsetsError, match=r"127\.0\.0\.1:1") as refused:
         store.lag("orders", bootstrap_servers="127.0.0.1:1")

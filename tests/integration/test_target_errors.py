@@ -7,10 +7,10 @@ import pytest
 from pyspark.sql import types as t
 from sent_rows import publish
 
-from offsets_store.errors import PgonceError
-from sink.datasource import PgonceDataSource
-from sink.target_errors import target_error
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.postgres.refused_rows import target_error
+from pgonce.sink.data_source.spark_interface import PgonceDataSource
+from pgonce.sink.encoding.encoded_types import encode_columns
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 TABLE = "CREATE TABLE events (id bigint, name text)"

@@ -16,18 +16,19 @@ from fix_driver import wait_until
 from fix_postgres import url_with
 from pyspark.sql import types as t
 
-from offsets_store.connect import driver_connection
-from offsets_store.errors import PgonceError
-from offsets_store.migrations import ensure_ledger
-from offsets_store.record import Published
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publication, publish_rows_in_tx
-from sink.settings import destination
-from sink.staged_rows import StagedRows
-from sink.staging import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publication, publish_rows_in_tx
 
 
 @dataclass(frozen=True)
@@ -283,7 +284,7 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
 
 def test_a_role_that_may_insert_some_columns_may_still_write_them(admin, url, login):
     """The lock asks for no privilege that writing does not ask for."""
-    from offsets_store.migrations import grants, migrate
+    from pgonce.offsets_store.ledger.migrations import grants, migrate
 
     migrate(admin)
     admin.execute(b"CREATE TABLE events (id bigint, k integer, secret text)")

@@ -7,15 +7,15 @@ import logging
 import pytest
 from committed import TABLE, batch, ids, rows, settings
 
-from offsets_store.connect import driver_connection
-from offsets_store.errors import PgonceError
-from offsets_store.record import Published
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.publish import publication, publish_rows_in_tx
-from sink.settings import destination
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publication, publish_rows_in_tx
 
 
 def appending(*ids, table="events", sink_name="orders"):

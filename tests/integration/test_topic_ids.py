@@ -8,12 +8,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fix_driver import wait_until
 from security.batches import commit, planned
 
-from offsets_store.errors import OffsetsError
-from offsets_store.kafka_partitions import topic_ids
-from offsets_store.refusals import RefusedBatch
-from offsets_store.verdict import Verdict
-from sink.settings import destination
-from sink.topic_ids import with_topic_ids
+from pgonce.offsets_store.errors import OffsetsError, RefusedBatch
+from pgonce.offsets_store.status.kafka_broker import topic_ids
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.identity.topic_ids import with_topic_ids
+from pgonce.sink.settings import destination
 
 pytestmark = pytest.mark.kafka
 

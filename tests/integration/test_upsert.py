@@ -12,12 +12,13 @@ from fix_driver import wait_until
 from psycopg import sql
 from pyspark.sql import types as t
 
-import sink.upsert
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publish_rows_in_tx
-from sink.settings import destination
-from sink.type_mapping import encode_columns
-from sink.upsert import merged
+import pgonce.sink.target.upsert
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.target.upsert import merged
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
@@ -38,8 +39,8 @@ def merges(monkeypatch):
         outcomes.append(merged(*arguments))
         return outcomes[-1]
 
-    monkeypatch.setattr(sink.upsert, "MERGED_ROWS", 0)
-    monkeypatch.setattr(sink.upsert, "merged", noted)
+    monkeypatch.setattr(pgonce.sink.target.upsert, "MERGED_ROWS", 0)
+    monkeypatch.setattr(pgonce.sink.target.upsert, "merged", noted)
     return outcomes
 
 
@@ -82,7 +83,7 @@ def test_merge_leaves_what_on_conflict_leaves(ddl, keys, order_by, admin, url, m
     for number in range(6):
         rows = [(draw.randrange(40), f"region {draw.randrange(9)}", draw.randrange(60)) for _ in range(80)]
         for table, least in (("events", 0), ("by_conflict", 10**9)):
-            monkeypatch.setattr(sink.upsert, "MERGED_ROWS", least)
+            monkeypatch.setattr(pgonce.sink.target.upsert, "MERGED_ROWS", least)
             with psycopg.connect(url) as connection:
                 upsert(connection, rows, keys, order_by, table)
         assert stored(admin) == stored(admin, "by_conflict"), f"seed {seed}, batch {number}"
@@ -278,7 +279,7 @@ def test_only_large_batches_are_merged(admin, url, monkeypatch):
     def never(*_):
         raise AssertionError
 
-    monkeypatch.setattr(sink.upsert, "may_merge", never)
+    monkeypatch.setattr(pgonce.sink.target.upsert, "may_merge", never)
     admin.execute(TABLE.encode())
     with psycopg.connect(url) as connection:
         upsert(connection, ROWS)

@@ -20,24 +20,25 @@ from patience import PATIENCE_SECONDS
 from published import QUERY, RUN
 from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
 
-from offsets_store import ledger
-from offsets_store.bounds import enter_in_tx, outlast_locks
-from offsets_store.connect import connect, driver_connection, engine_for
-from offsets_store.listener import OffsetsListener
-from offsets_store.lock_watch import LockWatch
-from offsets_store.migrations import ensure_ledger
-from offsets_store.record import Published
-from offsets_store.recovery import interventions
-from offsets_store.verdict import Verdict
-from sink import attempt
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publish_rows_in_tx
-from sink.settings import destination
-from sink.stager import Stager
-from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.commit import one_try
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.ledger import ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.bounds import enter_in_tx, outlast_locks
+from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.progress.listener import OffsetsListener
+from pgonce.offsets_store.recovery import interventions
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 # The bound in these tests is two seconds, and connecting takes two more; without it, all of them wait for 15 minutes.
 _SOON_SECONDS = 60.0
@@ -167,8 +168,8 @@ class TestTheServersHost:
             if moment == "between batches":
                 gone.now()
             elif moment == "at COMMIT":
-                commit = attempt._commit
-                monkeypatch.setattr(attempt, "_commit", lambda *of: (steps and steps.pop()(), commit(*of)))
+                commit = one_try._commit
+                monkeypatch.setattr(one_try, "_commit", lambda *of: (steps and steps.pop()(), commit(*of)))
             verdict = commit_batch(
                 given, batch(1), publishing(1, then=gone.now) if moment == "in COPY" else publishing(1)
             )

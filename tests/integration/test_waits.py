@@ -16,11 +16,11 @@ from fix_proxy import Proxy
 from patience import PATIENCE_SECONDS
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from offsets_store.errors import PgonceError
-from offsets_store.verdict import Verdict
-from sink.committer import commit_batch
-from sink.stager import Stager
-from sink.staging import StagingTable
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable
 
 
 def wait_for_line(caplog, text, waiting, times=1):
@@ -119,7 +119,7 @@ def replicated():
 def test_a_commit_that_waits_for_a_standby_says_so(replicated, monkeypatch, caplog):
     """While no standby confirms a COMMIT, the log names what it waits for, again and again; then it goes on."""
     url = replicated.uri()
-    monkeypatch.setattr("sink.commit_watch._SAID_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch._SAID_EVERY_SECONDS", 0.2)
     commit_batch(settings(url), batch(0), appending(1))
     replicated.configure(synchronous_standby_names="standby")
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):

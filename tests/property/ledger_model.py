@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
-from offsets_store.checkpoint_files import CheckpointFiles
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles
 
 T = TypeVar("T")
 PUBLISHED, SKIPPED = {"NEW"}, {"LANDED", "REPLAY", "ADOPTED"}

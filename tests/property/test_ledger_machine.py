@@ -38,24 +38,26 @@ from property.ledger_model import PUBLISHED, SKIPPED, Folder, HandIn, Plan, Sour
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 
-from offsets_store.checkpoint import Checkpoint
-from offsets_store.connect import driver_connection, engine_for
-from offsets_store.errors import PgonceError
-from offsets_store.facts import Batch, Remedies
-from offsets_store.migrations import ensure_ledger
-from offsets_store.offsets import Offsets
-from offsets_store.record import Published
-from offsets_store.recovery.forget import forget_query
-from sink.attempt import Work
-from sink.checkpointed_batch import batch_by_id, describe_batch
-from sink.committer import commit_batch
-from sink.copy_encoder import CopyEncoder
-from sink.parcel import OffsetLogEntry, Origin
-from sink.publish import BatchRows, publication
-from sink.settings import CommitSettings, destination
-from sink.staged_rows import StagedRows
-from sink.staging import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
+from pgonce.offsets_store.recovery.forget import forget_query
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.identity.from_checkpoint import batch_by_id, describe_batch
+from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publication
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
 STEPS = 30

@@ -13,16 +13,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from property.sparse_spark import ARROW, STRUCT, SparseQuery, Topic
 
-from offsets_store.errors import PgonceError
-from offsets_store.refusals import RefusedBatch
-from sink.copy_encoder import CopyEncoder
-from sink.options import parse_options
-from sink.parcel import Origin, Parcel
-from sink.parcel_commit import commit_parcels
-from sink.row_positions import reach
-from sink.staging import ATTEMPT_COLUMN, stage_rows
-from sink.task_writer import staging_table
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.errors import PgonceError, RefusedBatch
+from pgonce.sink.data_source.commit_parcels import commit_parcels
+from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.task_writer import staging_table
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.options import parse_options
+from pgonce.sink.positions.reach import reach
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, stage_rows
 
 _tables = itertools.count()
 

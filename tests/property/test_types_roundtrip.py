@@ -21,9 +21,10 @@ from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
-from sink.copy_encoder import HEADER, TRAILER, CopyEncoder
-from sink.errors import EncodingError
-from sink.type_mapping import Fit, encode_columns, fit
+from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.errors import EncodingError
+from pgonce.sink.target.fit import Fit, fit
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -16,15 +16,17 @@ import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
 
-from offsets_store.facts import Batch, Remedies
-from offsets_store.verdict import Verdict
-from sink.committer import commit_batch
-from sink.copy_encoder import CopyEncoder
-from sink.publish import BatchRows, publication
-from sink.settings import CommitSettings, Destination
-from sink.staged_rows import StagedRows
-from sink.staging import ATTEMPT_COLUMN, StagingTable, stage_rows
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import Destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publication
 
 Rows = Sequence[tuple[int, str]]
 

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from pgonce import OffsetsListener, OffsetsStore, PostgresBatchWriter, transactional_batch
-from sink.datasource import PgonceDataSource, StreamWriter
+from pgonce.sink.data_source.spark_interface import PgonceDataSource, StreamWriter
 
 
 class Recording(PgonceDataSource):

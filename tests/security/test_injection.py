@@ -15,21 +15,22 @@ from psycopg import sql
 from security.batches import commit, inline, nothing_else_happens, planned, quoted, rows_in
 from typer.testing import CliRunner
 
-from offsets_store.cli import app
-from offsets_store.connect import engine_for
-from offsets_store.errors import ConfigurationError, PgonceError
-from offsets_store.facts import Remedies
-from offsets_store.migrations import grants, init_sql
-from offsets_store.offsets import parse_offset_log
-from offsets_store.record import Published
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
 from pgonce import PostgresBatchWriter, transactional_batch
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.options import parse_options
-from sink.settings import CommitSettings, destination
-from sink.transaction import BatchTransaction
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError
+from pgonce.offsets_store.ledger.migrations import grants, init_sql
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.foreach_batch.transaction import BatchTransaction
+from pgonce.sink.options import parse_options
+from pgonce.sink.settings import destination
 
 # Each fits into 63 bytes, so Postgres takes it for a table, a column and a text.
 LEGAL = (
@@ -236,7 +237,7 @@ def test_the_words_about_a_querys_past_are_only_texts(name, connected, database_
     commit(database_url, planned(query_id=name), plain)
     heir = planned(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     heirs = CommitSettings(url=database_url, remedies=Remedies(replaces=name), retry_timeout=0)
-    from sink.publish import publication
+    from pgonce.sink.target.publish import publication
 
     with nothing_else_happens(connected):
         assert commit_batch(heirs, heir, publication(None, plain, inline([(3, name)]), "inline")) is Verdict.NEW

@@ -13,15 +13,15 @@ import psycopg
 import pytest
 from security.batches import commit, planned, quoted, rows_in
 
-from offsets_store.connect import connect, engine_for
-from offsets_store.errors import PgonceError
-from offsets_store.heard import Heard
-from offsets_store.migrations import _ensured, grants, migrate
-from offsets_store.progress import store_progress_in_tx
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.settings import destination
-from sink.staging import StagingTable, sweep
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import _ensured, grants, migrate
+from pgonce.offsets_store.postgres.connect import connect, engine_for
+from pgonce.offsets_store.progress.event import Heard
+from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.table import StagingTable, sweep
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 TABLES = """

@@ -23,21 +23,20 @@ from committed import STRUCT, ids
 from fix_receiver import Between
 from received import origin, target
 
-import sink.receiver.line
-from offsets_store.errors import PgonceError
-from offsets_store.verdict import Verdict
-from sink.copy_encoder import CopyEncoder
-from sink.parcel import Parcel
-from sink.parcel_commit import commit_parcels
-from sink.receiver import process
-from sink.receiver.certificate import context_for, context_of, new_identity
-from sink.receiver.client import finish, give_up, send_rows
-from sink.receiver.errors import ReceiverError
-from sink.receiver.line import SECRET_BYTES, Line, Receiver
-from sink.receiver.orders import Start
-from sink.receiver.promise import Promise
-from sink.receiver.start import receiver_for
-from sink.type_mapping import encode_columns
+import pgonce.sink.data_source.receiver.line
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.commit_parcels import commit_parcels
+from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.receiver import process
+from pgonce.sink.data_source.receiver.certificate import context_for, context_of, new_identity
+from pgonce.sink.data_source.receiver.client import finish, give_up, send_rows
+from pgonce.sink.data_source.receiver.error_messages import ReceiverError
+from pgonce.sink.data_source.receiver.launch import receiver_for
+from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, Receiver
+from pgonce.sink.data_source.receiver.messages import Promise, Start
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
 
 SENT = Promise("received", {0: (1, 2)})
 READABLE = "a word that nobody else should read"
@@ -184,7 +183,7 @@ NAMES = ["its own certificate", "no TLS", "a mirror", "a go-between"]
 @pytest.mark.parametrize("answer", STRANGERS, ids=NAMES)
 def test_who_listens_where_a_receiver_was_is_told_nothing(answer, monkeypatch):
     """No task sends a row, no commit believes a verdict, and no secret is said, however the stranger answers."""
-    monkeypatch.setattr(sink.receiver.line, "SILENCE_SECONDS", 3)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.line, "SILENCE_SECONDS", 3)
     stranger = Stranger(answer)
     told = stranger.taken_for
     try:

@@ -14,23 +14,24 @@ from psycopg import sql
 from security.batches import commit, inline, planned, rows_in
 from security.evil import make_evil
 
-from offsets_store.cli import app
-from offsets_store.connect import connect, driver_connection, engine_for
-from offsets_store.errors import PgonceError
-from offsets_store.facts import Remedies
-from offsets_store.heard import Heard
-from offsets_store.kept_attempt import kept_attempt
-from offsets_store.migrations import _ensured, ensure_ledger, init_sql
-from offsets_store.progress import store_progress_in_tx
-from offsets_store.record import Published
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.attempt import Work, application_name
-from sink.committer import commit_batch
-from sink.publish import publication, publish_rows_in_tx
-from sink.settings import CommitSettings, destination
-from sink.staging import sweep
-from sink.transaction import BatchTransaction
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.commit.one_try import Work, application_name
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.kept_attempt import kept_attempt
+from pgonce.offsets_store.ledger.migrations import _ensured, ensure_ledger, init_sql
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
+from pgonce.offsets_store.progress.event import Heard
+from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.foreach_batch.transaction import BatchTransaction
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.table import sweep
+from pgonce.sink.target.publish import publication, publish_rows_in_tx
 
 PATHS = (
     "evil, pg_catalog",

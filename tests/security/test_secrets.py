@@ -21,11 +21,11 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
-from offsets_store.cli import app
-from offsets_store.connect import connect, parse_url
-from offsets_store.errors import ConfigurationError, ConnectError, PgonceError
-from offsets_store.migrations import grants, migrate
-from offsets_store.postgres_errors import scrub
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError
+from pgonce.offsets_store.ledger.migrations import grants, migrate
+from pgonce.offsets_store.postgres.connect import connect, parse_url
+from pgonce.offsets_store.postgres.translate import scrub
 
 JOB = Path(__file__).with_name("talkative_job.py")
 # Each password has a part that no encoding changes, so that half of it, or a copy in another encoding, is found too.

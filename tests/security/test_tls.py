@@ -17,11 +17,11 @@ from maven import MissingTool
 from postgres_binaries import bin_dir
 from security.batches import commit, planned, rows_in
 
-from offsets_store.connect import engine_for
-from offsets_store.errors import ConnectError
-from offsets_store.migrations import _ensured
-from offsets_store.store import OffsetsStore
-from sink.settings import destination
+from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.ledger.migrations import _ensured
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.sink.settings import destination
 
 # The embedded wheel's Postgres 18 is built without TLS.
 _MAJORS = (18, 17, 16, 15, 14)

@@ -20,9 +20,9 @@ from spark.exactly_once import open_transactions, what_is_wrong
 from spark.inbox import Inbox, create_events, events
 from spark.ways_in import WAYS, Sink
 
-from sink import arriving_batches, early_commit
-from sink.arriving_batches import ArrivingBatches
-from sink.errors import CommitError
+from pgonce.offsets_store.errors import CommitError
+from pgonce.sink.foreach_batch import arriving_batches, early_commit
+from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 
 pytestmark = pytest.mark.spark
 

@@ -20,12 +20,12 @@ from spark.messages import POSITIONS, Messages
 from spark.running import assert_refused, finish, rewind
 from spark.ways_in import WAYS, Sink
 
-from offsets_store.errors import RecoveryError
-from offsets_store.offsets import parse_offset_log
-from offsets_store.recovery.doctor import Finding, examine
-from offsets_store.recovery.recover import recover_checkpoint, undo_recovery
-from offsets_store.verdict import Verdict
 from pgonce import recover_and_start
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.offsets_store.verdict.decide import Verdict
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

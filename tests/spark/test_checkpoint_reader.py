@@ -17,9 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from offsets_store.checkpoint import Checkpoint
-from offsets_store.errors import CheckpointError
-from offsets_store.offsets import goes_back, kafka_partitions, same, says_which_rows
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.offsets.compare import goes_back, kafka_partitions, same, says_which_rows
 
 pytestmark = pytest.mark.spark
 

@@ -63,7 +63,7 @@ import importlib.metadata, pathlib, sys
 
 class Lacking:
     def find_spec(self, name, path=None, target=None):
-        if name in ("sink", "offsets_store", "pgonce") and pathlib.Path(LACKS).read_text() == "pgonce":
+        if name == "pgonce" and pathlib.Path(LACKS).read_text() == "pgonce":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 found = importlib.metadata.version
@@ -103,7 +103,7 @@ def test_an_executor_that_lacks_pgonce_says_what_is_missing_where(tcp_url, obser
     assert driver.wait() == 0, driver.output()
     missing, other_version = [line for line in driver.output().splitlines() if line.startswith("SAYS")]
     assert "[NOT_ON_EXECUTORS]" in missing
-    assert "No module named 'sink'" in missing
+    assert "No module named 'pgonce'" in missing
     assert "Help: Install pgonce" in missing
     assert "[OTHER_VERSION]" in other_version
     assert "has 0.0.9" in other_version

@@ -14,8 +14,8 @@ from spark.messages import Messages
 from spark.running import assert_refused, finish
 from spark.ways_in import WAYS, DataSource, Sink
 
-from offsets_store.recovery.recover import recover_checkpoint
 from pgonce import recover_and_start
+from pgonce.offsets_store.recovery.recover import recover_checkpoint
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 

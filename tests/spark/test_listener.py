@@ -15,13 +15,13 @@ from confluent_kafka import Producer
 from patience import PATIENCE_SECONDS
 from published import QUERY, RUN, publish
 
-from offsets_store.connect import engine_for
-from offsets_store.heard import Heard, LedgerSide, disagreement
-from offsets_store.listener import OffsetsListener
-from offsets_store.migrations import ensure_ledger
-from offsets_store.progress import KEPT_A_QUERY, store_progress_in_tx
-from offsets_store.store import OffsetsStore
-from sink.foreach_batch import PostgresBatchWriter
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.progress.event import Heard, LedgerSide, disagreement
+from pgonce.offsets_store.progress.listener import OffsetsListener
+from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY, store_progress_in_tx
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 
 pytestmark = pytest.mark.spark
 
@@ -312,7 +312,7 @@ class TestTrouble:
 
     def test_a_full_queue_drops_and_returns(self, url, monkeypatch):
         """With Postgres hanging and the queue full, a callback returns at once and counts."""
-        monkeypatch.setattr("offsets_store.listener._QUEUED_EVENTS", 2)
+        monkeypatch.setattr("pgonce.offsets_store.progress.listener._QUEUED_EVENTS", 2)
         ensure_ledger(url)
         listener = OffsetsListener(url)
         with psycopg.connect(url) as blocking:

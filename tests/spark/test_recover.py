@@ -18,12 +18,12 @@ from patience import PATIENCE_SECONDS
 from spark.exactly_once import query_id, replays, wrong_ledger
 from spark.running import assert_refused, finish
 
-from offsets_store.errors import RecoveryError
-from offsets_store.recovery import recover
-from offsets_store.recovery.doctor import Finding, examine
-from offsets_store.recovery.new_checkpoint import new_checkpoint
-from offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from pgonce import PostgresBatchWriter
+from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.recovery import recover
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.new_checkpoint import new_checkpoint
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 
 pytestmark = pytest.mark.spark
 

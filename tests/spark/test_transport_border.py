@@ -6,7 +6,7 @@ import pytest
 from patience import PATIENCE_SECONDS
 from pyspark.sql import types as t
 
-from sink.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
 
 pytestmark = pytest.mark.spark
 

@@ -15,13 +15,14 @@ import pytest
 from patience import PATIENCE_SECONDS
 from pyspark.errors import PySparkException
 
-from offsets_store.checkpoint import Checkpoint
-from offsets_store.errors import ConfigurationError, PgonceError
-from offsets_store.migrations import grants, migrate
 from pgonce import PostgresBatchWriter, recover_and_start, transactional_batch
-from sink.checkpointed_batch import batch_from_checkpoint, newest_uncommitted_entry
-from sink.options import parse_options
-from sink.parcel import Origin
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError
+from pgonce.offsets_store.ledger.migrations import grants, migrate
+from pgonce.sink.identity.from_checkpoint import batch_from_checkpoint
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.planning import newest_uncommitted_entry
+from pgonce.sink.options import parse_options
 
 pytestmark = pytest.mark.spark
 
@@ -610,7 +611,7 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
     code, damage, spark, admin, url, events, checkpoint, monkeypatch
 ):
     """What the checkpoint does not say nobody guesses: damage between planning and commit has a code of its own."""
-    monkeypatch.setattr("sink.checkpointed_batch._WAIT_FOR_OFFSETS_SECONDS", 0.1)
+    monkeypatch.setattr("pgonce.sink.identity.from_checkpoint._WAIT_FOR_OFFSETS_SECONDS", 0.1)
     admin.execute(TABLE)
     assert run("data source", stream(spark, events), url, checkpoint, {}) == ""
     (Path(checkpoint) / "commits" / "0").unlink()

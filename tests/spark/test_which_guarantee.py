@@ -31,8 +31,8 @@ from spark.inbox import Inbox, Row, events
 from spark.messages import POSITIONS, Messages
 from spark.ways_in import BatchFunction
 
-from offsets_store.errors import ConfigurationError, RecoveryError
 from pgonce import PostgresBatchWriter, recover_and_start, recover_checkpoint, transactional_batch
+from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 

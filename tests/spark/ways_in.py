@@ -14,7 +14,8 @@ from typing import Any, Literal
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from sink.foreach_batch import PostgresBatchWriter, transactional_batch
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 
 BatchFunction = Callable[[DataFrame, int], None]
 

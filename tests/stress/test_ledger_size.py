@@ -10,16 +10,16 @@ import psycopg
 import pytest
 from benchmark_modules import benchmark_module
 
-from offsets_store import record
-from offsets_store.connect import engine_for
-from offsets_store.facts import Batch
-from offsets_store.migrations import ensure_ledger
-from offsets_store.record import Published
-from offsets_store.store import OffsetsStore
-from offsets_store.verdict import Verdict
-from sink.attempt import Work
-from sink.committer import commit_batch
-from sink.settings import CommitSettings
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.ledger import record
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Batch
 
 WRITERS, BATCHES = 10, 1000
 LARGE = ("batches", "replays", "runs", "progress")

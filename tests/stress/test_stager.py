@@ -10,15 +10,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
-from offsets_store.errors import PgonceError
-from offsets_store.migrations import ensure_ledger
-from sink import stager
-from sink.publish import BatchRows, publish_rows_in_tx
-from sink.settings import destination
-from sink.staged_rows import StagedRows
-from sink.stager import Stager
-from sink.staging import StagingTable
-from sink.type_mapping import encode_columns
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.staging import stager
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 TABLE = StagingTable("query", "events", "run", 7)

@@ -7,9 +7,9 @@ import traceback
 
 import pytest
 
-from offsets_store.errors import PgonceError
-from sink.border import called_by_spark, calls_users_code
-from sink.settings import destination
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.sink.border import called_by_spark, calls_users_code
+from pgonce.sink.settings import destination
 
 
 def refused_inside():

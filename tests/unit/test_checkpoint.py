@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from offsets_store.checkpoint import Checkpoint
-from offsets_store.checkpoint_files import without_credentials
-from offsets_store.errors import CheckpointError
+from pgonce.offsets_store.checkpoint.files import without_credentials
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import CheckpointError
 
 QUERY_ID = "f4f7c933-216b-4214-a5db-99a58d39e9f0"
 FILES = {
@@ -115,7 +115,7 @@ class TestLocal:
     def test_does_not_load_pyarrow(self, folder):
         """A local checkpoint is read without importing pyarrow, which costs more than the reading."""
         code = (
-            "import sys; from offsets_store.checkpoint import Checkpoint;"
+            "import sys; from pgonce.offsets_store.checkpoint.reader import Checkpoint;"
             f"Checkpoint({str(folder)!r}).newest_offset_entry(); sys.exit('pyarrow' in sys.modules)"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

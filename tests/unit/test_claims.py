@@ -8,18 +8,23 @@ import pytest
 from claims import CLAIMS, PAGES, bounds, sentences
 from named_tests import ROOT, is_there
 
-from offsets_store.backoff import Backoff
-from offsets_store.connect import _FREE_CONNECTION_SECONDS, _KEPT_CONNECTIONS, _MAX_CONNECTIONS, parse_url
-from offsets_store.listener import _QUEUED_EVENTS
-from offsets_store.progress import KEPT_A_QUERY
-from offsets_store.record import _PRUNE_EVERY
-from offsets_store.recovery.recover import WAIT_SECONDS
-from offsets_store.recovery.still_running import QUIET_SECONDS
-from sink.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
-from sink.commit_watch import _SAID_EVERY_SECONDS
-from sink.early_commit import _PATIENCE_SECONDS
-from sink.foreach_batch import PostgresBatchWriter
-from sink.stager import COPY_BYTES
+from pgonce.offsets_store.commit.commit_watch import _SAID_EVERY_SECONDS
+from pgonce.offsets_store.ledger.record import _PRUNE_EVERY
+from pgonce.offsets_store.postgres.backoff import Backoff
+from pgonce.offsets_store.postgres.connect import (
+    _FREE_CONNECTION_SECONDS,
+    _KEPT_CONNECTIONS,
+    _MAX_CONNECTIONS,
+    parse_url,
+)
+from pgonce.offsets_store.progress.listener import _QUEUED_EVENTS
+from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY
+from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
+from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
+from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.foreach_batch.early_commit import _PATIENCE_SECONDS
+from pgonce.sink.staging.stager import COPY_BYTES
 
 MIB = 1024 * 1024
 
@@ -110,7 +115,7 @@ def test_numbers_are_those_of_the_code(words, of_the_code):
 def test_pauses_between_tries(monkeypatch):
     """Pauses begin at 0.1 s and double until 5 s, with jitter below that, and no try begins after the bound."""
     clock = 0.0
-    monkeypatch.setattr("offsets_store.backoff.time.monotonic", lambda: clock)
+    monkeypatch.setattr("pgonce.offsets_store.postgres.backoff.time.monotonic", lambda: clock)
     backoff, pauses = Backoff(60), []
     while (pause := backoff.next_pause()) is not None:
         pauses.append(pause)

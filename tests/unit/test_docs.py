@@ -12,9 +12,10 @@ import pytest
 from named_tests import is_there
 
 import pgonce
-from offsets_store.cli import app
-from offsets_store.verdict import PUBLISH, SKIP, Verdict
-from sink.foreach_batch import PostgresBatchWriter, transactional_batch
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from offsets_store.cli import app
-from offsets_store.explain import explanation, pages
+from pgonce.offsets_store.cli.explain import explanation, pages
+from pgonce.offsets_store.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 

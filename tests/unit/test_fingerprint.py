@@ -10,7 +10,7 @@ from chaos.proof import fingerprint_in, table_in
 
 SOURCE = """
 import logging
-from sink.errors import CommitError
+from pgonce.sink.errors import CommitError
 
 _LIMIT = 50
 
@@ -56,7 +56,7 @@ def test_nothing_was_lost_or_doubled():
         SOURCE.replace("def publish(rows):", 'def publish(rows):\n    """Publish."""'),
         '"""What is written?"""' + SOURCE,
         SOURCE.replace("Send fewer.", "Send fewer rows.").replace('rows."', 'rows are too many."'),
-        SOURCE.replace("from sink.errors", "from sink.all_errors"),
+        SOURCE.replace("from pgonce.sink.errors", "from sink.all_errors"),
         SOURCE.replace("    if len(rows) > _LIMIT:", "    if (len(rows)\n        > _LIMIT):"),
     ],
     ids=["comment", "docstring", "module's docstring", "words of an error", "import", "layout"],
@@ -93,5 +93,5 @@ def test_moving_does_not_count():
 def test_what_takes_part():
     """All that decides and commits is in, what only looks is not."""
     names = {name.rpartition(".")[2] for name in modules_of_commits(ROOT)}
-    assert {"verdict", "attempt", "committer", "publish", "upsert", "reception", "early_commit", "staging"} <= names
-    assert not {"cli", "listener", "doctor", "lag"} & names
+    assert {"decide", "one_try", "retrying", "publish", "upsert", "reception", "early_commit", "staged_rows"} <= names
+    assert not {"main", "listener", "doctor", "lag"} & names

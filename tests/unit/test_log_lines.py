@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from offsets_store.log_lines import LOGGERS
+from pgonce.offsets_store.log_lines import LOGGERS
 
 ROOT = Path(__file__).parents[2]
 
 
 def lines_of(logger, setup=""):
     """What a new process writes to stderr for a warning."""
-    code = f"import logging, offsets_store\n{setup}\nlogging.getLogger({logger!r}).warning('100%% of %s', 'it')"
+    code = f"import logging, pgonce.offsets_store\n{setup}\nlogging.getLogger({logger!r}).warning('100%% of %s', 'it')"
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=True)
     return done.stderr
 

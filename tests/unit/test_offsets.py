@@ -10,23 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsets_store.errors import CheckpointError
-from offsets_store.exact_json import decode_exactly, same_json
-from offsets_store.offsets import (
+from pgonce.offsets_store.checkpoint.log_entries import (
+    decode,
+    parse_commit_log,
+    parse_initial_offset,
+    parse_offset_log,
+    parse_query_id,
+)
+from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.offsets.compare import (
     CurrentOffset,
     as_current,
-    decode,
     goes_back,
     is_kafka,
     kafka_partitions,
-    parse_commit_log,
-    parse_initial_offset,
     parse_offset,
-    parse_offset_log,
-    parse_query_id,
     same,
     says_which_rows,
 )
+from pgonce.offsets_store.offsets.exact_json import decode_exactly, same_json
 
 METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795208170230,"conf":{"spark.sql.shuffle.partitions":"2"}}'
 QUERY_ID = "f4f7c933-216b-4214-a5db-99a58d39e9f0"

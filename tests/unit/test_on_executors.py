@@ -10,14 +10,14 @@ import pytest
 from pyspark.cloudpickle import dumps
 from pyspark.sql import types as t
 
-from sink.datasource import StreamWriter
-from sink.options import parse_options
+from pgonce.sink.data_source.spark_interface import StreamWriter
+from pgonce.sink.options import parse_options
 
 OPTIONS = {"url": "host=db password=hunter2", "table": "events", "checkpointLocation": "/ckpt"}
 WRITER = StreamWriter(parse_options(OPTIONS, overwrite=False), t.StructType([t.StructField("id", t.LongType())]), None)
 
 UNPICKLE = "import pickle, sys; print(type(pickle.loads(sys.stdin.buffer.read())))"
-WITHOUT_PGONCE = "import sys; sys.modules.update(sink=None, offsets_store=None)"
+WITHOUT_PGONCE = "import sys; sys.modules.update(pgonce=None)"
 WITHOUT_PGPQ = "import sys; sys.modules.update(pgpq=None)"
 OF_ANOTHER_VERSION = "import importlib.metadata; importlib.metadata.version = lambda _: '0.0.9'"
 
@@ -30,19 +30,19 @@ def task(*before):
 
 def test_a_writer_arrives_where_pgonce_is():
     """The check is in nobody's way."""
-    assert task().stdout.strip() == b"<class 'sink.datasource.StreamWriter'>"
+    assert task().stdout.strip() == b"<class 'pgonce.sink.data_source.spark_interface.StreamWriter'>"
 
 
 @pytest.mark.parametrize(
     ("lack", "code", "says"),
     [
-        (WITHOUT_PGONCE, "NOT_ON_EXECUTORS", "sink"),
+        (WITHOUT_PGONCE, "NOT_ON_EXECUTORS", "pgonce"),
         (WITHOUT_PGPQ, "NOT_ON_EXECUTORS", "pgpq"),
         (OF_ANOTHER_VERSION, "OTHER_VERSION", "0.0.9"),
     ],
 )
 def test_what_an_executor_lacks_is_said_with_the_place_and_the_way_out(lack, code, says):
-    """Not "No module named 'sink'" alone: which Python, on which host, and what to install there."""
+    """Not "No module named 'pgonce'" alone: which Python, on which host, and what to install there."""
     last = task(lack).stderr.decode().splitlines()[-1]
     assert last.startswith(f"ImportError: [{code}] ")
     assert sys.executable in last

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from offsets_store.errors import ConfigurationError
 from pgonce import PostgresBatchWriter, transactional_batch
-from sink.options import parse_options
-from sink.transaction import BatchTransaction
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.sink.foreach_batch.transaction import BatchTransaction
+from pgonce.sink.options import parse_options
 
 LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
 

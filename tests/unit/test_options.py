@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from offsets_store.errors import ConfigurationError
-from offsets_store.facts import Remedies
-from sink.options import OPTIONS, parse_options
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.options import OPTIONS, parse_options
 
 LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
 

@@ -7,10 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from offsets_store.errors import PgonceError
-from sink.parcel import OffsetLogEntry, Origin, Parcel, inline_cap, open_parcels
-from sink.parcel_commit import transport
-from sink.receiver.line import Receiver
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.sink.data_source.commit_parcels import transport
+from pgonce.sink.data_source.parcel import Parcel, inline_cap, open_parcels
+from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.identity.origin import OffsetLogEntry, Origin
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 

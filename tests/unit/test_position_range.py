@@ -4,10 +4,10 @@ import uuid
 
 import pytest
 
-from offsets_store.facts import Batch
-from offsets_store.positions import Span
-from sink.errors import EncodingError
-from sink.position_range import refuse_outside
+from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.errors import EncodingError
+from pgonce.sink.positions.reach import refuse_outside
 
 
 def batch(start=None, end=None, resumes_at=None):

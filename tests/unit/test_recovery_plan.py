@@ -9,15 +9,16 @@ from datetime import UTC, datetime
 import pytest
 from stopped import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
 
-from offsets_store.errors import CheckpointError, RecoveryError
-from offsets_store.offsets import parse_offset_log, tells_which_rows
-from offsets_store.recovery.changes import FIRST_COMMIT
-from offsets_store.recovery.facts import Change, SideLog
-from offsets_store.recovery.last_batch import last_batch
-from offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
-from offsets_store.recovery.plan import plan_recovery
-from offsets_store.recovery.state_files import StateFile
-from offsets_store.verdict import Verdict
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.checkpoint.state_files import StateFile
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.offsets.compare import tells_which_rows
+from pgonce.offsets_store.recovery.changes import FIRST_COMMIT
+from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
+from pgonce.offsets_store.recovery.plan import plan_recovery
+from pgonce.offsets_store.recovery.stateful_query import last_batch
+from pgonce.offsets_store.recovery.stopped_query import Change, SideLog
+from pgonce.offsets_store.verdict.decide import Verdict
 
 FILES = {"0": SideLog(frozenset(range(4)), frozenset())}
 

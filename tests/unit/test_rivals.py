@@ -8,9 +8,9 @@ from uuid import UUID
 
 import pytest
 
-from offsets_store.facts import Batch
-from offsets_store.reads import Reads, are_apart, reads_of, recorded_reads, together
-from offsets_store.rivals import Neighbour, rivals_of, what_speaks_against
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, recorded_reads, together
+from pgonce.offsets_store.verdict.rivals import Neighbour, rivals_of, what_speaks_against
 
 FILES = {"0": {"logOffset": 0}}
 RATE = {"0": {"offset": 3, "timestamp": 3000}}

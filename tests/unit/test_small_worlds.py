@@ -19,8 +19,8 @@ from uuid import UUID
 
 import pytest
 
-from offsets_store.facts import Batch, Ledger, Recorded, Remedies, Writer
-from offsets_store.verdict import PUBLISH, SKIP, Verdict, decide
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Writer
 
 Decider = Callable[[Ledger, Batch, Remedies], Verdict]
 NOBODY = -1

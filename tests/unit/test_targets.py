@@ -2,7 +2,7 @@
 
 import pytest
 
-from offsets_store.targets import changed_targets, known_targets
+from pgonce.offsets_store.verdict.targets import changed_targets, known_targets
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ import pickle
 import pytest
 from pyspark.sql import types as t
 
-from sink.errors import TypeMappingError
-from sink.type_mapping import EncodedColumn, Fit, encode_columns, fit
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
+from pgonce.sink.errors import TypeMappingError
+from pgonce.sink.target.fit import Fit, fit
 
 
 def encoded(data_type: t.DataType) -> EncodedColumn:

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offsets_store.facts import Batch, Ledger, Recorded, Remedies, Rival, Writer
-from offsets_store.positions import Span
-from offsets_store.refusals import RefusedBatch, refusal
-from offsets_store.verdict import PUBLISH, SKIP, Verdict, decide
+from pgonce.offsets_store.errors import RefusedBatch
+from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Rival, Writer
+from pgonce.offsets_store.verdict.refused_batch import refusal
 
 OURS, THEIRS = UUID(int=1), UUID(int=2)
 NO_REMEDY = Remedies()

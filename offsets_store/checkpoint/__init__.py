@@ -1,0 +1,1 @@
+"""What does Spark's checkpoint say, and how is it written?"""

@@ -1,0 +1,212 @@
+"""
+How are the files of a checkpoint read, where Spark's own file systems put them?
+
+Runs in the planner worker, the commit worker and the driver. Invariant: a location means here what it means
+to Spark (Hadoop takes its characters literally, without percent-decoding), and no error shows credentials.
+
+Local paths use plain ``open``; pyarrow.fs is imported only for the others, because importing it and asking it
+cost more than all the reading that a micro-batch needs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pgonce.offsets_store.errors import CheckpointError
+
+T = TypeVar("T")
+
+# Hadoop's schemes, and what pyarrow calls the same store.
+_ARROW_SCHEMES = {
+    "s3": "s3",
+    "s3a": "s3",
+    "s3n": "s3",
+    "hdfs": "hdfs",
+    "viewfs": "viewfs",
+    "abfs": "abfs",
+    "abfss": "abfss",
+    "gs": "gs",
+}
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
+_AUTHORITY_AND_PATH = re.compile(r"//([^/?]*)(.*)", re.DOTALL)
+# A secret key may hold slashes, so user:secret reaches to the last @; a port (host:8020/) is no secret.
+_LOGIN = re.compile(r"//(?:[^/@]*:(?!\d+/).*@|[^/@]*@)", re.DOTALL)
+# abfss://container@account is an address; only what a colon sets off from it would be a secret.
+_AZURE_SECRET = re.compile(r"(//[^/@:]*):.*@", re.DOTALL)
+
+
+class CheckpointFiles(ABC):
+    """The few questions that a checkpoint is asked; names are relative to it, with slashes."""
+
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+        """The location as it may be shown to people: without credentials."""
+
+    def read(self, name: str) -> bytes | None:
+        """The file's bytes, None where there is no such file."""
+        return self._ask(self._read, name)
+
+    def names(self, folder: str) -> list[str]:
+        """The names in a folder, in no order; none where there is no such folder."""
+        return self._ask(self._names, folder) or []
+
+    def exists(self, name: str) -> bool:
+        """Whether there is such a file or folder."""
+        return bool(self._ask(self._exists, name))
+
+    @abstractmethod
+    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+        """Put the question to a full path; None where nothing is there."""
+
+    @abstractmethod
+    def _read(self, path: str) -> bytes: ...
+
+    @abstractmethod
+    def _names(self, path: str) -> list[str]: ...
+
+    @abstractmethod
+    def _exists(self, path: str) -> bool: ...
+
+
+def open_location(location: str) -> CheckpointFiles:
+    """
+    Find the way to read ``location``, without any I/O yet.
+
+    :raises CheckpointError: CHECKPOINT_LOCATION.
+    """
+    if not location:
+        raise _bad_location("The checkpoint location is empty.")
+    match = _SCHEME.fullmatch(location)
+    if not match:
+        return LocalFiles(location)
+    scheme, rest = match[1].lower(), match[2]
+    shown = without_credentials(location)
+    if scheme == "file":
+        # Spark refuses the same: `Relative path in absolute URI`, and `Wrong FS` for any authority.
+        if not rest.startswith("/") or (rest.startswith("//") and not rest.startswith("///")):
+            raise _bad_location(f"The checkpoint location {shown} holds no absolute path.")
+        return LocalFiles("/" + rest.lstrip("/"))
+    if scheme not in _ARROW_SCHEMES:
+        raise _bad_location(f"The checkpoint location {shown} has a scheme that Python cannot read.")
+    parts = _AUTHORITY_AND_PATH.fullmatch(rest)
+    if not parts or (not parts[1] and scheme not in {"hdfs", "viewfs"}):
+        raise _bad_location(f"The checkpoint location {shown} names no bucket, container or host.")
+    path, _, query = parts[2].partition("?")
+    root = f"{_ARROW_SCHEMES[scheme]}://{parts[1]}/" + (f"?{query}" if query else "")
+    return ArrowFiles(root, path, shown, has_secrets=shown != location)
+
+
+def without_credentials(location: str) -> str:
+    """The location as it may be shown and stored: without user information and without a URI's query."""
+    match = _SCHEME.fullmatch(location)
+    if not match or match[1].lower() == "file":
+        return location
+    shown = location.partition("?")[0]
+    if match[1].lower() in {"abfs", "abfss", "wasb", "wasbs"}:
+        return _AZURE_SECRET.sub(r"\1@", shown, count=1)
+    return _LOGIN.sub("//", shown, count=1)
+
+
+class LocalFiles(CheckpointFiles):
+    """A folder of this machine."""
+
+    def __init__(self, path: str) -> None:
+        # Spark resolves a relative path in the driver's working directory, which its Python workers inherit.
+        super().__init__(os.path.abspath(path))  # noqa: PTH100 (a Path costs more than the reading)
+
+    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+        path = f"{self.shown}/{name}"
+        try:
+            return question(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (OSError, ValueError) as error:
+            raise _unreadable(path, str(error)) from error
+
+    def _read(self, path: str) -> bytes:
+        with open(path, "rb") as file:  # noqa: PTH123 (as above)
+            return file.read()
+
+    def _names(self, path: str) -> list[str]:
+        return os.listdir(path)  # noqa: PTH208 (as above)
+
+    def _exists(self, path: str) -> bool:
+        return bool(os.stat(path))  # noqa: PTH116 (as above)
+
+
+class ArrowFiles(CheckpointFiles):
+    """
+    A folder in an object store or in HDFS, through pyarrow.fs.
+
+    :param root: the store's URI for pyarrow, without the path: pyarrow would percent-decode that.
+    """
+
+    def __init__(self, root: str, path: str, shown: str, *, has_secrets: bool) -> None:
+        super().__init__(shown.rstrip("/"))
+        self._root = root
+        self._path = path.strip("/")
+        self._has_secrets = has_secrets
+        self._fs: Any = None
+        self._base = ""
+
+    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+        try:
+            if self._fs is None:
+                self._connect()
+            return question(f"{self._base}/{name}")
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, NotImplementedError, ImportError) as error:
+            path = f"{self.shown}/{name}"
+            if not self._has_secrets:
+                raise _unreadable(path, str(error)) from error
+            said = f"{type(error).__name__} (its text is left out, since the location holds credentials)"
+        # Outside of the except block, so that no traceback shows pyarrow's text either.
+        raise _unreadable(path, said)
+
+    def _connect(self) -> None:
+        from pyarrow.fs import FileSystem
+
+        fs, base = FileSystem.from_uri(self._root)
+        self._base = f"{base.rstrip('/')}/{self._path}".rstrip("/")
+        self._fs = fs
+
+    def _read(self, path: str) -> bytes:
+        with self._fs.open_input_stream(path) as stream:
+            return stream.read()
+
+    def _names(self, path: str) -> list[str]:
+        from pyarrow.fs import FileSelector
+
+        return [info.base_name for info in self._fs.get_file_info(FileSelector(path))]
+
+    def _exists(self, path: str) -> bool:
+        from pyarrow.fs import FileType
+
+        return self._fs.get_file_info(path).type != FileType.NotFound
+
+
+def _bad_location(what: str) -> CheckpointError:
+    return CheckpointError(
+        "CHECKPOINT_LOCATION",
+        what,
+        "Nothing was written.",
+        "Give the checkpoint as an absolute path, or as a URI that begins with file:/, s3a://, hdfs://, "
+        "abfss:// or gs://. For a store that Python cannot read, use PostgresBatchWriter in foreachBatch: it "
+        "asks the running query.",
+    )
+
+
+def _unreadable(path: str, said: str) -> CheckpointError:
+    return CheckpointError(
+        "CHECKPOINT_UNREADABLE",
+        f"The checkpoint's {path} could not be read: {said}.",
+        "Nothing was written.",
+        "Let the user that runs Spark's Python workers read the checkpoint. Stores other than disks are "
+        "asked through pyarrow, which takes credentials, region and endpoint from the environment (such as "
+        "AWS_*), not from Spark's settings.",
+    )

@@ -1,0 +1,172 @@
+"""
+What does one file of a checkpoint say?
+
+Pure: runs anywhere. Invariant: a file that was cut short, or that a newer Spark wrote, is an error and never half a
+value.
+
+Formats: Spark's ``OffsetSeqLog`` (versions 1 and 2), ``CommitLog`` (1 to 3), ``StreamMetadata``, and the Kafka source's
+``KafkaSourceInitialOffsetWriter``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.offsets.compare import Offsets, is_kafka, parse_offset
+
+# The lines that Spark's own reader sees: str.splitlines() would also cut at U+2028, which JSON may hold.
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_VERSION = re.compile(r"v([1-9][0-9]*)", re.ASCII)
+_QUERY_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class OffsetLog:
+    """One file ``offsets/N``: where each source's range of batch N ends. `text` is the whole file."""
+
+    version: int
+    metadata: dict[str, Any]
+    offsets: Offsets
+    text: str
+
+    @property
+    def sha256(self) -> str:
+        """The hash of the file's bytes, in hex."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether a continuous query wrote it: those leave the metadata line empty."""
+        return not _LINE_END.split(self.text)[1]
+
+
+@dataclass(frozen=True)
+class CommitLog:
+    """One file ``commits/N``: Spark's note that batch N is done."""
+
+    version: int
+    metadata: dict[str, Any]
+    text: str
+
+
+def parse_offset_log(text: str, where: str = "The offset log entry") -> OffsetLog:
+    """
+    Read one file ``offsets/N``.
+
+    :param where: what to call the file in an error, as the start of a sentence.
+    :raises CheckpointError: CHECKPOINT_VERSION, CHECKPOINT_MALFORMED.
+    """
+    version, lines = _version_and_lines(text, (1, 2), where)
+    if not lines:
+        _malformed(where, "ends before its metadata line.")
+    metadata = _json_object(lines[0], where, "the metadata line") if lines[0] else {}
+    # Spark plans no batch for a query without sources, so this file was cut short.
+    if len(lines) == 1:
+        _malformed(where, "names no source.")
+    offsets: Offsets = {}
+    for index, line in enumerate(lines[1:]):
+        source_id, separator, offset = (str(index), ":", line) if version == 1 else line.partition(":")
+        if not separator or not source_id:
+            _malformed(where, f"has no source id in line {index + 3}.")
+        if source_id in offsets:
+            _malformed(where, f"names the source {source_id} twice.")
+        offsets[source_id] = parse_offset(offset)
+    return OffsetLog(version, metadata, offsets, text)
+
+
+def parse_commit_log(text: str, where: str = "The commit log entry") -> CommitLog:
+    """
+    Read one file ``commits/N``.
+
+    :raises CheckpointError: CHECKPOINT_VERSION, CHECKPOINT_MALFORMED.
+    """
+    version, lines = _version_and_lines(text, (1, 2, 3), where)
+    # Spark's own reader takes a missing line as `{}`.
+    metadata = _json_object(lines[0], where, "its metadata") if lines else {}
+    return CommitLog(version, metadata, text)
+
+
+def parse_query_id(text: str, where: str = "The file metadata") -> str:
+    """
+    Read the checkpoint's file ``metadata``: the id that a query keeps over all its restarts.
+
+    :raises CheckpointError: CHECKPOINT_MALFORMED.
+    """
+    query_id = _json_object(text, where, "its text").get("id")
+    if not isinstance(query_id, str) or not _QUERY_ID.fullmatch(query_id):
+        _malformed(where, "holds no query id.")
+    return query_id
+
+
+def parse_initial_offset(data: bytes, where: str = "The initial offset") -> Any:
+    """
+    Read a file ``sources/<i>/0``: the offset where batch 0 began, None where the file is no such thing.
+
+    Only the Kafka source keeps its start there, marked by a NUL byte. Under the same name the file source
+    keeps a list of files, and the rate source a clock reading.
+
+    :raises CheckpointError: CHECKPOINT_VERSION, CHECKPOINT_MALFORMED.
+    """
+    if not data.startswith(b"\x00"):
+        return None
+    text = decode(data[1:], where)
+    # Spark 2.1 wrote no version line, and Spark still reads such files.
+    if text.startswith("v"):
+        _, lines = _version_and_lines(text, (1,), where)
+        text = "\n".join(lines)
+    offset = parse_offset(text)
+    if not is_kafka(offset):
+        _malformed(where, "does not name topics, partitions and offsets.")
+    return offset
+
+
+def decode(data: bytes, where: str) -> str:
+    """Turn a file's bytes into text, such that encoding it again gives the same bytes."""
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        _malformed(where, f"is not UTF-8 from byte {error.start} on.", error)
+
+
+def _version_and_lines(text: str, known: tuple[int, ...], where: str) -> tuple[int, list[str]]:
+    first, *lines = _LINE_END.split(text)
+    match = _VERSION.fullmatch(first)
+    if not match:
+        _malformed(where, "is empty." if not text else "does not begin with a version line such as v1.")
+    version = int(match[1])
+    if version not in known:
+        raise CheckpointError(
+            "CHECKPOINT_VERSION",
+            f"{where} has version {version}, and versions {known[0]} to {known[-1]} are known here.",
+            "Nothing was written.",
+            "The checkpoint was made by a Spark newer than this pgonce knows. Install a newer pgonce.",
+        )
+    # A line end at the end of the file opens no further line.
+    if lines and not lines[-1]:
+        lines.pop()
+    return version, lines
+
+
+def _json_object(text: str, where: str, part: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        _malformed(where, f"is damaged: {part} is not JSON.", error)
+    if not isinstance(value, dict):
+        _malformed(where, f"is damaged: {part} is not a JSON object.")
+    return value
+
+
+def _malformed(where: str, what: str, cause: Exception | None = None) -> NoReturn:
+    raise CheckpointError(
+        "CHECKPOINT_MALFORMED",
+        f"{where} {what}",
+        "Nothing was written.",
+        "The file was cut short or changed by something other than Spark. Restore the checkpoint, or start "
+        "the query on a new checkpoint from the stored offsets.",
+    ) from cause

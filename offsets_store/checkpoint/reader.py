@@ -1,0 +1,180 @@
+"""
+What does Spark's checkpoint say: which query, which batches, from where to where?
+
+Runs in the planner worker, the commit worker, the driver and the command line; it never writes. Invariant: an
+answer is the whole truth of a whole file, or a CheckpointError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
+from pgonce.offsets_store.checkpoint.log_entries import (
+    CommitLog,
+    OffsetLog,
+    decode,
+    parse_commit_log,
+    parse_initial_offset,
+    parse_offset_log,
+    parse_query_id,
+)
+from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.offsets.compare import Offsets
+
+_FIRST_PAUSE = 0.002
+_LONGEST_PAUSE = 0.1
+
+
+class OffsetEntry(NamedTuple):
+    """The newest file in ``offsets/``: its number, and the hash of its bytes in hex."""
+
+    batch_id: int
+    sha256: str
+
+
+class Checkpoint:
+    """
+    One query's checkpoint, read only.
+
+    :param location: as given to Spark: a path (a relative one counts from the driver's working directory), or
+        a URI whose scheme is file, s3a, hdfs, abfss or gs. Credentials come from the environment.
+        Or files that are open already (a driver can read through Spark's own file system).
+    :raises CheckpointError: CHECKPOINT_LOCATION. Every method may raise CHECKPOINT_UNREADABLE, and those that
+        read a file CHECKPOINT_MALFORMED and CHECKPOINT_VERSION.
+    """
+
+    def __init__(self, location: str | CheckpointFiles) -> None:
+        self._files = open_location(location) if isinstance(location, str) else location
+        self.location = self._files.shown
+        """Where the checkpoint is, as it may be shown and stored: without credentials."""
+
+    def query_id(self) -> str:
+        """
+        The id that the query keeps over all its restarts.
+
+        :raises CheckpointError: CHECKPOINT_NOT_FOUND.
+        """
+        text = self._text("metadata")
+        if text is None:
+            raise CheckpointError(
+                "CHECKPOINT_NOT_FOUND",
+                f"There is no checkpoint of a query at {self.location}: it has no file named metadata.",
+                "Nothing was written.",
+                "Give the location that the query itself uses. Spark reads a path without a scheme in its "
+                "default file system: where that is not this machine's disk, write the whole URI, such as "
+                "hdfs://host/path.",
+            )
+        return parse_query_id(text, self._called("metadata"))
+
+    def offset_log(self, batch_id: int, *, wait_seconds: float = 0) -> OffsetLog:
+        """
+        Where batch ``batch_id`` ends, in each source.
+
+        :param wait_seconds: how long to wait for the file, which asynchronous progress tracking writes late.
+        :raises CheckpointError: OFFSETS_NOT_FOUND.
+        """
+        deadline = time.monotonic() + wait_seconds
+        pause = _FIRST_PAUSE
+        while True:
+            late = time.monotonic() >= deadline
+            try:
+                if (found := self.find_offset_log(batch_id)) is not None:
+                    return found
+            except CheckpointError as error:
+                # Where a rename is a copy, a file can be seen half written.
+                if late or error.code != "CHECKPOINT_MALFORMED":
+                    raise
+            if late:
+                raise self._offsets_not_found(batch_id, wait_seconds)
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def find_offset_log(self, batch_id: int) -> OffsetLog | None:
+        """Where batch ``batch_id`` ends; None where Spark has not planned it, or no longer keeps it."""
+        name = f"offsets/{batch_id}"
+        text = self._text(name)
+        return None if text is None else parse_offset_log(text, self._called(name))
+
+    def newest_before(
+        self, batch_id: int, counts: Callable[[OffsetLog], bool] = lambda _: True
+    ) -> tuple[int, OffsetLog] | None:
+        """The newest entry that ``counts`` before that of ``batch_id``, with its number; None where there is none."""
+        for number in sorted((n for n in self._numbers("offsets") if n < batch_id), reverse=True):
+            # It may be purged between the listing and the reading.
+            if (found := self.find_offset_log(number)) is not None and counts(found):
+                return number, found
+        return None
+
+    def commit_log(self, batch_id: int) -> CommitLog | None:
+        """Spark's note that the batch is done; None where it is not, or is no longer kept."""
+        name = f"commits/{batch_id}"
+        text = self._text(name)
+        return None if text is None else parse_commit_log(text, self._called(name))
+
+    def is_committed(self, batch_id: int) -> bool:
+        """Whether Spark holds the batch to be done."""
+        return self._files.exists(f"commits/{batch_id}")
+
+    def batch_ids(self) -> tuple[list[int], list[int]]:
+        """The batches in ``offsets/`` and those in ``commits/``, ascending."""
+        return sorted(self._numbers("offsets")), sorted(self._numbers("commits"))
+
+    def newest_offset_entry(self) -> OffsetEntry | None:
+        """
+        The newest file in ``offsets/``; None where there is none.
+
+        The planner's worker asks this for every micro-batch: it does not know the batch id.
+        """
+        # The newest entry can only vanish under us where somebody mends the checkpoint just now.
+        for _ in range(3):
+            numbers = self._numbers("offsets")
+            if not numbers:
+                return None
+            newest = max(numbers)
+            data = self._files.read(f"offsets/{newest}")
+            if data is not None:
+                return OffsetEntry(newest, hashlib.sha256(data).hexdigest())
+        raise self._offsets_not_found(newest, 0)
+
+    def initial_offsets(self) -> Offsets:
+        """Where batch 0 began, for the sources that keep this (Kafka's); the others are absent."""
+        found: Offsets = {}
+        for source_id in sorted(self._files.names("sources")):
+            name = f"sources/{source_id}/0"
+            data = self._files.read(name)
+            offset = None if data is None else parse_initial_offset(data, self._called(name))
+            if offset is not None:
+                found[source_id] = offset
+        return found
+
+    def is_stateful(self) -> bool:
+        """Whether the query keeps state (aggregates, joins, deduplication)."""
+        return self._files.exists("state")
+
+    def _text(self, name: str) -> str | None:
+        data = self._files.read(name)
+        return None if data is None else decode(data, self._called(name))
+
+    def _called(self, name: str) -> str:
+        return f"The checkpoint's {self.location}/{name}"
+
+    def _numbers(self, folder: str) -> list[int]:
+        # Beside the entries lie .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
+        return [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
+
+    def _offsets_not_found(self, batch_id: int, waited: float) -> CheckpointError:
+        kept = sorted(self._numbers("offsets"))
+        there = f"it holds batches {kept[0]} to {kept[-1]}" if kept else "it holds no batch at all"
+        return CheckpointError(
+            "OFFSETS_NOT_FOUND",
+            f"The checkpoint {self.location} has no offsets of batch {batch_id}"
+            + (f" after {waited:g} seconds" if waited else "")
+            + f": {there}.",
+            "Nothing was written.",
+            "Check that this is the checkpoint of the running query, and that nothing else cleans it up. "
+            "With a path that has no scheme, check that Spark's default file system is this machine's disk.",
+        )

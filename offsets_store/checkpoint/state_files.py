@@ -1,0 +1,56 @@
+"""
+Which version of a query's state does a file in ``state/`` hold?
+
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads, and only names. Batch N
+loads version N of each partition's state and writes version N+1, as changes (``delta``, ``changelog``) or whole
+(``snapshot``, ``zip``). With ``checkpointFormatVersion`` 2 a name ends with an id that ``commits/N`` refers to.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles
+
+_VERSION = re.compile(r"\.?([0-9]+)(_[^.]+)?\.(delta|snapshot|changelog|zip)(\.crc)?", re.ASCII)
+_WHOLE = frozenset({"snapshot", "zip"})
+# What RocksDB's files are kept in; a store is never called so.
+_NO_STORES = frozenset({"SSTs", "logs", "archive"})
+
+
+class StateFile(NamedTuple):
+    """
+    A file of a partition's state, by its name in the checkpoint.
+
+    ``is_whole`` where it is read instead of all older files, ``is_named_in_commit`` where only the commit log leads to
+    it.
+    """
+
+    name: str
+    version: int
+    is_whole: bool
+    is_named_in_commit: bool
+
+
+def state_files(files: CheckpointFiles, above: int) -> frozenset[StateFile]:
+    """The files of versions above ``above``, with their checksums; one listing for each partition and store."""
+    found = (_state_file(name) for name in _names(files))
+    return frozenset(file for file in found if file is not None and file.version > above)
+
+
+def _names(files: CheckpointFiles) -> Iterator[str]:
+    for operator in filter(str.isdecimal, files.names("state")):
+        for partition in filter(str.isdecimal, files.names(f"state/{operator}")):
+            folder = f"state/{operator}/{partition}"
+            for name in files.names(folder):
+                yield f"{folder}/{name}"
+                # A join keeps several stores, each in a folder of its own.
+                if "." not in name and name not in _NO_STORES:
+                    yield from (f"{folder}/{name}/{file}" for file in files.names(f"{folder}/{name}"))
+
+
+def _state_file(name: str) -> StateFile | None:
+    match = _VERSION.fullmatch(name.rpartition("/")[2])
+    return match and StateFile(name, int(match[1]), match[3] in _WHOLE, match[2] is not None)

@@ -1,0 +1,130 @@
+"""
+Write to a checkpoint: one file at a time, whole or not at all.
+
+Runs on the driver before a start, and in the command ``pgonce``, for a query that does not run. Invariant: a file is
+written beside its place and renamed, so that a reader sees the old text or the new one; whoever reads on meanwhile sees
+no file half written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pgonce.offsets_store.checkpoint.files import ArrowFiles, CheckpointFiles, LocalFiles, open_location
+from pgonce.offsets_store.errors import CheckpointError
+
+T = TypeVar("T")
+
+
+class CheckpointWriter:
+    """
+    A checkpoint that is written to; ``files`` reads the same place.
+
+    :raises CheckpointError: CHECKPOINT_LOCATION; every method that writes: CHECKPOINT_NOT_WRITTEN.
+    """
+
+    def __init__(self, location: str | CheckpointFiles) -> None:
+        self.files = open_location(location) if isinstance(location, str) else location
+        self.location = self.files.shown
+
+    def put(self, name: str, data: bytes | None) -> None:
+        """Give a file these bytes; with None take it away."""
+        if data is None:
+            self.remove(name)
+        else:
+            self.write(name, data)
+
+    def write(self, name: str, data: bytes) -> None:
+        """Put a file in its place, whole."""
+        # Spark, too, passes over names in offsets/ and commits/ that are no numbers.
+        folder, _, file = name.rpartition("/")
+        unfinished = f"{folder}/.{file}.{uuid4()}.tmp".lstrip("/")
+        if isinstance(self.files, LocalFiles):
+            done = self._ask(lambda path: _write_locally(path, self._path(unfinished), data), name)
+        else:
+            done = self._ask(lambda path: _write_by_arrow(self._arrow(), path, self._path(unfinished), data), name)
+        if not done:
+            # To a reader a missing folder means that nothing is there.
+            raise _not_written(
+                f"The checkpoint's {self.location}/{name} could not be written: its folder is no folder."
+            )
+
+    def remove(self, name: str) -> None:
+        """Take a file away, if it is there."""
+        if isinstance(self.files, LocalFiles):
+            self._ask(os.unlink, name)
+        else:
+            self._ask(lambda path: self._arrow().delete_file(path), name)
+
+    def is_empty(self) -> bool:
+        """Whether nothing at all lies there."""
+        return not self.files._ask(lambda path: self.files._names(path.rstrip("/")), "")
+
+    def written_at(self, name: str) -> datetime | None:
+        """When a file was written, by its store's clock; None where there is none, or nobody knows."""
+        if isinstance(self.files, LocalFiles):
+            seconds = self._ask(lambda path: Path(path).stat().st_mtime, name)
+            return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+        info = self._ask(lambda path: self._arrow().get_file_info(path), name)
+        return info.mtime if info is not None else None
+
+    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+        try:
+            return self.files._ask(question, name)
+        except CheckpointError as error:
+            raise _not_written(error.what.replace("could not be read", "could not be written")) from error
+
+    def _path(self, name: str) -> str:
+        if isinstance(self.files, ArrowFiles):
+            return f"{self.files._base}/{name}"
+        return f"{self.location}/{name}"
+
+    def _arrow(self) -> Any:
+        assert isinstance(self.files, ArrowFiles)  # noqa: S101 (narrows the type)
+        return self.files._fs
+
+
+def _not_written(what: str) -> CheckpointError:
+    return CheckpointError(
+        "CHECKPOINT_NOT_WRITTEN",
+        what,
+        "What was written before stays; the same command, given again, goes on from there.",
+        "Let the user that runs this write to the checkpoint. Credentials for stores other than disks come from the "
+        "environment, not from Spark's settings.",
+    )
+
+
+def _write_locally(path: str, unfinished: str, data: bytes) -> bool:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with Path(unfinished).open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(unfinished).replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            Path(unfinished).unlink()
+    folder = os.open(Path(path).parent, os.O_RDONLY)
+    try:
+        # The rename too must outlive a loss of power: commits/N must never be there without offsets/N.
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return True
+
+
+def _write_by_arrow(store: Any, path: str, unfinished: str, data: bytes) -> bool:
+    # In an object store a folder is nothing but the beginning of names.
+    if store.type_name in {"local", "hdfs"}:
+        store.create_dir(path.rpartition("/")[0], recursive=True)
+    with store.open_output_stream(unfinished) as stream:
+        stream.write(data)
+    store.move(unfinished, path)
+    return True

@@ -1,0 +1,159 @@
+"""
+``pgonce``: what the ledger knows, on the command line.
+
+Runs in a shell, without Spark. Invariant: an answer goes to stdout and an error to stderr, as text; the exit code says
+which kind of error it was, and no password is ever shown.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import psycopg
+import typer
+
+from pgonce.offsets_store.cli import recover
+from pgonce.offsets_store.cli import tables as show
+from pgonce.offsets_store.cli.explain import explanation, nearest
+from pgonce.offsets_store.cli.terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
+from pgonce.offsets_store.ledger.migrations import grants, init_sql, migrate
+from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.translate import ledger_error
+from pgonce.offsets_store.status.store import OffsetsStore
+
+app = typer.Typer(
+    help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
+    epilog="Exit codes: " + "; ".join(f"{int(code)}: {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables would show connection strings.
+    pretty_exceptions_enable=False,
+)
+
+Brokers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", help="Kafka brokers (host:port,...) to ask for partitions and ends."),
+]
+
+
+def main() -> None:
+    """Run the command line; the entry point of the distribution."""
+    app()
+
+
+@app.command()
+def status(url: Url = "", as_json: Json = False) -> None:
+    """Where every query stands: last batch, end offsets, lag, replays skipped."""
+    with errors_as_text():
+        known = OffsetsStore(url).status()
+        if as_json:
+            show.print_json(show.status_records(known))
+        elif known:
+            show.print_table(show.status_table(known))
+        else:
+            typer.echo("The ledger is empty: no batch has been published yet.")
+
+
+@app.command()
+def offsets(
+    query: Query,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    starting_offsets: Annotated[
+        bool, typer.Option("--starting-offsets", help="Only the JSON for Kafka's startingOffsets.")
+    ] = False,
+    bootstrap_servers: Brokers = None,
+    as_json: Json = False,
+) -> None:
+    """Where a query stands, by topic and partition; or what a new checkpoint of it must start at."""
+    with errors_as_text():
+        store = OffsetsStore(url)
+        if starting_offsets:
+            # JSON for a program already, so that --json changes nothing.
+            typer.echo(store.starting_offsets(query, sink, bootstrap_servers))
+            return
+        found = store.status_of(query, sink, bootstrap_servers)
+        if as_json:
+            show.print_json(show.offsets_records(found))
+            return
+        for writer, lag in found:
+            show.print_table(show.offsets_table(writer, lag))
+
+
+@app.command()
+def history(
+    query: Query,
+    url: Url = "",
+    sink: Sink = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many batches.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """The newest published batches of a query: rows, offsets, run, time."""
+    with errors_as_text():
+        batches = OffsetsStore(url).history(query, sink, limit)
+        if as_json:
+            show.print_json(show.history_records(batches))
+        else:
+            show.print_table(show.history_table(batches))
+
+
+@app.command()
+def init(
+    url: Url = "",
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for an administrator, and run nothing.")] = False,
+    role: Annotated[str | None, typer.Option(help="Also grant this role what a streaming query needs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Create the ledger, or bring it up to date. Run it again after an upgrade; it changes nothing twice."""
+    with errors_as_text():
+        if sql:
+            typer.echo(init_sql(role), nl=False)
+            return
+        applied = _init(url, role)
+        if as_json:
+            show.print_json({"applied": applied, "role": role})
+            return
+        done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
+        typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
+
+
+@app.command()
+def explain(name: Annotated[str, typer.Argument(help="An error's code (TYPE_MISMATCH), or a page (types).")]) -> None:
+    """What the documents say of an error; or one of their pages."""
+    text = explanation(name)
+    if text is None:
+        raise typer.BadParameter(f"there is no {name!r}. There is {', '.join(nearest(name))}.")
+    typer.echo(text)
+
+
+def _init(url: str, role: str | None) -> list[int]:
+    with connect(url, autocommit=True) as connection:
+        try:
+            with connection.transaction():
+                applied = migrate(connection, LockWatch(url, LOCK_SECONDS, armed=True))
+                for grant in grants(role) if role is not None else ():
+                    connection.execute(grant.encode())
+        except psycopg.Error as error:
+            raise ledger_error(error, "preparing the ledger") from error
+    return applied
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(version("pgonce"))
+        raise typer.Exit(ExitCode.OK)
+
+
+app.command()(recover.doctor)
+app.command()(recover.recover)
+app.command()(recover.accept)
+app.command()(recover.retire)
+app.command()(recover.forget)
+app.command("new-checkpoint")(recover.new_checkpoint)

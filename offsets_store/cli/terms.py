@@ -1,0 +1,93 @@
+"""
+What all commands of ``pgonce`` share: exit codes, options, and errors as text.
+
+Runs in a shell, without Spark. Invariant: an error goes to stderr as text, never with a password, and its exit code
+says which kind it was.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from typing import Annotated, NoReturn
+
+import typer
+
+from pgonce.offsets_store.cli import tables as show
+from pgonce.offsets_store.errors import (
+    CheckpointError,
+    ConfigurationError,
+    OffsetsError,
+    PgonceError,
+    RecoveryError,
+)
+from pgonce.offsets_store.postgres.translate import scrub
+
+
+class ExitCode(IntEnum):
+    """What the exit code of ``pgonce`` means."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    NO_ANSWER = 4
+    RECOVERABLE = 5
+    NEEDS_PERSON = 6
+    UNREADABLE = 7
+    RUNNING = 8
+
+
+EXIT_CODES = {
+    ExitCode.OK: "the answer is on stdout; with doctor: checkpoint and ledger agree",
+    ExitCode.FAILED: "Postgres, Kafka or the ledger (missing, too new, not permitted) is in the way",
+    ExitCode.USAGE: "the command line or the connection string cannot be read",
+    ExitCode.NOT_FOUND: "no query or sink has that name, or several have",
+    ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
+    ExitCode.RECOVERABLE: "doctor: the next start would be refused or fail, and `pgonce recover` mends that",
+    ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide; with doctor "
+    "also: it depends on what neither checkpoint nor ledger says",
+    ExitCode.UNREADABLE: "the checkpoint is not there, or cannot be read or written",
+    ExitCode.RUNNING: "the query seems to run",
+}
+_NOT_FOUND = {"QUERY_NOT_FOUND", "QUERY_AMBIGUOUS", "SINK_NOT_FOUND", "SINK_NEEDED"}
+
+Url = Annotated[
+    str,
+    typer.Option(
+        envvar="PGONCE_URL",
+        help="libpq URI or key=value string. Without it: libpq's environment (PGHOST, PGSERVICE, ...).",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="JSON with stable keys, for programs.")]
+Query = Annotated[str, typer.Argument(help="Name or id of the query, as `pgonce status` shows it.")]
+Sink = Annotated[str | None, typer.Option(help="Name of the sink, where the query has several.")]
+
+
+@contextmanager
+def errors_as_text() -> Iterator[None]:
+    """End with an error's text on stderr, and its exit code."""
+    try:
+        yield
+    except PgonceError as error:
+        _fail(error)
+
+
+def _fail(error: PgonceError) -> NoReturn:
+    print(show.printable(scrub(f"Error: {error}")), file=sys.stderr)  # noqa: T201 (this is the output)
+    raise typer.Exit(exit_code(error)) from None
+
+
+def exit_code(error: PgonceError) -> ExitCode:
+    """The exit code that says which kind of error it was."""
+    if isinstance(error, ConfigurationError):
+        return ExitCode.FAILED if error.code == "NO_KAFKA_CLIENT" else ExitCode.USAGE
+    if isinstance(error, RecoveryError):
+        return ExitCode.RUNNING if error.code == "RECOVERY_RUNNING" else ExitCode.NEEDS_PERSON
+    if isinstance(error, CheckpointError):
+        return ExitCode.UNREADABLE
+    if not isinstance(error, OffsetsError) or error.code == "KAFKA_UNREACHABLE":
+        return ExitCode.FAILED
+    return ExitCode.NOT_FOUND if error.code in _NOT_FOUND else ExitCode.NO_ANSWER

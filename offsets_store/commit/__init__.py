@@ -1,0 +1,1 @@
+"""How do rows and offsets become durable together?"""

@@ -1,0 +1,70 @@
+"""
+How does a commit behave, whichever way its batch came?
+
+Pure: runs wherever settings are made. Invariant: settings that exist can work; what cannot is refused when they are
+made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
+from pgonce.offsets_store.postgres.connect import parse_url
+from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.verdict.facts import Remedies
+
+LEAST_RETAINED_BATCHES = 100
+
+
+@dataclass(frozen=True)
+class CommitSettings:
+    """What the commit needs to know, whichever way the rows come in. Times are in seconds."""
+
+    url: str = field(repr=False)
+    remedies: Remedies = field(default_factory=Remedies)
+    retain_batches: int = 1000
+    lock_timeout: float = 30.0
+    retry_timeout: float = RETRY_SECONDS
+    pin_table: bool = False
+
+
+def commit_settings(
+    url: str,
+    remedies: Remedies,
+    *,
+    retain_batches: int,
+    lock_timeout: float,
+    retry_timeout: float,
+    pin_table: bool = False,
+) -> CommitSettings:
+    """
+    Checked :class:`CommitSettings`, for every way in.
+
+    :raises ConfigurationError: for too few records kept, times that mean nothing, remedies that exclude each other, or
+        a url that libpq cannot read.
+    """
+    if retain_batches < LEAST_RETAINED_BATCHES:
+        raise bad_option(
+            "BAD_OPTION",
+            f"retainBatches={retain_batches} is too small: Spark keeps 100 batches in a checkpoint and may run "
+            "them again.",
+            f"Use at least {LEAST_RETAINED_BATCHES}.",
+        )
+    if lock_timeout <= 0 or retry_timeout < 0:
+        raise bad_option(
+            "BAD_OPTION",
+            f"lockTimeout={lock_timeout:g} and retryTimeout={retry_timeout:g} are not times to wait, in seconds.",
+            "Give lockTimeout more than 0, and retryTimeout 0 or more.",
+        )
+    if sum((remedies.adopt_checkpoint is not None, remedies.replaces is not None, remedies.independent)) > 1:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "adoptCheckpoint, replaces and independent exclude each other: each says another thing of the "
+            "query's past.",
+            "Keep the one that is true.",
+        )
+    refuse_unstorable(replaces=remedies.replaces)
+    parse_url(url)
+    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table)

@@ -1,0 +1,248 @@
+"""
+Is the ledger there, and may this code use it?
+
+Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
+additive and applied in order, inside one transaction that holds a lock; nothing is ever dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from importlib import resources
+from threading import Lock
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import LedgerError
+from pgonce.offsets_store.ledger.tables import SCHEMA, VIEWS
+from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.search_path import SET_OURS
+from pgonce.offsets_store.postgres.translate import is_transient, ledger_error
+
+_log = logging.getLogger("pgonce")
+
+# Any number will do, as long as every pgonce takes the same one: the bytes of "pgonce".
+_LOCK_KEY = int.from_bytes(b"pgonce", "big")
+
+
+@dataclass(frozen=True)
+class Migration:
+    """
+    One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use it.
+
+    Where it is not ``needed``, it only makes answers quicker: this code works with a ledger that lacks it.
+    """
+
+    version: int
+    least_reader_version: int
+    file: str
+    needed: bool = True
+
+    @property
+    def ddl(self) -> str:
+        """The SQL of this step, as it stands in its file."""
+        return resources.files(__name__).joinpath(self.file).read_text(encoding="utf-8")
+
+
+MIGRATIONS = (
+    Migration(1, 1, "0001_ledger.sql"),
+    Migration(2, 1, "0002_progress_indexes.sql", needed=False),
+    Migration(3, 1, "0003_positions_and_interventions.sql"),
+    Migration(4, 1, "0004_targets.sql"),
+    Migration(5, 1, "0005_sources_and_forget.sql"),
+)
+NEWEST = MIGRATIONS[-1].version
+
+
+# The connection strings of this process with which a ledger was seen.
+_ensured: set[str] = set()
+_migrating = Lock()
+
+
+def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> None:
+    """
+    Create the ledger or bring it up to this code's version; looks only once in a process.
+
+    :param connection: to ``url``, in no transaction; None for one of its own.
+    :raises LedgerError: where the ledger is newer than this code can use, or may not be created.
+    :raises psycopg.Error: what passes by itself (:func:`is_transient`), a lock that somebody holds for long among it.
+    """
+    if url in _ensured:
+        return
+    with nullcontext(connection) if connection else connect(url, autocommit=True) as session:
+        try:
+            with session.transaction():
+                enter_in_tx(session)
+                missing = _missing(session)
+            if missing:
+                # Many queries of a process that begin together are not as many that wait for one lock in Postgres.
+                with _one_thread():
+                    if url not in _ensured:
+                        _migrate_if_needed(session, missing, LockWatch(url, LOCK_SECONDS, armed=True))
+                        _ensured.add(url)
+        except psycopg.Error as error:
+            if is_transient(error):
+                raise
+            raise ledger_error(error, "preparing the ledger") from error
+    _ensured.add(url)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    if not _migrating.acquire(timeout=LOCK_SECONDS):
+        raise psycopg.errors.LockNotAvailable("another query of this process is at making the ledger")
+    try:
+        yield
+    finally:
+        _migrating.release()
+
+
+def forget_ledger(url: str) -> None:
+    """Have the next :func:`ensure_ledger` look again: the ledger was seen to be gone."""
+    _ensured.discard(url)
+
+
+def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...], watch: LockWatch) -> None:
+    try:
+        migrate(connection, watch)
+    except psycopg.errors.InsufficientPrivilege:
+        # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job for nothing.
+        if any(migration.needed for migration in missing):
+            raise
+        _log.info("the ledger lacks indexes that make `pgonce status` quicker: run `pgonce init` as its owner")
+
+
+def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> list[int]:
+    """
+    Apply what is missing, in one transaction; the versions that were applied.
+
+    :param watch: looks who holds the locks that this waits for.
+    :raises psycopg.errors.LockNotAvailable: where one is held for long, naming its holder.
+    """
+    watch = watch or LockWatch("", LOCK_SECONDS)
+    try:
+        return _migrate(connection, watch)
+    except psycopg.errors.LockNotAvailable as error:
+        raise psycopg.errors.LockNotAvailable(f"{error}, which is held by: {watch.holders}") from None
+
+
+def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
+    with connection.transaction():
+        # With a role's repeatable read, who waited for the lock would not see what it waited for.
+        connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        # An administrator runs this too, and the ledger's views keep what their names meant here.
+        pid = enter_in_tx(connection, watch.lock_timeout)
+        # Two drivers that start together would otherwise both find no ledger.
+        with watch.looking(pid, may_end=False):
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
+        missing = _missing(connection)
+        if missing and missing[0] is MIGRATIONS[0]:
+            connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
+        # Commits of running queries hold these tables, and all others would wait behind this.
+        with watch.looking(pid, may_end=False):
+            for migration in missing:
+                connection.execute(migration.ddl.encode())
+                connection.execute(_RECORD, [migration.version, migration.least_reader_version])
+    return [migration.version for migration in missing]
+
+
+_RECORD = "INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (%s, %s)"
+
+
+# A query, not to_regclass: that may answer from this session's cache, which does not know yet what another driver
+# created while this one waited for the lock (seen: "relation schema_version already exists").
+_HAS_LEDGER = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'pgonce' AND c.relname = 'schema_version'
+)
+"""
+
+
+def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
+    row = connection.execute(_HAS_LEDGER).fetchone()
+    if not (row and row[0]):
+        return MIGRATIONS
+    newest = connection.execute(
+        "SELECT coalesce(max(version), 0), coalesce(max(least_reader_version), 0) FROM pgonce.schema_version"
+    ).fetchone()
+    applied, least_reader = newest or (0, 0)
+    if least_reader > NEWEST:
+        raise LedgerError(
+            "LEDGER_TOO_NEW",
+            f"The ledger (schema pgonce) has version {applied} and needs code of version {least_reader} or later; this "
+            f"pgonce knows version {NEWEST}.",
+            "Nothing was written.",
+            "Upgrade pgonce in this job: another job has already upgraded the ledger.",
+        )
+    return tuple(migration for migration in MIGRATIONS if migration.version > applied)
+
+
+def init_sql(role: str | None = None) -> str:
+    """The whole DDL for an administrator to run by hand, with the grants that ``role`` needs."""
+    # Commits of running queries hold these tables, and all others would wait behind this.
+    bound = f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s';"
+    parts = ["BEGIN;", f"{SET_OURS};", bound, f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
+    for migration in MIGRATIONS:
+        parts.append(migration.ddl)
+        parts.append(
+            "INSERT INTO pgonce.schema_version (version, least_reader_version) "
+            f"VALUES ({migration.version}, {migration.least_reader_version});"
+        )
+    if role is not None:
+        parts.extend(f"{statement};" for statement in grants(role))
+    return "\n".join([*parts, "COMMIT;", ""])
+
+
+def grants(role: str) -> tuple[str, ...]:
+    """What a streaming role needs on the ledger; CREATE is for staging tables."""
+    name = sql.Identifier(role).as_string(None)
+    # By name, not ALL TABLES: other roles' staging tables stand in this schema, and only they may grant those.
+    return (
+        f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
+        *(
+            f"GRANT {privileges} ON {', '.join(f'{SCHEMA}.{relation}' for relation in relations)} TO {name}"
+            for privileges, relations in _PRIVILEGES.items()
+        ),
+    )
+
+
+# What the code does with each, and nothing more; a test takes them away one by one.
+_PRIVILEGES = {
+    "SELECT, INSERT, UPDATE": ("writers", "interventions"),
+    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress"),
+    "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
+    "SELECT, INSERT": ("runs", "target_changes"),
+    "SELECT": ("schema_version", *VIEWS),
+}
+
+
+def require_ledger(connection: psycopg.Connection) -> None:
+    """
+    Check that there is a ledger and that this code can read it; create nothing. Our search_path must be in force.
+
+    :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW.
+    """
+    missing = tuple(migration for migration in _missing(connection) if migration.needed)
+    if not missing:
+        return
+    if missing[0] is MIGRATIONS[0]:
+        raise LedgerError(
+            "NO_LEDGER",
+            f"The database {connection.info.dbname!r} has no ledger (schema {SCHEMA}).",
+            "Nothing was read or written.",
+            "Check that url names the database that the query writes to. The first batch of a query creates the "
+            "ledger, and so does `pgonce init`.",
+        )
+    raise LedgerError(
+        "LEDGER_TOO_OLD",
+        f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
+        "Nothing was read or written.",
+        "Run `pgonce init`, which brings the ledger up to date and changes nothing that older jobs use.",
+    )

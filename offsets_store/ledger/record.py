@@ -1,0 +1,233 @@
+"""
+Write the ledger inside the transaction that publishes a batch, or that skips one.
+
+Runs in the commit, after the verdict. Invariant: every function takes a connection whose transaction the caller owns,
+and a writer that is locked in it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
+
+from pgonce.offsets_store.ledger.ledger import LockedWriter
+from pgonce.offsets_store.ledger.tables import batches, replays, runs, target_changes, writers
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets.positions import furthest
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.reads import Reads, reads_of, together
+from pgonce.offsets_store.verdict.targets import Targets
+
+# Deleting a few rows every so often is cheaper than one row every time.
+_PRUNE_EVERY = 16
+# After retainBatches was lowered there may be any number to delete; 9,000 took a commit a second, for each is a
+# deferred check of ``last_batch_is_recorded``.
+_PRUNE_AT_MOST = 1000
+
+
+@dataclass(frozen=True)
+class Published:
+    """
+    What a batch put into the target: rows, and how they came (``inline``, ``staged``, ``function`` ...).
+
+    ``dropped`` are those that it carried besides, and that an earlier batch had published. ``targets`` are the tables
+    that they went into, and ``target_changes`` what is different about these, where something is.
+    """
+
+    rows: int
+    transport: str
+    dropped: int = 0
+    targets: Targets | None = None
+    target_changes: Mapping[str, str] = field(default_factory=dict)
+
+
+_RECORD = insert(batches)
+_MOVED = (
+    "query_name",
+    "checkpoint_location",
+    "run_id",
+    "generation",
+    "last_batch_id",
+    "end_offsets",
+    "guarantee",
+    "targets",
+)
+_MOVE = (
+    update(writers)
+    .where(writers.c.writer_id == bindparam("writer"))
+    .values(updated_at=func.clock_timestamp(), **{name: bindparam(f"to_{name}") for name in _MOVED})
+)
+
+
+def record_batch_in_tx(
+    connection: Connection,
+    locked: LockedWriter,
+    batch: Batch,
+    published: Published,
+    *,
+    stored: Offsets | None,
+    retain_batches: int,
+) -> None:
+    """
+    Record the batch, move the writer's row to it, and make this run the owner.
+
+    :param stored: the positions below which rows were stored before.
+    """
+    generation = generation_of(locked, batch)
+    end = _end(locked, batch)
+    known_ids = (locked.ledger.last and locked.ledger.last.topic_ids) or {}
+    connection.execute(
+        _RECORD,
+        {
+            "writer_id": locked.writer_id,
+            "generation": generation,
+            "batch_id": batch.batch_id,
+            "run_id": batch.run_id,
+            "attempt": batch.attempt,
+            "start_offsets": batch.start,
+            "end_offsets": end,
+            "offset_log": batch.offset_log,
+            "rows": published.rows,
+            "transport": published.transport,
+            "positions": batch.span and furthest(stored, batch.span.next),
+            "dropped_rows": published.dropped,
+            "stateful": batch.stateful,
+            # Where nobody asked this time, what was known stays known.
+            "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
+        },
+    )
+    connection.execute(
+        _MOVE,
+        {
+            "writer": locked.writer_id,
+            "to_query_name": batch.query_name,
+            "to_checkpoint_location": batch.checkpoint_location,
+            "to_run_id": batch.run_id,
+            "to_generation": generation,
+            "to_last_batch_id": batch.batch_id,
+            "to_end_offsets": end,
+            "to_guarantee": batch.guarantee,
+            "to_targets": published.targets or (locked.ledger.writer and locked.ledger.writer.targets),
+        },
+    )
+    for name, change in published.target_changes.items():
+        row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
+        connection.execute(insert(target_changes).values(**row, table_name=name, change=change))
+    owner = locked.ledger.writer
+    if owner is None or owner.run_id != batch.run_id:
+        _own_in_tx(connection, locked.writer_id, batch)
+    _note_reads_in_tx(connection, locked, reads_of(end, batch.folders))
+    if batch.batch_id % _PRUNE_EVERY == 0:
+        _prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
+    _fill_in_tx(connection, locked, batch)
+
+
+def _fill_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    # Asynchronous progress tracking may write a batch's entry after its commit: the next commit of the run sees it.
+    previous = locked.ledger.previous
+    if previous is not None and previous.offset_log is None and previous.run_id == batch.run_id:
+        connection.execute(
+            update(batches)
+            .where(
+                batches.c.writer_id == locked.writer_id,
+                batches.c.generation == locked.generation,
+                batches.c.batch_id == previous.batch_id,
+            )
+            .values(offset_log=batch.previous_offset_log)
+        )
+
+
+def generation_of(locked: LockedWriter, batch: Batch) -> int:
+    """The writer's generation, or the next one where a batch id comes again and must not meet its old record."""
+    writer = locked.ledger.writer
+    comes_again = writer is not None and batch.batch_id <= writer.last_batch_id
+    return locked.generation + comes_again
+
+
+def _end(locked: LockedWriter, batch: Batch) -> Offsets | None:
+    """Where the batch ends; where only its rows tell, as far as they and what is known of its start reach."""
+    if batch.end is not None or batch.span is None:
+        return batch.end
+    last = locked.ledger.last
+    owner = locked.ledger.writer
+    is_first_of_run = owner is None or owner.run_id != batch.run_id
+    reached = last.end if last and not is_first_of_run else None
+    # Within a run the entry before may be older than what the run has reached since.
+    return furthest(reached, batch.start, batch.resumes_at, batch.span.next)
+
+
+def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads | None) -> None:
+    """Keep all that the query has ever read: what one batch does not show is not known for good."""
+    owner = locked.ledger.writer
+    before = owner.reads if owner else None
+    known = together(before, now) if owner else now
+    if known != before:
+        sources = known and known.record()
+        connection.execute(update(writers).where(writers.c.writer_id == locked.writer_id).values(sources=sources))
+
+
+def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
+    connection.execute(
+        insert_or_ignore(runs)
+        .values(
+            writer_id=writer_id,
+            run_id=batch.run_id,
+            first_batch_id=batch.batch_id,
+            application=f"{socket.gethostname()} pid {os.getpid()}",
+        )
+        .on_conflict_do_nothing()
+    )
+
+
+def _prune_in_tx(connection: Connection, writer_id: int, generation: int, newest_to_go: int) -> None:
+    for table in (batches, replays):
+        of_generation = and_(table.c.writer_id == writer_id, table.c.generation == generation)
+        oldest = select(func.min(table.c.batch_id)).where(of_generation).scalar_subquery()
+        old = and_(of_generation, table.c.batch_id < oldest + _PRUNE_AT_MOST)
+        if generation > 0:
+            # Each generation before took at most retainBatches with it.
+            old = or_(old, and_(table.c.writer_id == writer_id, table.c.generation < generation))
+        connection.execute(delete(table).where(old, table.c.batch_id <= newest_to_go))
+
+
+def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:
+    """Give the place of query ``replaces`` to this one: the old one may publish no more."""
+    connection.execute(
+        update(writers)
+        .where(writers.c.query_id == replaces, writers.c.sink_name == batch.sink_name)
+        .values(replaced_by=batch.query_id)
+    )
+    connection.execute(update(writers).where(writers.c.writer_id == locked.writer_id).values(replaces=replaces))
+
+
+def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    """
+    Make any COMMIT fail until the batch is recorded.
+
+    The writer names a batch that is not there yet; the deferred constraint ``last_batch_is_recorded`` refuses that.
+    """
+    connection.execute(
+        update(writers)
+        .where(writers.c.writer_id == locked.writer_id)
+        .values(generation=generation_of(locked, batch), last_batch_id=batch.batch_id)
+    )
+
+
+def record_replay_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
+    """Record that this run skipped this batch."""
+    connection.execute(
+        insert_or_ignore(replays)
+        .values(
+            writer_id=locked.writer_id,
+            generation=locked.generation,
+            batch_id=batch.batch_id,
+            run_id=batch.run_id,
+            attempt=batch.attempt,
+        )
+        .on_conflict_do_nothing()
+    )

@@ -1,0 +1,60 @@
+"""
+Where rows carry their place in Kafka: does a batch go on, overlap, or leave something out?
+
+Pure: runs in the commit. Invariant: a row is dropped only where its place lies below what is stored for its partition,
+and a batch is let through only where no row between what is stored and its own start can have been left out.
+
+All sets of positions have the shape of a Kafka source's offsets: source id to topic to partition to next position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgonce.offsets_store.offsets.compare import Offsets, kafka_positions
+
+TopicPartition = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Span:
+    """The places of a batch's rows: the least of each partition, and the one after the greatest."""
+
+    first: Offsets
+    next: Offsets
+
+
+def places(positions: Offsets | None) -> dict[TopicPartition, int]:
+    """Source id, topic and partition to position; what is not Kafka's is left out."""
+    found = kafka_positions(positions or {})
+    return {(source_id, topic, str(partition)): position for source_id, topic, partition, position in found}
+
+
+def furthest(*sets: Offsets | None) -> Offsets:
+    """The greatest position of each partition that any of ``sets`` names."""
+    found: Offsets = {}
+    for positions in sets:
+        for (source_id, topic, partition), position in places(positions).items():
+            partitions = found.setdefault(source_id, {}).setdefault(topic, {})
+            partitions[partition] = max(position, partitions.get(partition, 0))
+    return found
+
+
+def left_out(start: Offsets, stored: Offsets | None) -> list[str]:
+    """
+    The partitions where a batch starts past what is stored, in words: rows between both may never have arrived.
+
+    A partition that is not stored at all may be left out from its first row on.
+    """
+    known = places(stored)
+    return [
+        f"{topic}-{partition} starts at {position}, stored is {known.get((source_id, topic, partition), 'nothing')}"
+        for (source_id, topic, partition), position in sorted(places(start).items())
+        if position > known.get((source_id, topic, partition), 0)
+    ]
+
+
+def below(first: Offsets, stored: Offsets | None) -> bool:
+    """Whether any partition's first row lies below what is stored, so that rows must be dropped."""
+    known = places(stored)
+    return any(position < known.get(place, 0) for place, position in places(first).items())

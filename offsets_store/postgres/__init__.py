@@ -1,0 +1,1 @@
+"""How do we speak to Postgres, and what do its errors mean?"""

@@ -1,0 +1,107 @@
+"""
+How long may a line be silent, and how long may a transaction of ours wait for a lock?
+
+Runs wherever Postgres is spoken to. Invariant: no wait of ours is without a bound, and both ends of a line call it dead
+after the same time: :data:`KEEPALIVES` and what follows from them, or what url sets.
+
+Keepalives alone do not do it. TCP sends none while data that was sent is unacknowledged, and then tries for a quarter
+of an hour (seen: 15.5 minutes); and a server whose client is gone waits for two hours.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from pgonce.offsets_store.postgres.search_path import SET_OURS
+
+KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""Libpq's parameters for a line on which nothing is under way: dead after 30 + 3 * 10 seconds."""
+
+LOCK_SECONDS = 10.0
+"""How long a transaction waits for a lock that only others of ours take, and hold for a moment."""
+
+# A COPY that waits for a lock does not read what is sent to it, and must not be called dead for that.
+_BEYOND_A_LOCK_SECONDS = 30
+
+
+def with_line_bounds(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Libpq's parameters, with bounds for a silent line where they have none."""
+    bounded = {**{name: str(value) for name, value in KEEPALIVES.items()}, **parameters}
+    bounded.setdefault("tcp_user_timeout", str(_milliseconds_of(bounded)))
+    return bounded
+
+
+def _milliseconds_of(parameters: Mapping[str, Any]) -> int:
+    """How long data may be unacknowledged: as long as keepalives may, which count no longer once this is set."""
+    idle, interval, count = (_number(parameters, name) or ours for name, ours in KEEPALIVES.items())
+    return 1000 * (idle + interval * count)
+
+
+def _number(parameters: Mapping[str, Any], name: str) -> int:
+    """What libpq takes a parameter for; 0 is the system's own bound."""
+    try:
+        return max(0, int(parameters.get(name) or 0))
+    except ValueError:
+        return 0
+
+
+# Libpq takes 0.4 ms to say them, which a commit would spend every time.
+_parameters: WeakKeyDictionary[psycopg.Connection, dict[str, str]] = WeakKeyDictionary()
+
+
+def _parameters_of(connection: psycopg.Connection) -> dict[str, str]:
+    found = _parameters.get(connection)
+    if found is None:
+        found = _parameters[connection] = connection.info.get_parameters()
+    return found
+
+
+def server_settings(connection: psycopg.Connection) -> dict[str, str]:
+    """
+    Settings under which the server misses a client as soon as the client would miss the server.
+
+    Over a Unix socket Postgres ignores them. For a transaction only: behind a pooler the session is somebody else's.
+    """
+    parameters = _parameters_of(connection)
+    names = {"tcp_user_timeout": "tcp_user_timeout", **{f"tcp_{name}": name for name in KEEPALIVES}}
+    return {setting: str(_number(parameters, name)) for setting, name in names.items()}
+
+
+def enter_in_tx(connection: psycopg.Connection, lock_seconds: float = LOCK_SECONDS) -> int:
+    """
+    Begin a transaction of ours: our search_path, a bound for each lock, and the server's bounds for the line.
+
+    The pid of the server's process: what the client library knows may be a pooler's invention.
+    """
+    settings = {"lock_timeout": f"{int(lock_seconds * 1000)}", **server_settings(connection)}
+    limits = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
+    cursor = connection.execute("; ".join([SET_OURS, *limits, "SELECT pg_catalog.pg_backend_pid()"]).encode())
+    while cursor.nextset():
+        pass
+    pid = cursor.fetchone()
+    return int(pid[0]) if pid else 0
+
+
+def outlast_locks(connection: psycopg.Connection, url: str, lock_seconds: float) -> None:
+    """Let the line be silent for longer than a COPY may wait for a lock, unless ``url`` says how long."""
+    if _sets_its_own(url) or not hasattr(socket, "TCP_USER_TIMEOUT"):
+        return
+    with socket.socket(fileno=os.dup(connection.fileno())) as line:
+        if line.family != socket.AF_UNIX:
+            wanted = max(
+                _milliseconds_of(_parameters_of(connection)), 1000 * (int(lock_seconds) + _BEYOND_A_LOCK_SECONDS)
+            )
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, wanted)
+
+
+@lru_cache(maxsize=32)
+def _sets_its_own(url: str) -> bool:
+    return "tcp_user_timeout" in conninfo_to_dict(url)

@@ -1,0 +1,85 @@
+"""
+Who keeps this transaction waiting?
+
+Runs beside a commit or a recovery that has already waited once in vain, and beside waits for what others of ours hold
+for a moment only. Invariant: it ends only sessions of pgonce's own that hold this very writer and wait for their client
+(frozen, dead, or another driver of the same query that is slow): aborting an uncommitted transaction is always safe.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import psycopg
+
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
+from pgonce.offsets_store.postgres.connect import connect
+
+_log = logging.getLogger("pgonce")
+
+_LONGEST_BEFORE_LOOKING_SECONDS = 0.5
+
+
+@dataclass
+class LockWatch:
+    """``armed`` after the first lock timeout (in seconds); ``holders`` names who was seen, for people."""
+
+    url: str = field(repr=False)
+    lock_timeout: float
+    armed: bool = False
+    holders: str = "its holder was not seen"
+
+    @contextmanager
+    def looking(self, waiting_pid: int, *, may_end: bool) -> Iterator[None]:
+        """
+        Look who blocks the server's process ``waiting_pid``, if the block inside takes longer than it should.
+
+        ``may_end`` where it waits for the writer's row: only another driver of the same writer holds that. (The lock
+        that lets new writers of one sink in one by one is another query's, which may be busy with its first batch.)
+        """
+        if not self.armed:
+            yield
+            return
+        seconds = min(_LONGEST_BEFORE_LOOKING_SECONDS, self.lock_timeout / 2)
+        timer = threading.Timer(seconds, self._look, [waiting_pid, may_end])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _look(self, waiting_pid: int, may_end: bool) -> None:
+        try:
+            with connect(self.url) as observer:
+                enter_in_tx(observer)
+                found = observer.execute(_HOLDERS, {"waiting": waiting_pid}).fetchall()
+                if found:
+                    self.holders = "; ".join(row[1] for row in found)
+                    _log.warning("waiting for a lock held by: %s", self.holders)
+                for pid, who, is_stuck in found:
+                    if may_end and is_stuck:
+                        _log.warning(
+                            "ending the session of another run of this query, which waits for its client: %s", who
+                        )
+                        observer.execute("SELECT pg_terminate_backend(%s)", [pid])
+        except (psycopg.Error, PgonceError) as error:
+            # Looking is a courtesy: the commit's own bound decides.
+            _log.info("could not look who holds the lock: %s", error)
+
+
+_HOLDERS = """
+SELECT a.pid,
+       format('pid %%s, application %%L, user %%s, %%s since %%s, query: %%s', a.pid, a.application_name, a.usename,
+              a.state, a.state_change, left(a.query, 120)),
+       a.application_name LIKE 'pgonce %%' AND a.wait_event = 'ClientRead'
+       AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS l
+                       WHERE l.pid = %(waiting)s AND l.locktype = 'advisory' AND NOT l.granted)
+FROM pg_catalog.pg_stat_activity AS a
+WHERE a.pid = ANY (pg_catalog.pg_blocking_pids(%(waiting)s))
+"""

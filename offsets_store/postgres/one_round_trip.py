@@ -1,0 +1,36 @@
+"""
+Statements that need nothing of one another's answers: one round trip for all of them.
+
+Runs in the commit. Invariant: where the block ends without an error, all of them were done; none of them has an answer
+that is looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import psycopg
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.translate import is_transient, ledger_error
+
+
+@contextmanager
+def one_trip(connection: Connection) -> Iterator[None]:
+    """
+    Send the block's statements on the ledger together.
+
+    :raises LedgerError: what Postgres says of one of them, and what will not pass by itself.
+    """
+    # libpq before 14 cannot; psycopg[binary] brings a newer one.
+    pipeline = driver_connection(connection).pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
+    try:
+        with pipeline:
+            yield
+    except psycopg.Error as error:
+        # SQLAlchemy is not there any more when the answer comes, and would have said which statement it was.
+        if is_transient(error):
+            raise
+        raise ledger_error(error, "writing the ledger") from None

@@ -1,0 +1,116 @@
+"""
+What Postgres says of rows and tables, in our words.
+
+Pure; runs in the commit. Invariant: every SQLSTATE that a user can do something about has its own code and way out;
+whatever it is, the transaction was rolled back.
+"""
+
+from __future__ import annotations
+
+import psycopg
+
+from pgonce.offsets_store.errors import NOTHING, PgonceError, TargetError
+from pgonce.offsets_store.postgres.translate import ledger_error, scrub
+
+_AFTERWARDS = "Then start the query again: Spark runs the batch again from its source."
+
+# SQLSTATE (or its class): code, and what to do.
+_REMEDIES = {
+    "42501": ("TARGET_NOT_PERMITTED", "Grant what the text names: USAGE on the schema (CREATE for createTable), INSERT "
+              "on the table (for upserts also SELECT and UPDATE, for complete DELETE), TEMPORARY on the database. "
+              "Where a policy of row-level security refused a row, change the policy, or filter such rows."),
+    "23502": ("NOT_NULL_VIOLATION", "Fill the column in Spark, or drop the constraint."),
+    "23505": ("UNIQUE_VIOLATION", "Remove such rows in Spark, or write with mode=upsert and this constraint's columns "
+              "as keys."),
+    "23514": ("CHECK_VIOLATION", "Filter or repair the rows in Spark, or drop the constraint."),
+    "23503": ("FOREIGN_KEY_VIOLATION", "Load the rows that are referred to first, or drop the constraint. Rows that "
+              "others still refer to cannot be replaced by mode complete: use upsert."),
+    "23P01": ("EXCLUSION_VIOLATION", "Filter the rows that overlap, or drop the constraint."),
+    "3F000": ("SCHEMA_MISSING", "Create the schema, or correct the name."),
+    "42P10": ("NO_UNIQUE_KEY", "Create a unique constraint or index on exactly the key columns: without WHERE, and not "
+              "on expressions."),
+    "25P02": ("STATEMENT_FAILED", "A statement failed and its error was swallowed: let it out of the function, or "
+              "use tx.connection.begin_nested()."),
+    "25006": ("READ_ONLY", "Point url at the primary (target_session_attrs=read-write with several hosts)."),
+    "42P01": ("TARGET_MISSING", "Create the table, or correct its name."),
+    "53100": ("DISK_FULL", "Make room on the server's disk."),
+    "54011": ("TOO_MANY_COLUMNS", "Put columns together, for example in a struct, which becomes jsonb."),
+    "54000": ("ROW_TOO_LARGE", "A row must fit on a page of 8 kB, long texts apart, and an index entry on a third of "
+              "one: shorten the value, take it out of the index, or put columns together, for example in a struct."),
+    "57014": ("CANCELLED", "Somebody cancelled the statement (pg_cancel_backend), or a timeout that the function had "
+              "set ended it: find out who and why."),
+    psycopg.errors.RaiseException.sqlstate: (
+        "TARGET_FAILED", "A trigger or a function in the database raised this: do what it asks for."),
+    "2200H": ("SEQUENCE_EXHAUSTED", "The sequence behind a column's default is used up: let both be bigint, with "
+              "ALTER SEQUENCE and ALTER TABLE."),
+    "22P05": ("VALUE_NOT_STORABLE", "The database's encoding lacks a character: replace it in Spark, or use a database "
+              "in UTF8."),
+    "22021": ("VALUE_NOT_STORABLE", "Postgres text cannot hold a NUL character: remove it in Spark, for example with "
+              "translate(column, '\\0', '')."),
+    "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),
+}  # fmt: skip
+
+# What an SQLSTATE means where it comes from this function of Postgres's; its message may be in any language.
+_REMEDIES_BY_ORIGIN = {
+    ("23514", "ExecFindPartition"): (
+        "NO_PARTITION", "Create a partition for such rows, or one by DEFAULT, or filter them in Spark."),
+    ("55000", "CheckCmdReplicaIdentity"): (
+        "NO_REPLICA_IDENTITY", "A publication (logical replication) sends on what changes in the table, and must name "
+        "the old rows: give the table a primary key, or ALTER TABLE ... REPLICA IDENTITY USING INDEX (or FULL), or let "
+        "the publication leave out updates and deletes."),
+    ("55000", "ExecCheckIndexConstraints"): (
+        "NO_UNIQUE_KEY", "Make the constraint NOT DEFERRABLE: ON CONFLICT cannot use a deferrable one."),
+    ("21000", "ExecOnConflictUpdate"): (
+        "DOUBLED_KEYS", "Set orderBy to the column that tells the newest row of a key, or deduplicate in Spark."),
+}  # fmt: skip
+_UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause.")
+
+
+def target_error(error: psycopg.Error) -> PgonceError:
+    """The error for what Postgres refused while a batch was published; the cause's text is kept, scrubbed."""
+    sqlstate = error.sqlstate or _sqlstate_of_client(error)
+    if sqlstate is None or error.diag.schema_name == "pgonce":
+        if error.diag.constraint_name == "last_batch_is_recorded":
+            return _ended_by_user()
+        return ledger_error(error, "committing a batch")
+    code, remedy = (
+        _REMEDIES_BY_ORIGIN.get((sqlstate, error.diag.source_function or ""))
+        or _REMEDIES.get(sqlstate)
+        or _REMEDIES.get(sqlstate[:2], _UNKNOWN)
+    )
+    return TargetError(code, _sentence(error), NOTHING, f"{remedy} {_AFTERWARDS}")
+
+
+def _sqlstate_of_client(error: psycopg.Error) -> str | None:
+    # psycopg itself refuses what it cannot send: a NUL (DataError), or parameters that do not go with placeholders.
+    if isinstance(error, psycopg.DataError):
+        return "22021"
+    return "42601" if isinstance(error, (psycopg.ProgrammingError, psycopg.NotSupportedError)) else None
+
+
+def _sentence(error: psycopg.Error) -> str:
+    diag = error.diag
+    if error.sqlstate is None:
+        return scrub(f"A statement could not be sent to Postgres: {' '.join(str(error).split()).rstrip('.')}.")
+    parts = [f"Postgres refused the batch (SQLSTATE {error.sqlstate}): {diag.message_primary}"]
+    # "Failing row contains ..." would put a whole row into logs; a key tells enough.
+    if diag.message_detail and diag.message_detail.startswith("Key "):
+        parts.append(f"Detail: {diag.message_detail}")
+    notes = getattr(error, "__notes__", ())
+    parts.extend(notes)
+    # The context of malformed JSON is the JSON.
+    where = diag.context.splitlines()[0] if diag.context and diag.source_file != "jsonfuncs.c" else ""
+    # Where there are notes, they say better than COPY's own context which value it was.
+    if where and not (notes and where.startswith("COPY ")):
+        parts.append(f"Where: {where}")
+    return scrub(". ".join(" ".join(part.split()).rstrip(".") for part in parts)) + "."
+
+
+def _ended_by_user() -> TargetError:
+    return TargetError(
+        "TRANSACTION_ENDED",
+        "SQL inside the function issued COMMIT (or SET CONSTRAINTS ALL IMMEDIATE) before the batch was recorded; the "
+        "ledger's deferred constraint refused it.",
+        NOTHING,
+        "Remove transaction control from your SQL; name the constraints that you want checked at once.",
+    )

@@ -1,0 +1,202 @@
+"""
+The one border at which psycopg's errors become ours.
+
+Pure: runs wherever Postgres is spoken to. Invariant: no connection string and no password passes it, and the
+table of SQLSTATEs below is the only place that says what may be tried again.
+"""
+
+from __future__ import annotations
+
+import re
+
+import psycopg
+import sqlalchemy.exc
+
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, PgonceError
+
+# What passes by itself. Source: Postgres's appendix A, "PostgreSQL Error Codes".
+TRANSIENT_SQLSTATES = frozenset({
+    "40001",  # serialization_failure
+    "40P01",  # deadlock_detected
+    "55P03",  # lock_not_available
+    "57P01",  # admin_shutdown
+    "57P02",  # crash_shutdown
+    "57P03",  # cannot_connect_now
+    "53300",  # too_many_connections
+})  # fmt: skip
+TRANSIENT_CLASSES = ("08",)  # connection exceptions
+# The session ended, and what it was doing may have been done: libpq gives none of these where the line itself broke,
+# but a pooler answers in Postgres's place (PgBouncer with 08P01, whatever became of its session).
+_LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "40003"})
+
+_REFUSED_AT_THE_DOOR = re.compile(
+    r"password authentication failed|no password supplied|pg_hba\.conf|does not exist|"
+    r"authentication method|SSL error|does not support SSL|certificate|not permitted to log in|"
+    r"could not translate host name|no such (user|database)|"
+    r"invalid (port|integer|sslmode|connection option)|permission denied",
+    re.IGNORECASE,
+)
+# libpq gives no SQLSTATE for a connection that is not made, only the server's words.
+_ABOUT_LOGIN = re.compile(r"\bFATAL\b|authentication|no password supplied", re.IGNORECASE)
+_NONE_LEFT = re.compile(
+    r"too many (clients|connections)|connection slots are reserved|no more connections allowed", re.IGNORECASE
+)
+_PASSWORDS = (
+    re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.|'')*'|[^\s&'\"]+)"),
+    re.compile(r"(?i)(postgres(?:ql)?://[^:/@\s]*:)\S*(?=@)"),
+)
+
+
+def scrub(text: str) -> str:
+    """``text`` without the passwords that connection strings in it carry."""
+    for pattern in _PASSWORDS:
+        text = pattern.sub(r"\1***", text)
+    return text
+
+
+def driver_error(error: BaseException) -> psycopg.Error | None:
+    """The psycopg error inside ``error`` (SQLAlchemy wraps it), or None."""
+    if isinstance(error, sqlalchemy.exc.DBAPIError) and isinstance(error.orig, psycopg.Error):
+        return error.orig
+    return error if isinstance(error, psycopg.Error) else None
+
+
+def is_transient(error: psycopg.Error) -> bool:
+    """Whether doing the same again may succeed."""
+    if is_statement_pooling(error):
+        return False
+    if error.sqlstate is None:
+        return is_lost_connection(error)
+    return error.sqlstate in TRANSIENT_SQLSTATES or error.sqlstate.startswith(TRANSIENT_CLASSES)
+
+
+def is_lost_connection(error: psycopg.Error) -> bool:
+    """Whether the server's answer, if there was one, never arrived: libpq gives no SQLSTATE for that, a pooler does."""
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return error.sqlstate in _LOST_SQLSTATES or error.sqlstate.startswith(TRANSIENT_CLASSES)
+
+
+def leaves_commit_unknown(error: psycopg.Error) -> bool:
+    """
+    Whether a COMMIT that was answered with ``error`` may have been done.
+
+    An error of Postgres's own names the function that raised it. One without is a pooler's, which may have stopped
+    listening (``query_timeout``) while Postgres went on.
+    """
+    return is_lost_connection(error) or error.diag.source_function is None
+
+
+def is_statement_pooling(error: psycopg.Error) -> bool:
+    """Whether a PgBouncer refuses transactions: it gives its session to another client after every statement."""
+    return "statement pooling mode" in str(error)
+
+
+# Staging tables come and go with their batches.
+_OF_THE_LEDGER = re.compile(r"(?<![\w.])pgonce\b(?!\.staged_[0-9a-f]{24}_)")
+
+
+def is_ledger_gone(error: psycopg.Error) -> bool:
+    """Whether schema pgonce, or a table of the ledger in it, does not exist."""
+    is_missing = error.sqlstate in ("42P01", "3F000")
+    return is_missing and _OF_THE_LEDGER.search(error.diag.message_primary or "") is not None
+
+
+def connect_error(error: psycopg.Error, *, was_let_in: bool = False) -> ConnectError:
+    """
+    The error for a connection that could not be made.
+
+    :param was_let_in: whether this process has connected with the same url before: whatever is refused now (a password
+        that is being rotated) may be let in again.
+    """
+    text = scrub(" ".join(str(error).split()))
+    is_refused = _REFUSED_AT_THE_DOOR.search(text) is not None
+    if is_refused:
+        remedy = (
+            "Check user, password, database and TLS settings of url; libpq's PG* variables, service file and ~/.pgpass "
+            "count too."
+        )
+        if was_let_in:
+            remedy += (
+                " They were right before in this process, so they, or what the server asks for, have changed since."
+            )
+    elif _NONE_LEFT.search(text):
+        remedy = (
+            "Raise max_connections of Postgres (max_client_conn of a PgBouncer), end sessions that nobody needs, or "
+            "have this process take fewer (environment variable PGONCE_MAX_CONNECTIONS)."
+        )
+    else:
+        remedy = "Check that the server runs and that host and port of url can be reached from this process."
+    code = "CONNECT_REFUSED" if is_refused else "CONNECT_FAILED"
+    what = "Postgres refused the login" if is_refused and _ABOUT_LOGIN.search(text) else "Postgres could not be reached"
+    return ConnectError(code, f"{what}: {text}.", "Nothing was written.", remedy, may_pass=was_let_in or not is_refused)
+
+
+def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
+    """The error for a statement on the ledger that failed while ``doing`` something."""
+    if is_statement_pooling(error):
+        return _statement_pooling(error)
+    if is_ledger_gone(error):
+        return ledger_gone(f"This process has used the ledger (schema pgonce) before, and now Postgres says: {error}")
+    if is_lost_connection(error) or isinstance(error, psycopg.InterfaceError):
+        return connect_error(error)
+    text = scrub(" ".join(str(error).split()))
+    if error.sqlstate == "42501":
+        return LedgerError(
+            "LEDGER_NOT_PERMITTED",
+            f"The role may not do this while {doing}: {text}.",
+            "Nothing was written.",
+            "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`).",
+        )
+    if error.sqlstate == "55P03":
+        return LedgerError(
+            "LEDGER_LOCKED",
+            f"A lock on the ledger was waited for in vain while {doing}: {text}.",
+            "Nothing was written.",
+            "End the session that holds it, or wait for it, and try again; `SELECT * FROM pg_stat_activity` shows it.",
+        )
+    if error.sqlstate in ("25006", "0A000"):
+        return LedgerError(
+            "READ_ONLY",
+            f"The server takes no writes while {doing}: {text}.",
+            "Nothing was written.",
+            "Point url at the primary (target_session_attrs=read-write with several hosts), or clear "
+            "default_transaction_read_only for this role.",
+        )
+    return LedgerError(
+        "LEDGER_FAILED",
+        f"A statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}) while {doing}: {text}.",
+        "Nothing was written.",
+        "Look the SQLSTATE up in Postgres's manual, mend its cause and start the query again.",
+    )
+
+
+def _statement_pooling(error: psycopg.Error) -> ConnectError:
+    return ConnectError(
+        "STATEMENT_POOLING",
+        f"A pooler between this process and Postgres allows no transaction: {scrub(' '.join(str(error).split()))}.",
+        "Nothing was written.",
+        "Rows and offsets are written in one transaction: set pool_mode of this database or user to transaction (or "
+        "session) in PgBouncer, or let url go past it.",
+    )
+
+
+def ledger_gone(what: str) -> LedgerError:
+    """The error for a ledger that has been there and is not any more; ``what`` says how that was seen."""
+    return LedgerError(
+        "LEDGER_GONE",
+        f"{' '.join(what.split()).rstrip('.')}. The ledger was dropped, or the database was restored without it.",
+        NOTHING,
+        "Restore the schema pgonce of the same moment as the target tables, in place of an empty one that a start may "
+        "have made since. If it is lost for good, start each query with adoptCheckpoint=<the first batch whose rows "
+        "are not in its table>: the batch that has just failed, where the tables have lost nothing.",
+    )
+
+
+def passes(error: BaseException | None) -> bool:
+    """Whether an error, psycopg's own or one of ours that was made of it, may be gone at the next try."""
+    if isinstance(error, ConnectError):
+        return error.code == "CONNECT_FAILED"
+    of = error.__cause__ if isinstance(error, LedgerError) else error
+    cause = None if of is None else driver_error(of)
+    return cause is not None and is_transient(cause)

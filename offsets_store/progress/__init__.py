@@ -1,0 +1,1 @@
+"""What did Spark say of its progress, and does the ledger say the same?"""

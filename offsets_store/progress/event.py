@@ -1,0 +1,116 @@
+"""
+What did a progress event say, and does the ledger say the same?
+
+Pure: runs in the listener's thread. Invariant: offsets are compared as parsed JSON, and what one side does not know
+is no disagreement.
+
+Spark's events list the sources in the order of the plan, without their ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pgonce.offsets_store.offsets.compare import Offsets, parse_offset
+from pgonce.offsets_store.offsets.exact_json import same_json
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One progress event; offsets map a source's position in the plan (``"0"``, ``"1"``) to its parsed offset."""
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    query_name: str | None
+    progress_at: datetime
+    num_input_rows: int
+    start_offsets: Offsets
+    end_offsets: Offsets
+    latest_offsets: Offsets
+    durations_ms: dict[str, int]
+
+
+@dataclass(frozen=True)
+class LedgerSide:
+    """What the ledger says of one sink of the query, and of the batch that the event is about (None: no record)."""
+
+    sink_name: str
+    run_id: str | None
+    last_batch_id: int | None
+    is_recorded: bool
+    end_offsets: Offsets | None
+
+
+def parse_progress(progress: Any) -> Heard:
+    """
+    Read a ``pyspark`` StreamingQueryProgress, of a classic session or of Spark Connect.
+
+    :raises Exception: any, where Spark's form is not the known one.
+    """
+    sources = progress.sources
+    return Heard(
+        query_id=str(progress.id),
+        run_id=str(progress.runId),
+        batch_id=progress.batchId,
+        query_name=progress.name,
+        progress_at=datetime.fromisoformat(progress.timestamp),
+        num_input_rows=progress.numInputRows,
+        start_offsets=_offsets(sources, "startOffset"),
+        end_offsets=_offsets(sources, "endOffset"),
+        latest_offsets=_offsets(sources, "latestOffset"),
+        durations_ms=dict(progress.durationMs),
+    )
+
+
+def _offsets(sources: Sequence[Mapping[str, Any]], which: str) -> Offsets:
+    return {str(position): _offset(source, which) for position, source in enumerate(sources)}
+
+
+def _offset(source: Mapping[str, Any], which: str) -> Any:
+    # Connect hands over decoded JSON, which PySpark 4.1 turns into Python's repr; the dict beside it still has it.
+    decoded = getattr(source, "_jdict", None) or source
+    offset = decoded.get(which)
+    # No offset is "None" on a classic session (the text of a Java null), null over Connect.
+    if not isinstance(offset, str) or offset in ("None", "null"):
+        return None if isinstance(offset, str) else offset
+    return parse_offset(offset)
+
+
+def disagreement(heard: Heard, sides: Sequence[LedgerSide]) -> str | None:
+    """
+    What differs between the event and the ledger, in words; None where nothing does.
+
+    A query without any sink in the ledger writes elsewhere. A sink that has no record of the batch is at fault only
+    where this very run has published to it before and stopped short of this batch.
+    """
+    found = []
+    for side in sides:
+        if not side.is_recorded:
+            if side.run_id == heard.run_id and side.last_batch_id is not None and side.last_batch_id < heard.batch_id:
+                found.append(
+                    f"Spark has done batch {heard.batch_id}, but the last one in sink {side.sink_name!r} is "
+                    f"{side.last_batch_id}"
+                )
+        elif side.end_offsets is not None and not _same_ends(side.end_offsets, heard.end_offsets):
+            found.append(
+                f"batch {heard.batch_id} ended at {heard.end_offsets} as Spark tells, and at {side.end_offsets} as "
+                f"recorded for sink {side.sink_name!r}"
+            )
+    return "; ".join(found) or None
+
+
+def _same_ends(recorded: Offsets, told: Offsets) -> bool:
+    if recorded.keys() == told.keys():
+        return same_json(recorded, told)
+    # Named sources: the event has the same offsets, in another order and without the names.
+    left = list(told.values())
+    for offset in recorded.values():
+        match = next((index for index, other in enumerate(left) if same_json(offset, other)), None)
+        if match is None:
+            return False
+        del left[match]
+    return not left

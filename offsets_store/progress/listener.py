@@ -1,0 +1,150 @@
+"""
+Tell the ledger what Spark says of its progress, and people where the two disagree.
+
+Runs on the driver (over Spark Connect, in the client): callbacks in Spark's thread, Postgres in a thread of its own.
+Invariant: a callback only puts the event into a queue; whatever happens to Postgres, the stream never notices.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from typing import Any
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import checked_out, parse_url
+from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
+from pgonce.offsets_store.progress.event import parse_progress
+from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+
+_log = logging.getLogger("pgonce")
+
+_QUEUED_EVENTS = 1000
+_WARN_EVERY_SECONDS = 60.0
+# Long enough not to hammer a server that is starting, short enough that the queue outlasts it.
+_PAUSE_AFTER_FAILURE_SECONDS = 1.0
+
+
+class OffsetsListener(StreamingQueryListener):
+    """
+    Stores every progress event of every query: ``spark.streams.addListener(OffsetsListener(url))``.
+
+    Compares the offsets with those that the ledger has recorded (a disagreement is a warning in the log and a text in
+    ``pgonce.progress``), and fills them in where ``offsetsFrom=listener`` left them open. ``stored`` and ``dropped``
+    count the events that were stored and those that could not be.
+
+    :param url: a libpq URI or key=value string; empty for libpq's environment.
+    :raises ConfigurationError: BAD_URL. Nothing else is ever raised: a server that is away is a warning a minute.
+    """
+
+    def __init__(self, url: str = "") -> None:
+        parse_url(url)
+        self._url = url
+        self._events: queue.Queue[Any] = queue.Queue(_QUEUED_EVENTS)
+        self._lock = threading.Lock()
+        self._dropped = 0
+        self._stored = 0
+        self._warned_at: float | None = None
+        self._closing = threading.Event()
+        self._abandoned = threading.Event()
+        self._thread = threading.Thread(target=self._store_all, name="pgonce-listener", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """How many events could not be stored."""
+        return self._dropped
+
+    @property
+    def stored(self) -> int:
+        """How many events are in the ledger."""
+        return self._stored
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing: Spark waits for this one."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Queue the event."""
+        if self._closing.is_set():
+            self._drop("the listener is closed")
+            return
+        try:
+            self._events.put_nowait(event.progress)
+        except queue.Full:
+            self._drop(f"{_QUEUED_EVENTS} events wait for Postgres already")
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        """Nothing: no batch ran."""
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        """Nothing: the ledger knows where the query stopped."""
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Store what is queued, for at most ``timeout`` seconds; whether that was all. Later events are dropped."""
+        self._closing.set()
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._abandoned.set()
+        left = 0
+        while self._next() is not None:
+            left += 1
+        if left:
+            self._drop(f"they were still queued when the listener was closed after {timeout:g} s", left)
+        return not left and not self._thread.is_alive()
+
+    def _store_all(self) -> None:
+        while not self._abandoned.is_set():
+            progress = self._next(wait=not self._closing.is_set())
+            if progress is not None:
+                self._store(progress)
+            elif self._closing.is_set():
+                return
+
+    def _next(self, *, wait: bool = False) -> Any:
+        try:
+            # The wait is bounded so that close() is noticed.
+            return self._events.get(block=wait, timeout=0.2)
+        except queue.Empty:
+            return None
+
+    def _store(self, progress: Any) -> None:
+        try:
+            heard = parse_progress(progress)
+            ensure_ledger(self._url)
+            with checked_out(self._url) as connection, connection.begin():
+                found = store_progress_in_tx(connection, heard)
+        except Exception as error:  # noqa: BLE001 (nothing that happens here may end the thread)
+            self._drop(_reason(error))
+            self._closing.wait(_PAUSE_AFTER_FAILURE_SECONDS)
+            return
+        self._stored += 1
+        if found:
+            _log.warning("query %s (%s) and the ledger disagree: %s", heard.query_id, heard.query_name, found)
+
+    def _drop(self, reason: str, count: int = 1) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._dropped += count
+            quiet = self._warned_at is not None and now < self._warned_at + _WARN_EVERY_SECONDS
+            if not quiet:
+                self._warned_at = now
+        if not quiet:
+            _log.warning("progress events are not stored (%d so far): %s", self._dropped, reason)
+
+
+def _reason(error: Exception) -> str:
+    cause = driver_error(error)
+    if cause is not None:
+        return str(ledger_error(cause, "storing a progress event"))
+    # SQLAlchemy's other texts are its own; psycopg's have been translated above.
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,119 @@
+"""
+Store what the progress listener heard, beside the ledger that it is held against.
+
+Runs in the listener's thread. Invariant: it waits for no commit. The writer's row is changed only where nobody holds
+it, and nothing here ever moves a batch id or an owner.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sqlalchemy import Connection, and_, case, delete, desc, func, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+
+from pgonce.offsets_store.ledger.tables import batches, progress, writers
+from pgonce.offsets_store.postgres.bounds import server_settings
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.search_path import OURS
+from pgonce.offsets_store.progress.event import Heard, LedgerSide, disagreement
+
+KEPT_A_QUERY = 1000
+# Deleting a few rows every so often is cheaper than one row every time.
+_PRUNE_EVERY = 16
+
+
+def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
+    """Store one event, and fill the offsets that are not known otherwise; what disagrees with the ledger, in words."""
+    # Two listeners on one query, or a foreign lock on these tables, must not pile up transactions.
+    limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
+    settings = (("search_path", OURS), *limits, *server_settings(driver_connection(connection)).items())
+    connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))
+    found = disagreement(heard, _sides_in_tx(connection, heard))
+    row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found}
+    connection.execute(
+        insert(progress)
+        .values(row)
+        .on_conflict_do_update(
+            index_elements=["query_id", "run_id", "batch_id"],
+            set_={**row, "received_at": func.clock_timestamp()},
+        )
+    )
+    if heard.batch_id % _PRUNE_EVERY == 0:
+        _prune_in_tx(connection, heard.query_id)
+    if found is None:
+        # Last, since it is all that a commit could ever wait for.
+        _fill_in_tx(connection, heard)
+    return found
+
+
+def _sides_in_tx(connection: Connection, heard: Heard) -> list[LedgerSide]:
+    told_by_rows = and_(batches.c.positions.is_not(None), batches.c.offset_log.is_(None))
+    rows = connection.execute(
+        select(
+            writers.c.sink_name,
+            writers.c.run_id,
+            writers.c.last_batch_id,
+            batches.c.batch_id.is_not(None),
+            # Where only the rows told, it is a lower bound.
+            case((told_by_rows, None), else_=batches.c.end_offsets),
+        )
+        .select_from(
+            writers.outerjoin(
+                batches,
+                and_(
+                    batches.c.writer_id == writers.c.writer_id,
+                    batches.c.generation == writers.c.generation,
+                    batches.c.batch_id == heard.batch_id,
+                ),
+            )
+        )
+        .where(writers.c.query_id == heard.query_id)
+        .order_by(writers.c.sink_name)
+    )
+    return [LedgerSide(*row) for row in rows]
+
+
+def _fill_in_tx(connection: Connection, heard: Heard) -> None:
+    """
+    Give a batch that is judged by ids alone the offsets that the event tells; only where this run published it.
+
+    The next commit may hold the writer's row for long; then it stays as it is, for readers look at the batch too.
+    """
+    connection.execute(
+        update(batches)
+        .where(
+            batches.c.writer_id == writers.c.writer_id,
+            batches.c.generation == writers.c.generation,
+            writers.c.query_id == heard.query_id,
+            writers.c.guarantee == "ids",
+            batches.c.batch_id == heard.batch_id,
+            batches.c.run_id == heard.run_id,
+            batches.c.end_offsets.is_(None),
+        )
+        .values(start_offsets=heard.start_offsets, end_offsets=heard.end_offsets)
+    )
+    free = (
+        select(writers.c.writer_id)
+        .where(
+            writers.c.query_id == heard.query_id,
+            writers.c.guarantee == "ids",
+            writers.c.last_batch_id == heard.batch_id,
+            writers.c.run_id == heard.run_id,
+            writers.c.end_offsets.is_(None),
+        )
+        .with_for_update(skip_locked=True)
+    )
+    connection.execute(update(writers).where(writers.c.writer_id.in_(free)).values(end_offsets=heard.end_offsets))
+
+
+def _prune_in_tx(connection: Connection, query_id: str) -> None:
+    key = tuple_(progress.c.run_id, progress.c.batch_id)
+    old = (
+        select(progress.c.run_id, progress.c.batch_id)
+        .where(progress.c.query_id == query_id)
+        .order_by(desc(progress.c.progress_at), desc(progress.c.batch_id))
+        .offset(KEPT_A_QUERY)
+    )
+    connection.execute(delete(progress).where(progress.c.query_id == query_id, key.in_(old)))

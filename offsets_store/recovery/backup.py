@@ -1,0 +1,137 @@
+"""
+Keep what a recovery replaces, and bring it back.
+
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: nothing in a checkpoint is replaced or
+taken away before its bytes and the manifest lie in ``pgonce-kept/<UTC time>/``; an undo finds every file as the
+recovery left it, or changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.recovery.refused_recovery import NOTHING
+from pgonce.offsets_store.recovery.stopped_query import Change
+
+FOLDER = "pgonce-kept"
+_MANIFEST = "manifest.json"
+_UNDONE = "undone.json"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """
+    One recovery, as it is kept: its changes in order, by file the hash of what was there before, and of what is since.
+
+    A hash is None where no file was, or is.
+    """
+
+    folder: str
+    recovery: str
+    files: tuple[tuple[str, str | None, str | None], ...]
+    newest: tuple[int | None, int | None]
+
+
+def kept_folder() -> str:
+    """Where a recovery that begins now keeps what it replaces."""
+    return f"{FOLDER}/{datetime.now(UTC):%Y-%m-%dT%H-%M-%S.%fZ}"
+
+
+def keep_aside(
+    writer: CheckpointWriter,
+    folder: str,
+    recovery: str,
+    changes: Sequence[Change],
+    newest: tuple[int | None, int | None],
+) -> None:
+    """
+    Copy everything that ``changes`` will replace or take away, then write the manifest.
+
+    :param newest: the newest numbers in ``offsets/`` and ``commits/`` when all is done: an undo looks for them.
+    """
+    files = []
+    for name, text in changes:
+        before = writer.files.read(name)
+        if before is not None:
+            writer.write(f"{folder}/{name}", before)
+        files.append((name, _hash(before), None if text is None else _hash(text.encode())))
+    manifest = {
+        "recovery": recovery,
+        "newest": newest,
+        "files": [{"name": name, "before": before, "after": after} for name, before, after in files],
+    }
+    writer.write(f"{folder}/{_MANIFEST}", json.dumps(manifest, indent=2).encode())
+
+
+def newest_kept(writer: CheckpointWriter) -> Kept:
+    """
+    The newest recovery that has not been undone.
+
+    :raises RecoveryError: NOTHING_TO_UNDO.
+    """
+    for time in sorted(writer.files.names(FOLDER), reverse=True):
+        folder = f"{FOLDER}/{time}"
+        text = writer.files.read(f"{folder}/{_MANIFEST}")
+        # Without a manifest it was cut short before the first change.
+        if text is None or writer.files.exists(f"{folder}/{_UNDONE}"):
+            continue
+        try:
+            manifest = json.loads(text)
+            files = tuple((file["name"], file["before"], file["after"]) for file in manifest["files"])
+            return Kept(folder, manifest["recovery"], files, tuple(manifest["newest"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                "CHECKPOINT_MALFORMED",
+                f"The manifest {writer.location}/{folder}/{_MANIFEST} cannot be understood.",
+                NOTHING,
+                f"What was replaced lies beside it; to pass over this recovery, move its folder out of {FOLDER}.",
+            ) from error
+    raise RecoveryError(
+        "NOTHING_TO_UNDO",
+        f"The checkpoint {writer.location} has no recovery that could be undone.",
+        NOTHING,
+        f"What recoveries replaced lies in the folder {FOLDER} of the checkpoint.",
+    )
+
+
+def undoing(
+    writer: CheckpointWriter, kept: Kept, newest: tuple[int | None, int | None]
+) -> list[tuple[str, bytes | None]]:
+    """
+    What brings everything back, the last change first; files that a recovery cut short never touched are left out.
+
+    The bytes of each file, None where none was there.
+
+    :param newest: the newest numbers in ``offsets/`` and ``commits/`` now.
+    :raises RecoveryError: UNDO_TOO_LATE, where the checkpoint has moved since.
+    """
+    there = {name: _hash(writer.files.read(name)) for name, _, _ in kept.files}
+    moved = [name for name, before, after in kept.files if there[name] not in (before, after)]
+    if moved or (newest != kept.newest and all(there[name] == after for name, _, after in kept.files)):
+        raise RecoveryError(
+            "UNDO_TOO_LATE",
+            f"The query has run since the recovery of {kept.folder.removeprefix(FOLDER + '/')}: "
+            + (f"{', '.join(moved)} changed." if moved else "offsets/ or commits/ have gone on."),
+            NOTHING,
+            f"What the recovery replaced still lies in {writer.location}/{kept.folder}.",
+        )
+    return [
+        (name, None if before is None else writer.files.read(f"{kept.folder}/{name}"))
+        for name, before, _ in reversed(kept.files)
+        if there[name] != before
+    ]
+
+
+def mark_undone(writer: CheckpointWriter, kept: Kept, undo: str) -> None:
+    """Note that this recovery was undone, so that the next undo takes the one before."""
+    writer.write(f"{kept.folder}/{_UNDONE}", json.dumps({"undo": undo}).encode())
+
+
+def _hash(data: bytes | None) -> str | None:
+    return None if data is None else hashlib.sha256(data).hexdigest()

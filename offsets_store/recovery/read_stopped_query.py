@@ -1,0 +1,142 @@
+"""
+Read what is known of a stopped query, from its checkpoint and from the ledger.
+
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads; a file that cannot be
+understood is a CheckpointError, never a fact that is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from sqlalchemy import Connection, or_, select
+
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.checkpoint.state_files import state_files
+from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.ledger.ledger import IS_LIVING, NEIGHBOURS, is_open, neighbour, recorded
+from pgonce.offsets_store.ledger.tables import batches, interventions, writers
+from pgonce.offsets_store.recovery.stateful_query import last_batch
+from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SideLog, SinkFacts
+from pgonce.offsets_store.verdict.rivals import Neighbour
+
+_CHECKSUM = re.compile(r"\.[0-9]+\.crc", re.ASCII)
+_UNFINISHED = re.compile(r"\.{1,2}0\.[0-9a-f-]{36}\.tmp(\.crc)?", re.ASCII)
+
+
+def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
+    """
+    Everything that ``offsets/``, ``commits/`` and ``sources/`` say: a hundred entries, as Spark keeps them.
+
+    :raises CheckpointError: where a file cannot be read, or not be understood.
+    """
+    checkpoint = Checkpoint(files)
+    planned, done = checkpoint.batch_ids()
+    offsets = {number: checkpoint.find_offset_log(number) for number in planned}
+    commits = {number: checkpoint.commit_log(number) for number in done}
+    return CheckpointFacts(
+        location=checkpoint.location,
+        query_id=_query_id(checkpoint),
+        offsets={number: entry for number, entry in offsets.items() if entry is not None},
+        commits={number: entry for number, entry in commits.items() if entry is not None},
+        checksums=frozenset(
+            f"{folder}/{name}"
+            for folder in ("offsets", "commits")
+            for name in files.names(folder)
+            if _CHECKSUM.fullmatch(name)
+        ),
+        side_logs={source_id: _side_log(files.names(f"sources/{source_id}")) for source_id in files.names("sources")},
+        initial=checkpoint.initial_offsets(),
+        is_stateful=checkpoint.is_stateful(),
+        unfinished=frozenset(f"offsets/{name}" for name in files.names("offsets") if _UNFINISHED.fullmatch(name)),
+    )
+
+
+def with_state(files: CheckpointFiles, checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> CheckpointFacts:
+    """The same, with what lies in ``state/``, where a plan may depend on it: there are many folders."""
+    if last_batch(checkpoint, sinks) is None or checkpoint.newest_commit is None:
+        return checkpoint
+    return replace(checkpoint, state_since=state_files(files, above=checkpoint.newest_commit + 1))
+
+
+def _query_id(checkpoint: Checkpoint) -> str | None:
+    try:
+        return checkpoint.query_id()
+    except CheckpointError as error:
+        if error.code != "CHECKPOINT_NOT_FOUND":
+            raise
+        return None
+
+
+def _side_log(names: Collection[str]) -> SideLog:
+    numbers = [name.partition(".") for name in names]
+    return SideLog(
+        frozenset(int(number) for number, _, rest in numbers if number.isdecimal() and not rest),
+        frozenset(int(number) for number, _, rest in numbers if number.isdecimal() and rest == "compact"),
+    )
+
+
+def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int] = ()) -> list[SinkFacts]:
+    """
+    Every writer of a query that has published, replaced and retired ones included, by sink.
+
+    :param batch_ids: the batches in its checkpoint, whose records are read besides those of the newest two.
+    """
+    found = connection.execute(
+        select(writers)
+        .where(writers.c.query_id == query_id, writers.c.last_batch_id.is_not(None))
+        .order_by(writers.c.sink_name)
+    )
+    return [_sink(connection, row, batch_ids) for row in found.all()]
+
+
+def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Neighbour, ...]]:
+    """The living queries of every sink, or of one, by the sink's name."""
+    found: dict[str, tuple[Neighbour, ...]] = {}
+    for row in connection.execute(NEIGHBOURS.where(IS_LIVING).order_by(writers.c.sink_name, writers.c.writer_id)):
+        if sink_name in (None, row.sink_name):
+            known = neighbour(row)
+            place = _as_opened(known.checkpoint_location)
+            found[row.sink_name] = (*found.get(row.sink_name, ()), replace(known, checkpoint_location=place))
+    return found
+
+
+def _as_opened(location: str | None) -> str | None:
+    """The location in the form that a checkpoint has here: one that was never opened may be written otherwise."""
+    try:
+        return open_location(location).shown if location else None
+    except CheckpointError:
+        return location
+
+
+def _sink(connection: Connection, row: object, batch_ids: Collection[int]) -> SinkFacts:
+    writer = row._mapping  # type: ignore[attr-defined]
+    last = writer["last_batch_id"]
+    of_writer = batches.c.writer_id == writer["writer_id"]
+    records = connection.execute(
+        select(batches).where(
+            of_writer,
+            batches.c.generation == writer["generation"],
+            or_(batches.c.batch_id.in_(list(batch_ids)), batches.c.batch_id >= last - 1),
+        )
+    ).all()
+    accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer["writer_id"]))).scalars()
+    newest = next((record for record in records if record.batch_id == last), None)
+    return SinkFacts(
+        writer_id=writer["writer_id"],
+        sink_name=writer["sink_name"],
+        query_name=writer["query_name"],
+        run_id=writer["run_id"],
+        generation=writer["generation"],
+        last_batch_id=last,
+        end_offsets=writer["end_offsets"] or (newest.end_offsets if newest else None),
+        guarantee=writer["guarantee"],
+        replaced_by=writer["replaced_by"],
+        retired_at=writer["retired_at"],
+        records={record.batch_id: recorded(record._mapping) for record in records},
+        accepted=frozenset(batch_id for batch_id in accepted if batch_id is not None),
+        stateful=newest.stateful if newest else None,
+    )

@@ -1,0 +1,193 @@
+"""
+What is known of a stopped query: the files of its checkpoint, and the ledger's rows of its sinks.
+
+Pure: made by ``read_stopped_query``, judged by ``next_start`` and ``plan``. Invariant: facts are what was read in one
+moment, so that equal facts mean that nothing has moved in between.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from pgonce.offsets_store.checkpoint.log_entries import (
+    CommitLog,
+    OffsetLog,
+    parse_commit_log,
+    parse_offset_log,
+)
+from pgonce.offsets_store.checkpoint.state_files import StateFile
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.verdict.facts import Guarantee, Ledger, Recorded, Writer
+
+_ENTRY = re.compile(r"(offsets|commits)/([0-9]+)", re.ASCII)
+
+
+class Change(NamedTuple):
+    """One file of a checkpoint, by its name in it, and the text it gets; None where it is taken away."""
+
+    name: str
+    text: str | None
+
+
+class SideLog(NamedTuple):
+    """The numbers in a folder ``sources/<i>``: those of single entries, and those of compacted ones."""
+
+    entries: frozenset[int]
+    compacted: frozenset[int]
+
+    def covers(self, number: int) -> bool:
+        """Whether the entry of this number can be read there."""
+        return number in self.entries or any(compact >= number for compact in self.compacted)
+
+
+@dataclass(frozen=True)
+class CheckpointFacts:
+    """
+    One query's checkpoint. ``query_id`` is None where the file ``metadata`` is missing.
+
+    ``checksums`` are the names of Hadoop's ``.N.crc`` files (local disks only), ``initial`` is where batch 0 began.
+    ``unfinished`` are what a driver leaves in ``offsets/`` that is killed while it writes the first entry.
+    ``state_since`` are the files of ``state/`` of later versions than that of the newest commit; None where nobody has
+    looked.
+    """
+
+    location: str
+    query_id: str | None
+    offsets: Mapping[int, OffsetLog]
+    commits: Mapping[int, CommitLog]
+    checksums: frozenset[str]
+    side_logs: Mapping[str, SideLog]
+    initial: Offsets
+    is_stateful: bool
+    unfinished: frozenset[str] = frozenset()
+    state_since: frozenset[StateFile] | None = None
+
+    @property
+    def newest(self) -> int | None:
+        """The newest batch in ``offsets/``."""
+        return max(self.offsets, default=None)
+
+    @property
+    def newest_commit(self) -> int | None:
+        """The newest batch in ``commits/``."""
+        return max(self.commits, default=None)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no checkpoint at all, so that a start begins a new query."""
+        return self.query_id is None and not self.offsets and not self.commits
+
+    @property
+    def orphans(self) -> tuple[str, ...]:
+        """Checksums without their file: Spark's next write of that file fails on them."""
+        there = {checksum_of(f"offsets/{n}") for n in self.offsets} | {
+            checksum_of(f"commits/{n}") for n in self.commits
+        }
+        return tuple(sorted(self.checksums - there))
+
+    def entry_before(self, batch_id: int) -> int | None:
+        """The newest entry of ``offsets/`` below ``batch_id``."""
+        return max((number for number in self.offsets if number < batch_id), default=None)
+
+    def after(self, changes: Sequence[Change]) -> CheckpointFacts:
+        """The same checkpoint when ``changes`` are made."""
+        offsets, commits, checksums = dict(self.offsets), dict(self.commits), set(self.checksums)
+        gone = {name for name, text in changes if text is None}
+        for name, text in changes:
+            checksums.discard(name)
+            if (match := _ENTRY.fullmatch(name)) is None:
+                continue
+            number = int(match[2])
+            if match[1] == "offsets":
+                offsets.pop(number, None)
+                if text is not None:
+                    offsets[number] = parse_offset_log(text)
+            else:
+                commits.pop(number, None)
+                if text is not None:
+                    commits[number] = parse_commit_log(text)
+        return replace(
+            self,
+            offsets=offsets,
+            commits=commits,
+            checksums=frozenset(checksums),
+            unfinished=self.unfinished - gone,
+            state_since=self.state_since and frozenset(file for file in self.state_since if file.name not in gone),
+        )
+
+
+@dataclass(frozen=True)
+class SinkFacts:
+    """
+    One writer's row, the records of its batches that matter here, and the batches accepted by hand and not yet used.
+
+    ``stateful`` is what its newest batch said of the query; None where it did not say.
+    """
+
+    writer_id: int
+    sink_name: str
+    query_name: str | None
+    run_id: str
+    generation: int
+    last_batch_id: int
+    end_offsets: Offsets | None
+    guarantee: Guarantee
+    replaced_by: str | None
+    retired_at: datetime | None
+    records: Mapping[int, Recorded]
+    accepted: frozenset[int] = frozenset()
+    stateful: bool | None = None
+
+    @property
+    def is_living(self) -> bool:
+        """Whether it may publish: it was neither replaced nor retired."""
+        return self.replaced_by is None and self.retired_at is None
+
+    @property
+    def last(self) -> Recorded | None:
+        """The record of its newest batch."""
+        return self.records.get(self.last_batch_id)
+
+    @property
+    def drops_by_position(self) -> bool:
+        """Whether rows carry their positions, so that a range that overlaps what is stored does no harm."""
+        return self.last is not None and self.last.positions is not None
+
+    def text_of(self, batch_id: int) -> str | None:
+        """The recorded text of ``offsets/<batch_id>``."""
+        record = self.records.get(batch_id)
+        return record.offset_log if record else None
+
+    def ledger(self, batch_id: int, previous_batch_id: int | None) -> Ledger:
+        """What the commit of a new run's batch would read of this writer."""
+        return Ledger(
+            writer=Writer(
+                generation=self.generation,
+                last_batch_id=self.last_batch_id,
+                end_offsets=self.end_offsets,
+                run_id=self.run_id,
+                guarantee=self.guarantee,
+                replaced_by=self.replaced_by,
+                is_retired=self.retired_at is not None,
+            ),
+            same_id=self.records.get(batch_id),
+            last=self.last,
+            previous=None if previous_batch_id is None else self.records.get(previous_batch_id),
+        )
+
+
+def checksum_of(name: str) -> str:
+    """The name of the checksum that Hadoop keeps beside a file on a local disk."""
+    folder, _, file = name.rpartition("/")
+    return f"{folder}/.{file}.crc"
+
+
+def side_log_number(offset: Any) -> int | None:
+    """The entry of ``sources/<i>`` that a file source's offset stands for; None where it is no such offset."""
+    if isinstance(offset, dict) and offset.keys() == {"logOffset"} and type(offset["logOffset"]) is int:
+        return int(offset["logOffset"])
+    return None

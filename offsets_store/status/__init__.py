@@ -1,0 +1,1 @@
+"""Where does a query stand, and where may a new one go on?"""

@@ -1,0 +1,96 @@
+"""
+What the ledger tells a reader: where a writer stands, what it published, how far it is behind.
+
+Pure: runs wherever the ledger is read. Invariant: what is unknown is None, never 0 and never empty.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pgonce.offsets_store.offsets.compare import CurrentOffset, Offsets, as_current
+from pgonce.offsets_store.verdict.facts import Guarantee
+
+
+@dataclass(frozen=True)
+class StoredWriter:
+    """
+    Where one writer stands: a streaming query and one sink of it.
+
+    ``run_id`` is the owner, ``batch_id`` the newest published batch, ``end_offsets`` where it ended (source id to
+    offset; a Kafka offset is the next one to read), None where nobody has told. ``guarantee`` is ``offsets`` where a
+    replay needs proof, ``ids`` where batch ids alone are compared, which is weaker. ``replays`` counts the proven
+    replays that were skipped and are still kept, ``disagreements`` what the listener found to differ. A writer with
+    ``replaced_by`` is an old one: that query has its place; one with ``retired_at`` will publish no more. Where rows
+    carry their positions, ``end_offsets`` reach as far as rows are stored, though a batch that is run again may be
+    behind. ``targets`` are the tables of the last batch, by qualified name, with their oids; ``target_change`` says at
+    which batch one of them was last found to be another than before, and how.
+    """
+
+    query_id: str
+    query_name: str | None
+    sink_name: str
+    checkpoint_location: str | None
+    run_id: str | None
+    generation: int
+    batch_id: int | None
+    end_offsets: Offsets | None
+    guarantee: Guarantee
+    replays: int
+    disagreements: int
+    replaces: str | None
+    replaced_by: str | None
+    retired_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    targets: dict[str, int] | None = None
+    target_change: str | None = None
+
+    @property
+    def positions(self) -> list[CurrentOffset]:
+        """One row a topic and partition for Kafka, one a source otherwise; none where the offsets are unknown."""
+        return as_current(self.end_offsets or {})
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """
+    One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None where unknown.
+
+    ``rows`` were published; ``dropped_rows`` were not, for an earlier batch had published them.
+    """
+
+    query_id: str
+    sink_name: str
+    generation: int
+    batch_id: int
+    run_id: str
+    start_offsets: Offsets | None
+    end_offsets: Offsets | None
+    rows: int
+    dropped_rows: int
+    transport: str
+    replays: int
+    committed_at: datetime
+
+
+@dataclass(frozen=True)
+class PartitionLag:
+    """
+    How far one topic and partition (Kafka), or one source otherwise, is behind.
+
+    ``lag`` counts Kafka offsets, transaction markers included. It is None where either side is unknown, and where the
+    newest known offset is older than the stored end. ``measured_at`` is when ``latest_offset`` was true.
+    """
+
+    query_id: str
+    sink_name: str
+    source_id: str | None
+    topic: str | None
+    partition: int | None
+    end_offset: Any
+    latest_offset: Any
+    lag: int | None
+    measured_at: datetime | None

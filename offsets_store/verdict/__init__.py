@@ -1,0 +1,1 @@
+"""What is this batch: new, a replay, or neither? Pure."""

@@ -1,0 +1,244 @@
+"""
+What is this batch to this writer: new, a replay, or something that must not be published?
+
+Pure: runs in the commit, over rows that the commit has locked. Invariant: a batch is skipped only where it is
+proven to be the one that is recorded, and published only where it is proven to follow the recorded one.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from pgonce.offsets_store.offsets.compare import Offsets, goes_back, same, says_which_rows
+from pgonce.offsets_store.offsets.positions import Span, below, furthest, left_out, places
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Writer
+
+
+class Verdict(Enum):
+    """What a batch is to its writer; each name stands in docs/guarantees.md."""
+
+    LANDED = "this very attempt is recorded: the lost answer was COMMIT"
+    FOREIGN = "another query feeds this sink, and nothing proves that it does so with other rows"
+    UNKNOWN = "the ledger has never heard of this query, whose first batch here is not batch 0"
+    FENCED = "this run was the owner, and another run or query is now"
+    DUPLICATE = "this run published or skipped this batch already, under another attempt"
+    REPLAY = "published before, and proven to be the same batch"
+    ADOPTED = "the old job wrote this batch, as adoptCheckpoint says"
+    CHANGED = "its id was published before, and it is not proven to be the same batch"
+    GAP = "the batch before it was never published here"
+    DISJOINT = "it does not start where the last published batch ended"
+    RECREATED = "a topic that it reads was deleted and made anew since"
+    BACKWARD = "its range ends before it starts, or a partition of it vanished"
+    OVERLAP = "some of its rows are stored; their positions tell which"
+    ACCEPTED = "a person has said that this batch may follow"
+    NEW = "the next batch"
+
+
+PUBLISH = frozenset({Verdict.NEW, Verdict.OVERLAP, Verdict.ACCEPTED})
+# What a person may let through, once and on their own word.
+ACCEPTABLE = frozenset({Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT, Verdict.BACKWARD})
+SKIP = frozenset({Verdict.LANDED, Verdict.REPLAY, Verdict.ADOPTED})
+
+
+def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    """
+    Judge ``batch`` against what is recorded; the order of the cases is part of the design.
+
+    An error's words are made elsewhere (:mod:`pgonce.offsets_store.verdict.refused_batch`): this says which case it is.
+    """
+    known = (
+        _first_contact(ledger, batch, remedies)
+        if ledger.writer is None
+        else _known(ledger, ledger.writer, batch, remedies)
+    )
+    return Verdict.BACKWARD if known in PUBLISH and backwards(batch) else known
+
+
+def backwards(batch: Batch) -> list[str]:
+    """The Kafka partitions in which the batch's range goes back, in words."""
+    return goes_back(batch.start, batch.end) or goes_back(batch.start or batch.resumes_at, batch.planned_end)
+
+
+def _known(ledger: Ledger, writer: Writer, batch: Batch, remedies: Remedies) -> Verdict:
+    same_id = ledger.same_id
+    if same_id and same_id.attempt == batch.attempt:
+        return Verdict.LANDED
+    if writer.replaced_by or writer.is_retired or (ledger.was_owner and writer.run_id != batch.run_id):
+        return Verdict.FENCED
+    if ledger.skipped_by not in (None, batch.attempt) or (same_id and same_id.run_id == batch.run_id):
+        return Verdict.DUPLICATE
+    if same_id and batch.batch_id <= writer.last_batch_id and is_same_batch(same_id, batch):
+        return Verdict.REPLAY
+    if recreated(ledger, batch, remedies):
+        return Verdict.RECREATED
+    if batch.span is not None and _has_positions(ledger, writer):
+        return _by_position(ledger, writer, batch, batch.span)
+    if batch.batch_id <= writer.last_batch_id:
+        return Verdict.CHANGED
+    if needs_positions(ledger, batch):
+        return Verdict.DISJOINT
+    if batch.batch_id > writer.last_batch_id + 1:
+        return Verdict.GAP
+    return Verdict.NEW if follows(writer, ledger.last, batch) else Verdict.DISJOINT
+
+
+def recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> list[str]:
+    """The topics whose id is another than when the last batch was published; an unknown id tells nothing."""
+    replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
+    known = replaced if ledger.writer is None else ledger.last
+    before = (known and known.topic_ids) or {}
+    return sorted(topic for topic, now in (batch.topic_ids or {}).items() if before.get(topic, now) != now)
+
+
+def needs_positions(ledger: Ledger, batch: Batch) -> bool:
+    """Whether rows below the batch's end may be stored by position, which only their positions can tell."""
+    stored = ledger.last.positions if ledger.last else None
+    return batch.span is None and stored is not None and (batch.start is None or below(batch.start, stored))
+
+
+def _has_positions(ledger: Ledger, writer: Writer) -> bool:
+    """Whether what is stored says which rows, be it that nothing was selected yet."""
+    by_row = ledger.last is not None and ledger.last.positions is not None
+    return by_row or says_which_rows(writer.end_offsets)
+
+
+def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Verdict:
+    """
+    Judge a batch whose rows carry their positions: batch ids may come again, and ranges may overlap.
+
+    Only the start can be wrong. Within a run Spark begins each batch where the one before ended, whatever of that it
+    has written down; a run's first batch begins where an entry of ``offsets/`` ends.
+    """
+    is_next = batch.batch_id == writer.last_batch_id + 1
+    out_of_order = Verdict.CHANGED if batch.batch_id <= writer.last_batch_id else Verdict.GAP
+    if writer.run_id == batch.run_id:
+        if not is_next:
+            return out_of_order
+        if ledger.last and below(span.first, ledger.last.end):
+            return Verdict.BACKWARD
+    else:
+        start = batch.start or batch.resumes_at
+        if start is None:
+            return out_of_order
+        if not _is_recorded(ledger.previous, batch) and left_out(start, stored_end(ledger)):
+            return Verdict.GAP if batch.batch_id > writer.last_batch_id + 1 else Verdict.DISJOINT
+    return Verdict.NEW if is_next and not below(span.first, stored_positions(ledger)) else Verdict.OVERLAP
+
+
+def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
+    """Whether the entry that the batch begins after is proven to be a published batch's."""
+    return (
+        previous is not None
+        and previous.offset_log not in (None, "")
+        and (previous.offset_log == batch.previous_offset_log)
+    )
+
+
+def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offsets | None:
+    """The positions below which rows are in the target, or were never selected; None where nothing is stored."""
+    if ledger.writer is None:
+        replaced = remedies and remedies.replaces
+        return next((rival.end_offsets for rival in ledger.rivals if rival.query_id == replaced), None)
+    if ledger.last is None or ledger.last.positions is None:
+        return ledger.writer.end_offsets
+    return ledger.last.positions
+
+
+def accepted_positions(ledger: Ledger, batch: Batch) -> Offsets | None:
+    """What is stored, where a person let the batch through: of a topic whose range goes back, nothing counts."""
+    starts, ends = places(batch.start or batch.resumes_at), places(batch.end or batch.planned_end)
+    gone = {place[:2] for place, start in starts.items() if ends and ends.get(place, -1) < start}
+    if batch.span is None:
+        return None
+    return {
+        source_id: {topic: partitions for topic, partitions in topics.items() if (source_id, topic) not in gone}
+        for source_id, topics in furthest(stored_positions(ledger)).items()
+    }
+
+
+def stored_end(ledger: Ledger) -> Offsets:
+    """Where a batch may start at most: past the stored positions lie rows that were not selected."""
+    return furthest(stored_positions(ledger), ledger.writer.end_offsets if ledger.writer else None)
+
+
+def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    if batch.batch_id > 0:
+        if remedies.adopt_checkpoint == batch.batch_id:
+            return Verdict.NEW
+        if remedies.adopt_checkpoint == batch.batch_id + 1:
+            return Verdict.ADOPTED
+        return Verdict.UNKNOWN
+    if remedies.adopt_checkpoint == 1:
+        return Verdict.ADOPTED
+    if remedies.independent:
+        return Verdict.NEW
+    open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
+    if open_rivals or not takes_over(ledger, batch, remedies):
+        return Verdict.FOREIGN
+    if recreated(ledger, batch, remedies):
+        return Verdict.RECREATED
+    overlaps = batch.span is not None and below(batch.span.first, stored_positions(ledger, remedies))
+    return Verdict.OVERLAP if overlaps else Verdict.NEW
+
+
+def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:
+    """
+    Whether batch 0 starts where the query that it ``replaces`` ended (True where it replaces none).
+
+    A partition that the old query never saw may be new; one that it saw must be there, at the stored offset, or below
+    it where the rows carry their positions.
+    """
+    if remedies.replaces is None:
+        return True
+    for rival in ledger.rivals:
+        if rival.query_id == remedies.replaces:
+            return _continues(rival.end_offsets, batch.start, may_overlap=batch.span is not None)
+    return False
+
+
+def _continues(end: Offsets | None, start: Offsets | None, *, may_overlap: bool) -> bool:
+    if end is None or start is None or not says_which_rows(end) or not says_which_rows(start):
+        return False
+    starts = places(start)
+    return end.keys() == start.keys() and all(
+        place in starts and (starts[place] == position or (may_overlap and starts[place] < position))
+        for place, position in places(end).items()
+    )
+
+
+def is_same_batch(recorded: Recorded, batch: Batch) -> bool:
+    """
+    Whether ``batch`` is proven to be the recorded one.
+
+    The text of ``offsets/N`` holds the time at which the batch was planned, so a batch that was planned anew
+    differs even where its offsets read the same. Without the text, offsets are proof only where they say which
+    rows (Kafka), the range is not empty (a no-data batch may emit other rows) and no state is involved. An entry
+    that is not known to be the one with which the batch was planned proves nothing.
+    """
+    if not batch.entry_is_its_own:
+        return False
+    if recorded.offset_log is not None and batch.offset_log is not None:
+        return recorded.offset_log == batch.offset_log
+    if batch.guarantee == "ids":
+        return True
+    return (
+        not batch.stateful
+        and same(recorded.start, batch.start)
+        and same(recorded.end, batch.end)
+        and batch.start != batch.end
+        and says_which_rows(batch.end)
+    )
+
+
+def follows(writer: Writer, last: Recorded | None, batch: Batch) -> bool:
+    """
+    Whether ``batch`` starts where the last published one ended.
+
+    Texts first: an older copy of a checkpoint that was advanced elsewhere has matching file offsets and other
+    files, and only the text of ``offsets/N-1`` tells.
+    """
+    if last is not None and last.offset_log is not None and batch.previous_offset_log is not None:
+        return last.offset_log == batch.previous_offset_log
+    if batch.guarantee == "ids":
+        return True
+    return same(batch.start, writer.end_offsets)

@@ -1,0 +1,126 @@
+"""
+What is known when a batch is judged: the batch itself, and what the ledger says of its writer.
+
+Pure: made in the commit, in recoveries and in tests. Invariant: what is not known is None, and proves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from uuid import UUID
+
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.verdict.reads import Reads
+
+Guarantee = Literal["offsets", "ids"]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """
+    One micro-batch, as the commit sees it.
+
+    ``offset_log`` and ``previous_offset_log`` are the texts of ``offsets/N`` and of the entry before it, which is
+    that of ``previous_batch_id``; None where they cannot be had. ``start`` is inclusive; both offsets map a source's id
+    to its offset. ``resumes_at`` is where the entry before ends, and so where the first batch of a run starts, even
+    where it is not that of the batch before. ``span`` says where the rows lie, if they carry their positions.
+    ``entry_is_its_own`` is False where ``offset_log`` may be another driver's entry of the same number;
+    ``planned_end`` is then where that entry ends, which is reason enough to refuse, and never to publish.
+    ``folders`` are those that Spark describes file sources by, where it can be asked.
+    """
+
+    query_id: str
+    sink_name: str
+    run_id: str
+    batch_id: int
+    attempt: UUID
+    offset_log: str | None
+    previous_offset_log: str | None
+    start: Offsets | None
+    end: Offsets | None
+    stateful: bool
+    query_name: str | None = None
+    checkpoint_location: str | None = None
+    guarantee: Guarantee = "offsets"
+    previous_batch_id: int | None = None
+    resumes_at: Offsets | None = None
+    span: Span | None = None
+    planned_end: Offsets | None = None
+    entry_is_its_own: bool = True
+    topic_ids: dict[str, str] | None = None
+    folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Remedies:
+    """What the user allowed by hand, for a query that the ledger does not know."""
+
+    adopt_checkpoint: int | None = None
+    replaces: str | None = None
+    independent: bool = False
+
+
+@dataclass(frozen=True)
+class Writer:
+    """The writer's row in the ledger; ``reads`` is None where not all that it has read is known."""
+
+    generation: int
+    last_batch_id: int
+    end_offsets: Offsets | None
+    run_id: str
+    guarantee: Guarantee
+    replaced_by: str | None = None
+    is_retired: bool = False
+    targets: dict[str, int] | None = None
+    reads: Reads | None = None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A batch's row in the ledger."""
+
+    batch_id: int
+    run_id: str
+    attempt: UUID
+    start: Offsets | None
+    end: Offsets | None
+    offset_log: str | None
+    positions: Offsets | None = None
+    topic_ids: dict[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Rival:
+    """
+    Another query that feeds the same sink and may have written this one's rows: what speaks for that is ``shares``.
+
+    ``end_offsets`` reach as far as its rows are stored.
+    """
+
+    query_id: str
+    shares: str
+    end_offsets: Offsets | None
+    topic_ids: dict[str, str] | None = None
+    checkpoint_location: str | None = None
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """
+    What the ledger says of this writer and batch, read under the writer's lock.
+
+    ``same_id`` is the record of this batch id, ``last`` that of the newest batch, ``previous`` that of the batch whose
+    entry in ``offsets/`` stands before this one's; ``was_owner`` tells whether this run ever owned the writer;
+    ``skipped_by`` is the attempt with which this run skipped this batch id.
+    """
+
+    writer: Writer | None = None
+    same_id: Recorded | None = None
+    last: Recorded | None = None
+    previous: Recorded | None = None
+    was_owner: bool = False
+    skipped_by: UUID | None = None
+    rivals: tuple[Rival, ...] = ()

@@ -1,0 +1,209 @@
+"""
+Why a batch is refused, in words: what happened, what it means for the data, and what to type next.
+
+Pure: runs in the commit. Invariant: a remedy names only options and commands that exist.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+
+from pgonce.offsets_store.errors import NOTHING, RefusedBatch
+from pgonce.offsets_store.offsets.compare import says_which_rows, tells_which_rows
+from pgonce.offsets_store.verdict.decide import Verdict, backwards, recreated
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Remedies, Rival
+
+
+def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) -> RefusedBatch:
+    """The error for a verdict that neither publishes nor skips."""
+    what, remedy = _WORDS[verdict](ledger, batch, remedies)
+    return RefusedBatch(verdict.name, what, _OTHERS if verdict in _OTHERS_WROTE else NOTHING, remedy)
+
+
+# Verdicts by which rows of a batch of this number are in the target, though not those that were refused.
+_OTHERS_WROTE = (Verdict.FENCED, Verdict.DUPLICATE, Verdict.CHANGED)
+_OTHERS = "Nothing was written this time; what was published before stays, rows and offsets together."
+
+
+def _writer(batch: Batch) -> str:
+    return f"query {batch.query_id} into sink {batch.sink_name!r}"
+
+
+def _doctor(batch: Batch) -> str:
+    where = batch.checkpoint_location or "<checkpoint>"
+    return f"`pgonce doctor {where}` tells where both stand, and `pgonce recover {where}` mends what can be proven."
+
+
+def _mend(ledger: Ledger, batch: Batch) -> str:
+    if batch.span is None and ledger.last is not None and ledger.last.positions is not None:
+        return "The stored rows carry positions: set positionColumns again."
+    return _doctor(batch)
+
+
+def _stored(batch: Batch) -> str:
+    return f"`pgonce offsets {batch.query_id} --starting-offsets`, with replaces={batch.query_id}"
+
+
+def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
+    rivals = "; ".join(f"query {rival.query_id} ({rival.shares})" for rival in ledger.rivals)
+    if remedies.replaces:
+        replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
+        return (
+            f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
+            f"query ended for this sink. Known for this sink: {rivals or 'no other query'}.",
+            f"{_ways_on(replaced, batch) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
+        )
+    return (
+        f"This is batch 0 of {_writer(batch)}, which the ledger does not know; but the same sink is fed already: "
+        f"{rivals}. If both read the same rows (a checkpoint that was lost or moved, a full refresh), these would be "
+        "written a second time.",
+        f"{_ways_on(ledger.rivals[0], batch)} {_BOTH}",
+    )
+
+
+_BOTH = "If both queries are meant to feed this sink, with different rows, set independent=true."
+
+
+def _ways_on(rival: Rival, batch: Batch) -> str:
+    """How to go on where another query ended, by what its source's offsets say, or to load everything again."""
+    query, end = rival.query_id, rival.end_offsets
+    if says_which_rows(end):
+        way = (
+            "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
+            f"`pgonce offsets {query} --starting-offsets` prints, and set replaces={query}."
+        )
+    elif end and all(map(tells_which_rows, end.values())):
+        way = (
+            "To go on where the old query ended, write its checkpoint again with `pgonce new-checkpoint "
+            f"{query} PATH` (for a query that keeps no state), and start it there."
+        )
+    else:
+        place = f" to {rival.checkpoint_location}" if rival.checkpoint_location else ""
+        way = (
+            f"To go on where the old query ended, bring its checkpoint back{place}: its offsets do not say which rows "
+            "come next."
+        )
+    return (
+        f"{way} To load the table again from the beginning, empty it and run `pgonce forget {query} --sink "
+        f"{shlex.quote(batch.sink_name)} --reason ... --yes`."
+    )
+
+
+def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
+    return (
+        f"The ledger has no record of {_writer(batch)}, but Spark runs batch {batch.batch_id} of it: the checkpoint "
+        "has a past that this ledger did not see (another sink, another database, another sinkName; or the ledger was "
+        "dropped or restored since).",
+        f"If batch {batch.batch_id} has NOT been written to the target by other means, set "
+        f"adoptCheckpoint={batch.batch_id}: it and all later ones are published. If it HAS been written already, set "
+        f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "
+        "`pgonce explain replace-your-foreachbatch` tells how to find out.",
+    )
+
+
+def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    writer = ledger.writer
+    if writer and writer.is_retired:
+        return (
+            f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`): it was to "
+            "publish no more.",
+            "Leave this query stopped, or take the sink out of it. If that was a mistake, start a new "
+            f"checkpoint at the stored offsets (`pgonce offsets {batch.query_id} --starting-offsets`), with "
+            f"replaces={batch.query_id}.",
+        )
+    if writer and writer.replaced_by:
+        return (
+            f"The {_writer(batch)} was replaced by query {writer.replaced_by}, which publishes now.",
+            "Leave this query stopped. To bring it back under its own name, give it another sinkName and table.",
+        )
+    owner = writer.run_id if writer else "?"
+    return (
+        f"Run {batch.run_id} of {_writer(batch)} owned this writer, but run {owner} has published since: two drivers "
+        "work on one checkpoint.",
+        f"Leave this driver stopped: run {owner} goes on. `pgonce status` shows the owner. Restarting this one "
+        "while the other runs would only start the contest again.",
+    )
+
+
+def _duplicate(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
+    return (
+        f"Run {batch.run_id} has already handed in batch {batch.batch_id} of {_writer(batch)}: two writers of one "
+        "query share a sink name.",
+        "Give each of them a sinkName of its own (`name=` for a transactional function). Only the first one's rows "
+        "of this batch are in the target; after the change the second starts with adoptCheckpoint=<batch id>.",
+    )
+
+
+def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    known = (
+        "but its record differs from what Spark runs now"
+        if ledger.same_id
+        else "and its record is no longer kept (retainBatches)"
+    )
+    return (
+        f"Batch {batch.batch_id} of {_writer(batch)} was published before, {known}: the checkpoint was restored from "
+        "an older copy or advanced elsewhere, or the source was replaced.",
+        f"{_mend(ledger, batch)} Or bring back its newest copy. If that is lost, start a new checkpoint "
+        f"at the stored offsets: {_stored(batch)}. "
+        f"`pgonce history {batch.query_id}` shows what is recorded.",
+    )
+
+
+def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    last = ledger.writer.last_batch_id if ledger.writer else -1
+    return (
+        f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the last one published here is {last}: the "
+        "database was restored to an earlier state, or the writer is called only for some batches.",
+        f"{_doctor(batch)} If the database was restored, you can also restore the checkpoint of the same time, or "
+        f"start a new checkpoint at the stored offsets ({_stored(batch)}). In "
+        "foreachBatch, call the writer for every batch, empty ones too, and let its errors out of the function.",
+    )
+
+
+def _disjoint(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    end = ledger.writer.end_offsets if ledger.writer else None
+    return (
+        f"Batch {batch.batch_id} of {_writer(batch)} does not follow what was published last: it was planned after "
+        f"another batch {batch.batch_id - 1} than the recorded one. It starts at {batch.start}; the stored end is "
+        f"{end}. Rows would be lost or doubled.",
+        f"{_mend(ledger, batch)} Or bring back the checkpoint that this ledger belongs to (an older copy was advanced "
+        f"elsewhere). If it is lost, start a new checkpoint at the stored offsets: {_stored(batch)}.",
+    )
+
+
+def _recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
+    return (
+        f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger, batch, remedies))}, which was "
+        "deleted and made anew since the last batch was published. By its offsets it looks like the old one; its rows "
+        "that lie before the stored end would never be read.",
+        "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
+        "stored ones).",
+    )
+
+
+def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    last = ledger.last.end if ledger.last else None
+    reasons = backwards(batch) or [
+        f"its first rows are {batch.span and batch.span.first}, the last batch ended at {last}"
+    ]
+    return (
+        f"The range of batch {batch.batch_id} of {_writer(batch)} goes back: "
+        f"{'; '.join(reasons)}. "
+        "The topic was deleted and made anew, or lost partitions.",
+        "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
+        "stored ones).",
+    )
+
+
+_WORDS: dict[Verdict, Callable[[Ledger, Batch, Remedies], tuple[str, str]]] = {
+    Verdict.FOREIGN: _foreign,
+    Verdict.UNKNOWN: _unknown,
+    Verdict.FENCED: _fenced,
+    Verdict.DUPLICATE: _duplicate,
+    Verdict.CHANGED: _changed,
+    Verdict.GAP: _gap,
+    Verdict.DISJOINT: _disjoint,
+    Verdict.RECREATED: _recreated,
+    Verdict.BACKWARD: _backward,
+}

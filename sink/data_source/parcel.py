@@ -1,0 +1,93 @@
+"""
+What a task hands to the commit: its rows, or the promise that others have them, and which batch they belong to.
+
+Made in tasks, opened in the commit worker. Invariant: identity travels in the parcels, because the commit worker is
+told nothing but the batch id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+from pyspark.sql.datasource import WriterCommitMessage
+
+from pgonce.offsets_store.errors import NOTHING
+from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.errors import SparkError
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.positions.reach import Reach
+
+_PARTITIONS_AT_FULL_SIZE = 8
+
+
+@dataclass(frozen=True)
+class Parcel(WriterCommitMessage):
+    """
+    One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts,
+    or as which task attempt's the batch's ``receiver``, if it has one, took them.
+
+    Where rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` those of all rows.
+
+    Rows in the staging table under other marks are not wanted: of attempts that Spark did not choose, and of COPYs that
+    were done again.
+    """
+
+    origin: Origin
+    partition_id: int
+    rows: int
+    bodies: tuple[bytes, ...] = ()
+    staged: tuple[tuple[int, int], ...] = ()
+    positions: tuple[pa.RecordBatch, ...] = ()
+    reach: Reach = field(default_factory=dict)
+    receiver: Receiver | None = None
+    received_as: int | None = None
+
+    @property
+    def way(self) -> str:
+        """How the rows travel, in the ledger's words."""
+        return "staged" if self.staged else "inline" if self.received_as is None else "received"
+
+    def __repr__(self) -> str:
+        # Spark may log messages; rows do not belong there.
+        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {self.way})"
+
+
+def inline_cap(inline_bytes: int, partition_id: int) -> int:
+    """
+    How many bytes the task of this partition may send inline.
+
+    Tasks do not know how many they are, and four of 200 MB killed a driver: the first eight partitions get
+    ``inline_bytes`` each, later ones 1/4, 1/9, ... of it, so that all together stay below 13.2 times ``inline_bytes``
+    (8 * pi^2 / 6), however many partitions there are.
+    """
+    ring = 1 + partition_id // _PARTITIONS_AT_FULL_SIZE
+    return inline_bytes // (ring * ring)
+
+
+def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) -> tuple[Origin, list[Parcel]]:
+    """
+    The parcels of a batch and the origin that they share.
+
+    :raises SparkError: where a task sent nothing (Spark drops the rows of a continuous query), or where they belong
+        to different batches.
+    """
+    parcels = [message for message in messages if isinstance(message, Parcel)]
+    if not parcels or len(parcels) < len(messages):
+        raise SparkError(
+            "NO_ROWS_DELIVERED",
+            f"Spark asked to commit batch {batch_id}, but {len(messages) - len(parcels)} of its {len(messages)} tasks "
+            "delivered nothing. That is what the continuous trigger does with a Python sink: it drops every row.",
+            NOTHING,
+            "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
+        )
+    origin = parcels[0].origin
+    if any(parcel.origin != origin for parcel in parcels) or origin.batch_id != batch_id:
+        raise SparkError(
+            "MIXED_BATCHES",
+            f"The commit messages of batch {batch_id} belong to different batches or runs.",
+            NOTHING,
+            "Start the query again; if this comes back, report it with the driver's log.",
+        )
+    return origin, parcels

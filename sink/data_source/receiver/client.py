@@ -1,0 +1,119 @@
+"""
+What do tasks and the commit say to the receiver?
+
+Runs in tasks and in the commit worker. Invariant: rows are promised only once the receiver has said that it holds them
+all, and while nobody knows what became of them they are called lost, never committed.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.receiver.error_messages import from_message, lost
+from pgonce.sink.data_source.receiver.line import BROKEN, CONNECT_SECONDS, SILENT, Line, Receiver
+from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.identity.origin import Origin
+
+_log = logging.getLogger("pgonce")
+
+
+def send_rows(
+    receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int, bodies: Iterable[tuple[bytes, int]]
+) -> int | None:
+    """
+    Send all rows of a task attempt, as bodies with their numbers of rows; how many they were.
+
+    None where the receiver cannot be reached, or wants no more rows of this batch: nothing was taken of ``bodies``.
+
+    :raises ReceiverError: where it is lost on the way.
+    """
+    line = _line_for_rows(receiver, origin, partition_id, attempt_id)
+    if line is None:
+        return None
+    rows = 0
+    try:
+        for body, count in bodies:
+            # Not around the loop: what fails in making a body is another matter.
+            with _broken_is_lost(at_commit=False):
+                # An empty body would say that no more come.
+                if body:
+                    line.send_body(body)
+            rows += count
+        with _broken_is_lost(at_commit=False):
+            line.send_body(b"")
+            line.say(rows=rows)
+            line.hear()
+    finally:
+        line.close()
+    return rows
+
+
+def finish(receiver: Receiver, origin: Origin, promise: Promise) -> Verdict:
+    """
+    Have the batch committed, and wait for it; the verdict, for which the ledger is to be asked.
+
+    :raises ReceiverError: RECEIVER_LOST, where nobody answers; whether the batch was committed is then in the ledger,
+        if it ``leaves_unknown``.
+    :raises PgonceError: what the commit in the receiver raised.
+    """
+    with _broken_is_lost(at_commit=False):
+        line = receiver.dial()
+    with _broken_is_lost(at_commit=True), closing(line):
+        promised = {"origin": asdict(origin), "bodies": len(promise.inline), "promise": promise.as_message()}
+        line.say(say="finish", token=str(receiver.token), **promised)
+        for body in promise.inline:
+            line.send_body(body)
+        while True:
+            answer = line.hear()
+            if "error" in answer:
+                raise from_message(answer["error"])
+            if "verdict" in answer:
+                return Verdict[answer["verdict"]]
+
+
+def give_up(receiver: Receiver) -> None:
+    """Tell the receiver that the batch has failed, if it is still there."""
+    try:
+        with closing(receiver.dial(CONNECT_SECONDS)) as line:
+            line.say(say="give up", token=str(receiver.token))
+            line.hear()
+    except BROKEN as error:
+        _log.info("a receiver is not told that its batch has failed: %s", error)
+
+
+# Where nobody answers in time: behind a firewall, or frozen. No task of this worker waits for it again.
+_unreachable: set[tuple[str, int]] = set()
+
+
+def _line_for_rows(receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
+    where = (receiver.host, receiver.port)
+    if where in _unreachable:
+        return None
+    try:
+        line = receiver.dial()
+        try:
+            who = {"origin": asdict(origin), "partition_id": partition_id, "attempt_id": attempt_id}
+            line.say(say="rows", token=str(receiver.token), **who)
+            if line.hear()["taken"]:
+                return line
+        except BaseException:
+            line.close()
+            raise
+        line.close()
+    except BROKEN as error:
+        if isinstance(error, SILENT):
+            _unreachable.add(where)
+        _log.warning("partition %s is staged: no receiver answers at %s:%s: %s", partition_id, *where, error)
+    return None
+
+
+@contextmanager
+def _broken_is_lost(*, at_commit: bool) -> Iterator[None]:
+    try:
+        yield
+    except BROKEN as error:
+        raise lost(error, at_commit=at_commit) from error

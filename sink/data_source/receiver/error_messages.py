@@ -1,0 +1,92 @@
+"""
+What can go wrong with a receiver, and how do errors get from its process to the commit worker?
+
+Runs at both ends. Invariant: an error says on this side of the line what it said on the other.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+
+from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError
+from pgonce.sink.data_source.receiver.line import SILENT
+
+_log = logging.getLogger("pgonce.receiver")
+
+_ASKED = (
+    "When the ledger was asked, the batch was not committed. If that process lives and goes on, it still may be: its "
+    "rows and its offsets together, or neither."
+)
+_REMEDY = "Start the query again: Spark runs the batch again from its source."
+
+
+class ReceiverError(PgonceError):
+    """The process on the driver that took the rows of a batch does not have them, or does not answer."""
+
+    @property
+    def leaves_unknown(self) -> bool:
+        """Whether the batch may have been committed all the same, which only the ledger tells."""
+        return self.data != NOTHING
+
+
+def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
+    """The error for a receiver that does not answer; ``at_commit``, once it was told which rows are promised."""
+    why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
+    return ReceiverError(
+        "RECEIVER_LOST",
+        f"The process on the driver that received this batch's rows does not answer: {why}.",
+        _ASKED if at_commit else NOTHING,
+        "Start the query again: the ledger tells, and Spark runs the batch again from its source where it has to.",
+    )
+
+
+def without_rows(what: str) -> ReceiverError:
+    """The error for a receiver that does not have what the commit messages promise."""
+    return ReceiverError("ROWS_NOT_RECEIVED", what, NOTHING, _REMEDY)
+
+
+def not_kept(verdict: str, batch_id: int) -> ReceiverError:
+    """The error for a batch that is done by the receiver's word, and not by the ledger's."""
+    return ReceiverError(
+        "NOT_IN_LEDGER",
+        f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), and "
+        "the ledger does not have it.",
+        _ASKED,
+        "Start the query again: Spark runs the batch again from its source. If the database was restored or failed "
+        "over just now, it may lack other batches too: `pgonce doctor` tells. Otherwise report it.",
+    )
+
+
+def in_words(error: Exception) -> PgonceError:
+    """
+    ``error`` itself, or one of ours for one that nobody thought of.
+
+    That one is logged without its text, which may show a row.
+    """
+    if isinstance(error, PgonceError):
+        return error
+    _log.error("%s:\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    what = f"The receiver failed with {type(error).__name__}; where, is in the driver's standard error."
+    # It may have failed past COMMIT.
+    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this comes back, report it.")
+
+
+def as_message(error: Exception) -> list[str]:
+    """``error`` in a form that goes over the line."""
+    said = in_words(error)
+    return [type(said).__name__, said.code, said.what, said.data, said.remedy]
+
+
+def from_message(message: list[str]) -> PgonceError:
+    """The error that was sent."""
+    name, *words = message
+    kinds = {kind.__name__: kind for kind in _kinds(PgonceError)}
+    return kinds.get(name, CommitError)(*words)
+
+
+def _kinds(root: type[PgonceError]) -> Iterator[type[PgonceError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)

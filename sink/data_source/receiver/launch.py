@@ -1,0 +1,153 @@
+"""
+How does a batch that is planned get a receiver?
+
+Runs in the planner's worker. Invariant: a receiver is a matter of speed: where none can be had, rows travel as they do
+without one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import queue
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from ipaddress import ip_address
+from typing import IO, cast
+from uuid import uuid4
+
+from pyspark.sql.types import StructType
+
+from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.data_source.receiver.certificate import new_identity
+from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Receiver
+from pgonce.sink.data_source.receiver.messages import Plan, Start
+from pgonce.sink.options import AUTOMATIC, SinkOptions
+
+_log = logging.getLogger("pgonce.receiver")
+
+# Ctrl-C in the user's terminal is for the driver, which may end its query in order.
+_RUN = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    "from pgonce.sink.data_source.receiver.process import main; main()"
+)
+# A receiver reads at once, but for the second in which it starts.
+_UNREAD_ORDERS = 64
+
+
+class _Running:
+    """
+    A receiver that this worker has started.
+
+    What it is told is written by a thread: a batch does not wait for a receiver that does not read.
+    """
+
+    def __init__(self, host: str) -> None:
+        identity = new_identity()
+        with _listening(host) as listening:
+            self._process = subprocess.Popen(  # noqa: S603 (this very Python)
+                [sys.executable, "-c", _RUN, str(listening.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                pass_fds=[listening.fileno()],
+                # As this worker finds its modules: Spark adds --py-files to the path, not to the environment.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            self.host, self.port = host, int(listening.getsockname()[1])
+        self.certificate, self.secret = identity.certificate, secrets.token_bytes(SECRET_BYTES)
+        self._orders: queue.Queue[Start | Plan | None] = queue.Queue(_UNREAD_ORDERS)
+        self._orders.put(Start(identity, self.secret, os.getppid()))
+        self._writing = threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True)
+        self._writing.start()
+
+    def expects(self, plan: Plan) -> bool:
+        """Tell it of a batch; False where it is gone, or has stopped reading."""
+        with suppress(queue.Full):
+            if self._process.poll() is None and self._writing.is_alive():
+                self._orders.put_nowait(plan)
+                return True
+            self._orders.put_nowait(None)
+        # Where it does not read it is frozen, perhaps with another query's transaction, which its successor will need.
+        self._process.kill()
+        self._process.wait()
+        return False
+
+    def _write_orders(self) -> None:
+        pipe = cast("IO[bytes]", self._process.stdin)
+        with suppress(OSError), pipe:
+            while (order := self._orders.get()) is not None:
+                pickle.dump(order, pipe)
+                pipe.flush()
+
+
+# By the host at which they listen.
+_running: dict[str, _Running] = {}
+
+
+def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | None:
+    """
+    A receiver that expects a batch with these columns; None where there is none, or is to be none.
+
+    :raises ConfigurationError: where ``receiver`` names no address of this host, and never did; or where no certificate
+        can be made.
+    """
+    if options.receiver is None:
+        return None
+    if "SPARK_REUSE_WORKER" not in os.environ:
+        _log.warning("there is no receiver: spark.python.worker.reuse is off, and every batch would start another")
+        return None
+    plan = Plan(uuid4(), options, struct_type)
+    try:
+        host = _host_towards(options.commit.url) if options.receiver == AUTOMATIC else options.receiver
+        running = _running.get(host)
+        if running is None or not running.expects(plan):
+            running = _running[host] = _Running(host)
+            running.expects(plan)
+    except (PgonceError, OSError) as error:
+        _host_towards.cache_clear()
+        if isinstance(error, ConfigurationError) and _is_for_good(error, options):
+            raise
+        _log.warning("there is no receiver for this batch: %s", error)
+        return None
+    return Receiver(running.host, running.port, running.certificate, running.secret, plan.token)
+
+
+def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:
+    return error.code == "NO_RECEIVER_TLS" or options.receiver not in (AUTOMATIC, *_running)
+
+
+@cache
+def _host_towards(url: str) -> str:
+    """The address of this host that faces Postgres: what is near to the server is near to its executors, too."""
+    with connect(url) as connection, socket.socket(fileno=os.dup(connection.fileno())) as connected:
+        if connected.family == socket.AF_UNIX:
+            return "127.0.0.1"
+        host: str = connected.getsockname()[0]
+        return host
+
+
+@contextmanager
+def _listening(host: str) -> Iterator[socket.socket]:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
+        listening = socket.create_server((host, 0), family=family, backlog=128)
+    except (OSError, UnicodeError) as error:
+        raise _no_host(host, f"this driver cannot listen there: {error}") from None
+    if ip_address(address[0]).is_unspecified:
+        listening.close()
+        raise _no_host(host, "that is every address, and none that a task could ring")
+    with listening:
+        yield listening
+
+
+def _no_host(host: str, why: str) -> ConfigurationError:
+    remedy = "Name an address of the driver's host that executors reach, or use receiver=auto."
+    return bad_option("NO_RECEIVER_HOST", f"receiver={host!r}: {why}.", remedy)

@@ -1,0 +1,99 @@
+"""
+What became of a batch that the receiver is told to commit?
+
+Runs in the commit worker. Invariant: nothing counts as done that the ledger does not hold, whatever the receiver says;
+and while the ledger cannot be asked, the outcome is called unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+import psycopg
+import sqlalchemy.exc
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.commit.one_try import Question
+from pgonce.offsets_store.commit.retrying import unknown_outcome, what_became_of
+from pgonce.offsets_store.errors import PgonceError, RefusedBatch
+from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
+from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.data_source.receiver.client import finish
+from pgonce.sink.data_source.receiver.error_messages import ReceiverError, not_kept
+from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.options import SinkOptions
+
+_log = logging.getLogger("pgonce")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What became of the batch, and whether staging tables up to it may be left."""
+
+    verdict: Verdict
+    may_sweep: bool
+
+
+def finished(
+    options: SinkOptions,
+    receiver: Receiver,
+    origin: Origin,
+    promise: Promise,
+    identified: Callable[[], Batch],
+    name_sink: Callable[[Connection], str],
+) -> Answer:
+    """
+    Have the receiver commit the batch, and look into the ledger whether it did; where it is lost, too.
+
+    :raises ReceiverError: where the batch is not done.
+    :raises RefusedBatch: where the ledger says that it can never be.
+    :raises CommitError: COMMIT_UNKNOWN, where the ledger cannot be asked.
+    :raises PgonceError: what the commit in the receiver raised.
+    """
+    claimed: Verdict | None = None
+    try:
+        claimed = finish(receiver, origin, promise)
+        failure, said = not_kept(claimed.name, origin.batch_id), f"says that it is done ({claimed.name})"
+    except ReceiverError as error:
+        failure, said = error, f"may have committed it: {error.what}"
+    kept = _kept(options, origin, receiver.token)
+    verdict = _by_token(kept, claimed) if kept else None
+    if verdict is None:
+        try:
+            # The receiver's transaction may still be open, or on its way to COMMIT.
+            verdict = what_became_of(options.commit, identified(), Question(name_sink))
+        except RefusedBatch:
+            raise
+        except PgonceError as error:
+            if not failure.leaves_unknown:
+                raise
+            raise unknown_outcome(
+                f"The receiver of batch {origin.batch_id} {said.rstrip('.')}. The ledger could not be asked since: "
+                f"{error.what}"
+            ) from None
+        if verdict in PUBLISH:
+            raise failure
+    return Answer(verdict, kept is None or kept.may_sweep)
+
+
+def _kept(options: SinkOptions, origin: Origin, token: UUID) -> KeptAttempt | None:
+    """What the ledger has of the attempt; None where it does not say, and is to be asked with patience."""
+    try:
+        return kept_attempt(options.commit.url, origin.query_id, options.sink_label, origin.batch_id, token)
+    except (PgonceError, psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
+        # By its kind: another's text may be a statement.
+        _log.info("the ledger is asked again under the writer's lock: %s", type(error).__name__)
+        return None
+
+
+def _by_token(kept: KeptAttempt, claimed: Verdict | None) -> Verdict | None:
+    """What the ledger has of the attempt, in the receiver's words where it has said them; None for nothing."""
+    if kept.published:
+        return claimed if claimed not in (None, Verdict.REPLAY) else Verdict.LANDED
+    return Verdict.REPLAY if kept.skipped else None

@@ -1,0 +1,220 @@
+"""
+The receiver: takes the rows of batches that its planner's worker has planned, and commits them.
+
+A process of its own, on the driver, started by the planner's worker (Spark ends idle workers after a minute, and a
+batch may last longer). Invariant: it outlives neither Spark's daemon nor, where nothing is left to do, its planner.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import socket
+import ssl
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+from uuid import UUID
+
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.receiver.certificate import context_of
+from pgonce.sink.data_source.receiver.error_messages import as_message, in_words, without_rows
+from pgonce.sink.data_source.receiver.line import BROKEN, Line
+from pgonce.sink.data_source.receiver.messages import Plan, Promise, Start
+from pgonce.sink.data_source.receiver.reception import Reception
+from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+
+_log = logging.getLogger("pgonce.receiver")
+
+# The first large task of a batch may be a slow one.
+IDLE_SECONDS = 600.0
+# Where the planner's worker is gone, no other batch is planned here.
+LEFT_ALONE_SECONDS = 60.0
+# A task may ring before the plan has been read, for both are sent at once.
+_PLAN_SECONDS = 10.0
+# Of so many batches that are over it is known that no plan will come.
+_REMEMBERED = 100
+_LOOK_SECONDS = 0.5
+_SAY_ALIVE_SECONDS = 1.0
+# A stranger may ring and say nothing, or keep more lines open than this process may have.
+_IDENTIFY_SECONDS = 10
+_DEAF_SECONDS = 0.1
+
+
+class Receptions:
+    """The batches that may still be committed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._planned: dict[UUID, Reception] = {}
+        self._over: deque[UUID] = deque(maxlen=_REMEMBERED)
+        self._used_at = time.monotonic()
+        self.is_alone = False
+
+    def plan(self, plan: Plan) -> None:
+        """A batch was planned; an earlier one of the same writer is over."""
+        reception = Reception(plan.token, plan.options, plan.struct_type)
+        with self._changed:
+            over = [token for token, other in self._planned.items() if other.writer == reception.writer]
+            for token in over:
+                self._drop(token)
+            self._planned[plan.token] = reception
+            self._used_at = time.monotonic()
+            self._changed.notify_all()
+
+    def of(self, token: UUID) -> Reception | None:
+        """The reception of a planned batch, None where it is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: token in self._planned or token in self._over, timeout=_PLAN_SECONDS)
+            return self._planned.get(token)
+
+    def end(self, token: UUID) -> None:
+        """The batch is committed, or has failed."""
+        with self._changed:
+            self._drop(token)
+            self._used_at = time.monotonic()
+
+    def _drop(self, token: UUID) -> None:
+        reception = self._planned.pop(token, None)
+        self._over.append(token)
+        if reception is not None:
+            reception.give_up()
+
+    def wake(self) -> None:
+        """Wake transactions that wait: they may have waited too long."""
+        with self._changed:
+            receptions = list(self._planned.values())
+        for reception in receptions:
+            reception.look_at_clock()
+
+    def has_work(self) -> bool:
+        """Whether a batch may still come, or be finished."""
+        with self._changed:
+            idle_seconds = time.monotonic() - self._used_at
+            is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
+            return not is_idle or any(reception.may_be_finished() for reception in self._planned.values())
+
+
+def main() -> None:
+    """Run until there is nothing left to do; the one argument is the descriptor of the socket to listen at."""
+    listening = socket.socket(fileno=int(sys.argv[1]))
+    start: Start = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
+    receptions = Receptions()
+    _beside(_take_plans, receptions)
+    _beside(_answer, listening, context_of(start.identity), start.secret, receptions)
+    while receptions.has_work() and _lives(start.daemon_pid):
+        receptions.wake()
+        time.sleep(_LOOK_SECONDS)
+    # Not by returning, for threads may be waiting: Postgres aborts what is open.
+    os._exit(0)
+
+
+def _beside(target: Callable[..., None], *arguments: Any) -> None:
+    threading.Thread(target=target, args=arguments, daemon=True).start()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _take_plans(receptions: Receptions) -> None:
+    try:
+        while True:
+            receptions.plan(pickle.load(sys.stdin.buffer))  # noqa: S301 (as above)
+    except EOFError:
+        receptions.is_alone = True
+    except Exception:  # noqa: BLE001 (without plans every task would wait in vain)
+        _log.exception("the planner's worker is not understood")
+        os._exit(1)
+
+
+def _answer(listening: socket.socket, context: ssl.SSLContext, secret: bytes, receptions: Receptions) -> None:
+    while True:
+        try:
+            connected, _ = listening.accept()
+            _beside(_converse, connected, context, secret, receptions)
+        except (OSError, RuntimeError) as error:
+            _log.warning("a line was not taken: %s", error)
+            time.sleep(_DEAF_SECONDS)
+
+
+def _converse(connected: socket.socket, context: ssl.SSLContext, secret: bytes, receptions: Receptions) -> None:
+    try:
+        with closing(Line(connected, context, _IDENTIFY_SECONDS, dialled=False)) as line:
+            line.refuse_stranger(secret)
+            line.be_patient(0)
+            message = line.hear()
+            token = UUID(message["token"])
+            match message["say"]:
+                case "rows":
+                    _take_rows(line, message, receptions.of(token))
+                case "finish":
+                    _finish(line, message, receptions, token)
+                case "give up":
+                    receptions.end(token)
+                    line.say(over=True)
+    except BROKEN as error:
+        _log.info("a line broke: %s", error)
+    except Exception as error:  # noqa: BLE001 (whoever rang is told by the line's end)
+        _log.error("a line was not understood: %s", in_words(error))
+
+
+def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:
+    who = _origin(message), message["partition_id"], message["attempt_id"]
+    sending = reception.open(*who) if reception else None
+    line.say(taken=sending is not None)
+    if reception is None or sending is None:
+        return
+    try:
+        while body := line.next_body():
+            if not reception.take(sending, body):
+                return
+        reception.end(sending, line.hear()["rows"])
+        line.say(kept=True)
+    finally:
+        reception.close(sending)
+
+
+def _origin(message: dict[str, Any]) -> Origin:
+    words = message["origin"]
+    planned = words["planned"] and OffsetLogEntry(**words["planned"])
+    return Origin(**{**words, "planned": planned})
+
+
+def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: UUID) -> None:
+    answers: list[dict[str, Any]] = []
+
+    def commit() -> None:
+        try:
+            promise = Promise.from_message(message["promise"], bodies)
+            answers.append({"verdict": _committed(receptions.of(token), _origin(message), promise).name})
+        except Exception as error:  # noqa: BLE001 (the commit worker raises it)
+            answers.append({"error": as_message(error)})
+
+    try:
+        bodies = tuple(line.next_body() for _ in range(message["bodies"]))
+        committing = threading.Thread(target=commit, daemon=True)
+        committing.start()
+        while committing.is_alive():
+            committing.join(_SAY_ALIVE_SECONDS)
+            if committing.is_alive():
+                line.say(alive=True)
+    finally:
+        # Also where the commit worker has hung up: it tells Spark that the batch has failed.
+        receptions.end(token)
+    line.say(**answers[0])
+
+
+def _committed(reception: Reception | None, origin: Origin, promise: Promise) -> Verdict:
+    if reception is None:
+        raise without_rows("The receiver knows nothing of this batch: it was told that it has failed.")
+    return reception.finish(origin, promise)

@@ -1,0 +1,156 @@
+"""
+``df.writeStream.format("pgonce")``: what Spark calls, and where.
+
+The planner's worker and the commit worker both build the writer, for every batch; tasks run ``write``; the commit
+worker runs ``commit`` or ``abort``. Invariant: nothing is kept between calls but connections and receivers; identity
+comes with the commit messages, offsets from the checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from pgonce.offsets_store.errors import NOTHING, PgonceError
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.border import called_by_spark
+from pgonce.sink.data_source.commit_parcels import commit_parcels
+from pgonce.sink.data_source.freeze_heap import settle
+from pgonce.sink.data_source.on_executors import reduced
+from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.receiver.client import give_up
+from pgonce.sink.data_source.receiver.launch import receiver_for
+from pgonce.sink.data_source.task_writer import TaskWriter
+from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encode_columns, refuse_more_columns_than
+from pgonce.sink.errors import SparkError
+from pgonce.sink.identity.origin import OffsetLogEntry
+from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.identity.planning import planned_entry
+from pgonce.sink.options import SinkOptions, parse_options
+from pgonce.sink.staging.table import drop_staging_table
+from pgonce.sink.target.first_look import look_once
+
+_log = logging.getLogger("pgonce")
+
+
+class PgonceDataSource(DataSource):
+    """The data source ``pgonce``: a streaming sink, and nothing else."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        self.options = options
+        self._plans = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In the commit worker, which alone is sent this pickled; the planner's worker makes its own."""
+        self.__dict__.update(state)
+        self._plans = False
+
+    @classmethod
+    def name(cls) -> str:
+        """What users put into ``format(...)``."""
+        return "pgonce"
+
+    @called_by_spark
+    def schema(self) -> StructType:
+        """Spark asks for this when somebody reads."""
+        raise SparkError(
+            "NOT_A_SOURCE", "pgonce writes streams; it does not read.", NOTHING, "Read with Spark's jdbc source."
+        )
+
+    @called_by_spark
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
+        """Spark calls this for a batch write, which has no offsets to be exactly-once by."""
+        raise SparkError(
+            "NOT_A_BATCH_SINK",
+            "pgonce writes streams; a batch DataFrame has no batch id and no offsets.",
+            NOTHING,
+            "Use df.writeStream, or Spark's jdbc writer for a batch.",
+        )
+
+    @called_by_spark
+    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
+        """
+        Build the writer of one batch.
+
+        :raises PgonceError: where the options, the schema or the checkpoint do not allow one; no row has moved yet.
+        """
+        options = parse_options(self.options, overwrite=overwrite)
+        if options.positions:
+            options.positions.check(schema)
+        encode_columns(schema)
+        # At the first batch, not at the first that is too large to travel inline.
+        why = "rows may have to be staged, which takes a column more; foreachBatch with PostgresBatchWriter needs none"
+        refuse_more_columns_than(schema, STAGED_COLUMNS, why)
+        # Not for the commit: another driver may have committed this very batch, which is for the ledger to say; and an
+        # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
+        planned = planned_entry(options) if self._plans else None
+        writer = StreamWriter(options, schema, planned)
+        if self._plans:
+            writer.look_first()
+            writer.find_receiver()
+        settle("planning")
+        return writer
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One batch's writer: Spark pickles it to the tasks, and builds it anew for the commit."""
+
+    def __init__(self, options: SinkOptions, struct_type: StructType, planned: OffsetLogEntry | None) -> None:
+        self.options = options
+        # After Spark has dated the entry, if there is to be one.
+        self.task_writer = TaskWriter(options, struct_type, planned, int(time.time() * 1000))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """On its way to the tasks: where pgonce is missing there, the task says so in words."""
+        return reduced(self)
+
+    def look_first(self) -> None:
+        """In the planner's worker: refuse a target that does not fit, before a row is computed."""
+        planned, columns = self.task_writer.planned, encode_columns(self.task_writer.written_type)
+        # The login of a later batch may be refused while a password is changed, for which the commit waits.
+        is_first = planned is not None and planned.batch_id == 0
+        look_once(self.options, self.options.commit.url, self.options.destination, columns, at_the_door=is_first)
+
+    def find_receiver(self) -> None:
+        """In the planner's worker: find a receiver for what is too large for commit messages, if there is to be one."""
+        receiver = receiver_for(self.options, self.task_writer.written_type)
+        self.task_writer = replace(self.task_writer, receiver=receiver)
+
+    @called_by_spark
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
+        """In a task: encode the partition."""
+        parcel = self.task_writer.write(iterator)
+        settle("writing")
+        return parcel
+
+    @called_by_spark
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        """In the commit worker: publish the batch, or skip it."""
+        commit_parcels(self.options, encode_columns(self.task_writer.written_type), messages, batchId)
+        settle("committing")
+
+    @called_by_spark
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
+        """
+        In the commit worker, when a batch failed: drop what its tasks staged, and what was received.
+
+        A commit that is still under way holds a lock on that table, so it is never taken from under it.
+        """
+        parcels = [message for message in messages if isinstance(message, Parcel)]
+        for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:
+            give_up(receiver)
+        origins = {parcel.origin for parcel in parcels if parcel.staged}
+        try:
+            for origin in origins:
+                with connect(self.options.commit.url, autocommit=True) as connection:
+                    drop_staging_table(connection, staging_table(self.options, origin).name)
+        except (psycopg.Error, PgonceError) as error:
+            _log.warning("a staging table is left for the next sweep: %s", error)

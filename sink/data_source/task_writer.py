@@ -1,0 +1,133 @@
+"""
+What happens to the rows of one partition?
+
+Runs in a task, on an executor. Invariant: a task touches neither the target nor the ledger's verdicts; all that it
+does may be done twice, or in vain.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.types import StructType
+
+from pgonce.offsets_store.errors import NOTHING
+from pgonce.sink.data_source.parcel import Parcel, inline_cap
+from pgonce.sink.data_source.receiver.client import send_rows
+from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.errors import SparkError
+from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.options import SinkOptions
+from pgonce.sink.positions.reach import Reach, reach, widen
+from pgonce.sink.staging.stager import Stager
+
+
+@dataclass(frozen=True)
+class TaskWriter:
+    """Encodes a partition and sends it inline; where it is too large, to the receiver or the batch's staging table."""
+
+    options: SinkOptions
+    struct_type: StructType
+    planned: OffsetLogEntry | None
+    planned_by_ms: int | None = None
+    receiver: Receiver | None = None
+
+    @property
+    def written_type(self) -> StructType:
+        """The columns that go into the target."""
+        return self.options.positions.without(self.struct_type) if self.options.positions else self.struct_type
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
+        """
+        Encode ``batches``; the parcel is what Spark brings to the commit.
+
+        :raises EncodingError: for a value that Postgres cannot hold.
+        :raises StagingError: where rows must be staged and this executor cannot.
+        :raises ConnectError: where Postgres stayed away while rows were to be staged.
+        :raises ReceiverError: where the receiver was lost while it took the rows.
+        """
+        context = TaskContext.get()
+        if context is None:
+            raise SparkError("NO_TASK", "write() was called outside a Spark task.", NOTHING, "Let Spark call it.")
+        origin = self._origin(context)
+        partition_id, attempt_id = context.partitionId(), context.taskAttemptId()
+        columns = self.options.positions
+        written = self.written_type
+        encoder = CopyEncoder(written)
+        cap = inline_cap(self.options.inline_bytes, partition_id)
+        held: list[pa.RecordBatch] = []
+        positions: list[pa.RecordBatch] = []
+        bodies: list[bytes] = []
+        size = 0
+        for batch in batches:
+            if columns:
+                positions.append(columns.of(batch))
+                size += positions[-1].nbytes
+            body = encoder.encode(batch.select(written.names) if columns else batch)
+            held.append(batch)
+            size += len(body)
+            if size > cap:
+                positions.clear()
+                if self.receiver:
+                    encoded = itertools.chain(zip([*bodies, body], held, strict=True), _encoded(encoder, batches))
+                    sent = ((body, batch.num_rows) for body, batch in encoded)
+                    rows = send_rows(self.receiver, origin, partition_id, attempt_id, sent)
+                    if rows is not None:
+                        return Parcel(origin, partition_id, rows, receiver=self.receiver, received_as=attempt_id)
+                bodies.clear()
+                return self._staged(origin, partition_id, attempt_id, itertools.chain(held, batches))
+            bodies.append(body)
+        return Parcel(
+            origin,
+            partition_id,
+            sum(batch.num_rows for batch in held),
+            bodies=tuple(bodies),
+            positions=tuple(positions),
+            reach=reach(positions),
+            receiver=self.receiver,
+        )
+
+    def _staged(self, origin: Origin, partition_id: int, attempt_id: int, batches: Iterator[pa.RecordBatch]) -> Parcel:
+        stager = Stager(
+            self.options.commit.url,
+            staging_table(self.options, origin),
+            self.struct_type,
+            attempt_id,
+            self.options.commit.retry_timeout,
+            self.options.commit.lock_timeout,
+        )
+        columns = self.options.positions
+        reached: Reach = {}
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                if columns:
+                    widen(reached, reach([columns.of(batch)]))
+                yield batch
+
+        staged = stager.stage(noted())
+        rows = sum(count for _, count in staged)
+        return Parcel(origin, partition_id, rows, staged=staged, reach=reached, receiver=self.receiver)
+
+    def _origin(self, context: TaskContext) -> Origin:
+        query_id = context.getLocalProperty("sql.streaming.queryId")
+        batch_id = context.getLocalProperty("streaming.sql.batchId")
+        run_id = context.getLocalProperty("spark.jobGroup.id")
+        if not (query_id and batch_id and run_id):
+            raise SparkError(
+                "NO_IDENTITY",
+                "Spark does not say which query, run and batch this task belongs to.",
+                NOTHING,
+                "Write with df.writeStream on PySpark 4.1 to 4.3; do not clear the job group inside the query.",
+            )
+        return Origin(query_id, run_id, int(batch_id), self.planned, self.planned_by_ms)
+
+
+def _encoded(encoder: CopyEncoder, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, pa.RecordBatch]]:
+    return ((encoder.encode(batch), batch) for batch in batches)

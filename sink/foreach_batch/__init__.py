@@ -1,0 +1,1 @@
+"""How ``foreachBatch`` runs: a writer for one table, and a decorator for a function of the user's."""

@@ -1,0 +1,148 @@
+"""
+How do a frame's rows reach the driver while tasks still make others?
+
+Runs on the driver. Invariant: what arrives is taken at once, whoever wants it when: Spark sends it from the thread that
+schedules the tasks of the whole application, and a slow reader would hold them all up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, cast
+
+import pyarrow as pa
+from pyspark.errors.exceptions.captured import unwrap_spark_exception
+from pyspark.sql import DataFrame
+from pyspark.traceback_utils import SCCallSiteSync
+from pyspark.util import local_connect_and_auth
+
+from pgonce.offsets_store.errors import CommitError
+from pgonce.sink.spool import InFile, OverflowFile
+
+# A batch that is smaller has arrived in whole before any of it is written.
+BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
+# What has arrived is kept, because a lost connection makes a second try; beyond this, in a file.
+IN_MEMORY_BYTES = 64 * 1024 * 1024
+
+
+class ArrivingBatches:
+    """
+    The record batches of a frame, in the order in which tasks end; iterate over them as often as needed.
+
+    To make one runs the frame. To iterate waits for the rows that are still to come, and raises what Spark raised once
+    its job has failed.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        self._changed = threading.Condition()
+        self._arrived: list[pa.RecordBatch | InFile] = []
+        self._bytes = 0
+        self._rows = 0
+        self._at_end = False
+        self._error: BaseException | None = None
+        self._overflow = OverflowFile()
+        self._schema: pa.Schema | None = None
+        running = cast("Any", frame)
+        self._context = running._sc
+        self._tag = f"pgonce-{uuid.uuid4()}"
+        # As Spark's own _collect_as_arrow does, up to where it would wait for the last row.
+        self._context.addJobTag(self._tag)
+        try:
+            with SCCallSiteSync(self._context):
+                address, secret, self._server = running._jdf.collectAsArrowToPython()
+        finally:
+            self._context.removeJobTag(self._tag)
+        self._stream, self._socket = local_connect_and_auth(address, secret)
+        # The first row may take any time.
+        self._socket.settimeout(None)
+        threading.Thread(target=self._take, name="pgonce-arriving-rows", daemon=True).start()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """
+        Wait, no longer than ``seconds``, until :data:`BEFORE_BEGIN_BYTES` are there, or all; whether they are.
+
+        Raises what Spark raised, once its job has failed.
+        """
+        with self._changed:
+            is_enough = self._changed.wait_for(lambda: self._at_end or self._bytes >= BEFORE_BEGIN_BYTES, seconds)
+            at_end = self._at_end
+        if at_end:
+            self._raise_error()
+        return is_enough
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        for number in itertools.count():
+            with self._changed:
+                while number == len(self._arrived) and not self._at_end:
+                    self._changed.wait()
+                if number == len(self._arrived):
+                    break
+                arrived = self._arrived[number]
+            yield self._from_file(arrived) if isinstance(arrived, InFile) else arrived
+        self._raise_error()
+
+    def rows(self) -> int:
+        """Wait for all rows; their number."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._at_end)
+        self._raise_error()
+        return self._rows
+
+    def close(self) -> None:
+        """Nobody wants the rows any more: cancel Spark's job, if it still runs."""
+        with self._changed:
+            if self._at_end:
+                return
+        self._context.cancelJobsWithTag(self._tag)
+        with suppress(OSError):
+            # A socket that is only closed would not wake the thread that reads from it.
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _raise_error(self) -> None:
+        if isinstance(self._error, CommitError):
+            raise self._error
+        # Asked in the caller's thread: for another one, Spark would keep a thread of its own.
+        if self._server is not None:
+            with unwrap_spark_exception():
+                self._server.getResult()
+        if self._error is not None:
+            raise self._error
+        self._server = None
+
+    def _received(self) -> Iterator[pa.RecordBatch]:
+        yield from pa.ipc.open_stream(self._stream)
+        # The right order of the batches follows, and Spark fails where nobody takes it.
+        self._stream.read()
+
+    def _take(self) -> None:
+        try:
+            for batch in self._received():
+                self._keep(batch)
+        except Exception as error:  # noqa: BLE001 (for whoever waits for the rows)
+            self._error = error
+        with suppress(OSError):
+            self._stream.close()
+        self._socket.close()
+        with self._changed:
+            self._at_end = True
+            self._changed.notify_all()
+
+    def _keep(self, batch: pa.RecordBatch) -> None:
+        kept = batch if self._bytes + batch.nbytes <= IN_MEMORY_BYTES else self._into_file(batch)
+        with self._changed:
+            self._arrived.append(kept)
+            self._bytes += batch.nbytes
+            self._rows += batch.num_rows
+            self._changed.notify_all()
+
+    def _into_file(self, batch: pa.RecordBatch) -> InFile:
+        self._schema = batch.schema
+        return self._overflow.write(memoryview(batch.serialize()))
+
+    def _from_file(self, lies: InFile) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(self._overflow.read(lies)), self._schema)

@@ -1,0 +1,120 @@
+"""
+``foreachBatch`` made exactly-once, for one table.
+
+Runs on the driver, in the thread that calls the function. Invariant: the batch's identity and offsets come from the
+running query itself, never from what the caller passes or the function remembers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.settings import commit_settings
+from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.sink.border import called_by_spark
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.foreach_batch.early_commit import EarlyCommits
+from pgonce.sink.foreach_batch.frame_rows import arriving_rows
+from pgonce.sink.identity.from_running_query import batch_of
+from pgonce.sink.identity.topic_ids import with_topic_ids
+from pgonce.sink.option_hints import column_names, only_known_arguments
+from pgonce.sink.positions.columns import PositionColumns, position_columns
+from pgonce.sink.settings import Mode, destination, refuse_unfit_positions
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.first_look import look_once
+from pgonce.sink.target.publish import publication
+
+
+class PostgresBatchWriter:
+    """
+    Writes every batch into one table: ``df.writeStream.foreachBatch(PostgresBatchWriter(url, table="events"))``.
+
+    :param url: a libpq URI or key=value string; empty for libpq's environment.
+    :param table: target table, as SQL names it (``events``, ``sales.orders``, ``app."Orders"``).
+    :param mode: ``append``; ``upsert`` by ``keys``; ``complete`` replaces the table's rows with every batch.
+    :param keys: columns that tell rows apart; with ``create_table`` also the primary key.
+    :param order_by: for doubled keys in one batch: the greatest value of this column wins.
+    :param sink_name: tells two writers of one query apart; the qualified table by default.
+    :param create_table: create the table from the frame's schema where it is missing.
+    :param pin_table: refuse a batch whose table is not the one of the batches before (dropped and created again,
+        exchanged, renamed), instead of noting that.
+    :param position_columns: the columns that hold Kafka's topic, partition and offset, in this order: a batch that
+        overlaps what is stored is then no error, for rows that are stored are dropped.
+    :param write_positions: whether these columns are also written to the table.
+    :param bootstrap_servers: Kafka brokers (host:port,...) to ask at each start whether a topic was made anew.
+    :param retain_batches: how many batch records the ledger keeps, at least 100.
+    :param adopt_checkpoint: id of the first batch to publish of a query that has run with another sink.
+    :param replaces: id of the query whose place this one takes.
+    :param independent: this query has nothing to do with others that feed the table.
+    :param lock_timeout: seconds to wait for a lock before looking who holds it.
+    :param retry_timeout: seconds to go on trying after errors that pass.
+    :raises ConfigurationError: at once, for arguments that cannot work.
+    """
+
+    @only_known_arguments
+    def __init__(
+        self,
+        url: str = "",
+        *,
+        table: str,
+        mode: Mode = "append",
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
+        sink_name: str | None = None,
+        create_table: bool = False,
+        pin_table: bool = False,
+        position_columns: Sequence[str] = (),
+        write_positions: bool = True,
+        bootstrap_servers: str | None = None,
+        retain_batches: int = 1000,
+        adopt_checkpoint: int | None = None,
+        replaces: str | None = None,
+        independent: bool = False,
+        lock_timeout: float = 30.0,
+        retry_timeout: float = 120.0,
+    ) -> None:
+        settings = commit_settings(
+            url,
+            Remedies(adopt_checkpoint, replaces, independent),
+            retain_batches=retain_batches,
+            lock_timeout=lock_timeout,
+            retry_timeout=retry_timeout,
+            pin_table=pin_table,
+        )
+        self._url = url
+        self._commits = EarlyCommits(settings)
+        self._destination = destination(table, mode, column_names("keys", keys), order_by, create_table=create_table)
+        refuse_unstorable(sink_name=sink_name)
+        self._sink_name = sink_name
+        self._positions = _positions(position_columns, written=write_positions)
+        self._bootstrap_servers = bootstrap_servers
+        if self._positions:
+            refuse_unfit_positions(mode)
+
+    @called_by_spark
+    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+        """Publish one batch, or skip it where it is proven to be published; what foreachBatch calls."""
+        batch = batch_of(frame, batch_id, by_position=self._positions is not None)
+        batch = with_topic_ids(batch, self._bootstrap_servers)
+        self._look_first(batch, frame)
+        # For a replay too, and to its end: a stateful query fails where its frame is not run.
+        with arriving_rows(frame, self._positions, batch) as (rows, arriving):
+            self._commits.commit(batch, rows, arriving, self._work)
+            rows.count()
+
+    def _look_first(self, batch: Batch, frame: DataFrame) -> None:
+        if self._positions:
+            self._positions.check(frame.schema)
+        written = self._positions.without(frame.schema) if self._positions else frame.schema
+        look_once(batch.run_id, self._url, self._destination, encode_columns(written))
+
+    def _work(self, rows: BatchRows) -> Work:
+        return publication(self._sink_name, self._destination, rows, "arrow")
+
+
+def _positions(columns: Sequence[str], *, written: bool = True) -> PositionColumns | None:
+    return position_columns(column_names("position_columns", columns), written=written) if columns else None

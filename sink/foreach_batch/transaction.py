@@ -1,0 +1,88 @@
+"""
+What a transactional function may do with its batch.
+
+Runs on the driver, inside the transaction that records the batch. Invariant: whatever goes through here is committed
+with the batch's offsets, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import DataFrame
+from sqlalchemy import Connection, CursorResult
+
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.foreach_batch.frame_rows import collected_rows
+from pgonce.sink.option_hints import column_names
+from pgonce.sink.settings import Destination, destination
+from pgonce.sink.target.publish import publish_rows_in_tx
+
+
+class BatchTransaction:
+    """
+    One batch's transaction: write frames into any tables, run any SQL.
+
+    The function that gets it may be called again for the same batch after a lost connection or a deadlock, in a new
+    transaction: keep its other side effects out of it.
+    """
+
+    def __init__(self, connection: Connection, batch: Batch) -> None:
+        self._connection = connection
+        self._batch = batch
+        self.rows = 0
+        """Rows handed to ``append``, ``upsert`` and ``replace`` so far."""
+        self.targets: dict[str, int] = {}
+        """The tables that these went into: qualified name to oid."""
+
+    @property
+    def batch_id(self) -> int:
+        """Spark's batch id."""
+        return self._batch.batch_id
+
+    @property
+    def start_offsets(self) -> Offsets | None:
+        """Source id to offset where the batch begins, inclusive; None where unknown (batch 0 of most sources)."""
+        return self._batch.start
+
+    @property
+    def end_offsets(self) -> Offsets | None:
+        """Source id to offset where the batch ends, exclusive for Kafka."""
+        return self._batch.end
+
+    @property
+    def connection(self) -> Connection:
+        """A SQLAlchemy connection in this transaction; do not commit or roll it back (savepoints are fine)."""
+        return self._connection
+
+    def append(self, frame: DataFrame, table: str) -> int:
+        """Add the frame's rows to ``table``; their number."""
+        return self._write(frame, destination(table, "append", (), None))
+
+    def upsert(self, frame: DataFrame, table: str, keys: Sequence[str], *, order_by: str | None = None) -> int:
+        """Insert the frame's rows or update those with the same ``keys``; ``order_by`` picks among doubled keys."""
+        return self._write(frame, destination(table, "upsert", column_names("keys", keys), order_by))
+
+    def replace(self, frame: DataFrame, table: str) -> int:
+        """Put the frame's rows in the place of all rows of ``table``; readers never see it empty."""
+        return self._write(frame, destination(table, "complete", (), None))
+
+    def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> CursorResult[Any]:
+        """
+        Run SQL with psycopg's placeholders (``%s`` or ``%(name)s``); the result is SQLAlchemy's.
+
+        Without ``params`` a percent sign is only a percent sign.
+        """
+        parameters = tuple(params) if params is not None and not isinstance(params, Mapping) else params
+        return self._connection.exec_driver_sql(sql, parameters, execution_options={"no_parameters": params is None})
+
+    def _write(self, frame: DataFrame, where: Destination) -> int:
+        with collected_rows(frame) as rows:
+            table = publish_rows_in_tx(driver_connection(self._connection), where, rows)
+            self.targets[table.qualified_name] = table.oid
+            count = rows.count()
+        self.rows += count
+        return count

@@ -1,0 +1,99 @@
+"""
+``foreachBatch`` with a function of the user's: whatever it writes is committed with the batch's offsets.
+
+Runs on the driver, in the thread that calls the function. Invariant: the batch's identity and offsets come from the
+running query itself, never from what the caller passes or the function remembers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import DataFrame
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import commit_settings
+from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.verdict.decide import SKIP
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.sink.border import calls_users_code
+from pgonce.sink.foreach_batch.batch_writer import _positions
+from pgonce.sink.foreach_batch.transaction import BatchTransaction
+from pgonce.sink.identity.from_running_query import batch_of
+from pgonce.sink.identity.topic_ids import with_topic_ids
+from pgonce.sink.option_hints import only_known_arguments
+from pgonce.sink.positions.drop_stored_spark import below
+
+BatchFunction = Callable[[DataFrame, int], None]
+
+
+@only_known_arguments
+def transactional_batch(
+    url: str = "",
+    *,
+    name: str,
+    pin_table: bool = False,
+    position_columns: Sequence[str] = (),
+    bootstrap_servers: str | None = None,
+    retain_batches: int = 1000,
+    adopt_checkpoint: int | None = None,
+    replaces: str | None = None,
+    independent: bool = False,
+    lock_timeout: float = 30.0,
+    retry_timeout: float = 120.0,
+) -> Callable[[Callable[[DataFrame, BatchTransaction], None]], BatchFunction]:
+    """
+    Make a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
+
+    A proven replay does not call it. ``name`` is the sink's name in the ledger: keep it when the function changes. With
+    ``position_columns``, the frame comes without the rows that are stored already. The other parameters are those of
+    :class:`PostgresBatchWriter`.
+
+    :raises ConfigurationError: at once, for arguments that cannot work.
+    """
+    if not name:
+        raise bad_option("NO_SINK_NAME", "transactional_batch needs a name.", 'Give it one: name="orders".')
+    refuse_unstorable(name=name)
+    settings = commit_settings(
+        url,
+        Remedies(adopt_checkpoint, replaces, independent),
+        retain_batches=retain_batches,
+        lock_timeout=lock_timeout,
+        retry_timeout=retry_timeout,
+        pin_table=pin_table,
+    )
+    positions = _positions(position_columns)
+
+    def decorate(function: Callable[[DataFrame, BatchTransaction], None]) -> BatchFunction:
+        @calls_users_code(function)
+        @functools.wraps(function)
+        def write_batch(frame: DataFrame, batch_id: int) -> None:
+            if positions:
+                positions.check(frame.schema)
+
+            def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
+                transaction = BatchTransaction(connection, batch)
+                if positions is None:
+                    function(frame, transaction)
+                    return Published(transaction.rows, "function", targets=transaction.targets)
+                is_stored = below(positions, stored, batch.span)
+                function(frame.where(~is_stored), transaction)
+                dropped = frame.where(is_stored).count() if stored else 0
+                return Published(transaction.rows, "function", dropped, transaction.targets)
+
+            work = Work(lambda _: name, publish, sealed=True)
+            batch = with_topic_ids(batch_of(frame, batch_id, by_position=positions is not None), bootstrap_servers)
+            verdict = commit_batch(settings, batch, work)
+            if verdict in SKIP:
+                # A stateful query fails where a batch's frame is never run.
+                frame.write.format("noop").mode("overwrite").save()
+
+        return write_batch
+
+    return decorate

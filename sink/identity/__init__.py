@@ -1,0 +1,1 @@
+"""Which batch is this? From the checkpoint, or from the running query."""

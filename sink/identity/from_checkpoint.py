@@ -1,0 +1,187 @@
+"""
+Which batch is this, says the checkpoint?
+
+Runs in the planner's worker, in the commit worker and in a receiver. Invariant: a batch is described by the files that
+Spark wrote before its tasks ran, read anew for every batch.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import replace
+
+from pgonce.offsets_store.checkpoint.files import without_credentials
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLog
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import NOTHING, CheckpointError
+from pgonce.offsets_store.offsets.compare import Offsets, says_which_rows
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.errors import SparkError
+from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.options import SinkOptions
+from pgonce.sink.positions.reach import Reach, refuse_outside, span_of
+
+# On an object store a file may be listed before it can be read.
+_WAIT_FOR_OFFSETS_SECONDS = 10.0
+
+
+def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None) -> Batch:
+    """
+    The batch that ``origin`` names, with the offsets that the checkpoint gives it; its sink is named later.
+
+    :param reaches: how far the rows of each task reach, where they carry their positions.
+    :raises CheckpointError: where its files cannot be read in time, or belong to another query.
+    :raises SparkError: where they are not those of the batch that was planned.
+    :raises EncodingError: where rows carry positions that are not in its range.
+    """
+    if origin.planned is None and options.async_interval_ms is None:
+        raise SparkError(
+            "NO_IDENTITY",
+            "The rows came without the entry of offsets/ with which their batch was planned.",
+            NOTHING,
+            "Write with df.writeStream on PySpark 4.1 to 4.3; if this comes back, report it with the driver's log.",
+        )
+    checkpoint = Checkpoint(options.checkpoint_location)
+    refuse_other_query(checkpoint, origin)
+    if options.has_sparse_log and origin.batch_id > 0:
+        batch = describe_sparsely(checkpoint, origin, options.query_name)
+    else:
+        batch = describe_batch(checkpoint, origin, options.query_name)
+    if reaches is None:
+        return batch
+    span = span_of(refuse_without_positions(batch), reaches)
+    refuse_outside(span, batch)
+    return replace(batch, span=span)
+
+
+def refuse_without_positions(batch: Batch) -> str:
+    """
+    The id of the one source whose positions the rows of ``batch`` carry.
+
+    :raises SparkError: where the query keeps state, or does not read exactly one source, Kafka.
+    """
+    known = batch.end or batch.planned_end or batch.resumes_at or {}
+    if batch.stateful or len(known) != 1 or not says_which_rows(known):
+        raise SparkError(
+            "NOT_BY_POSITION",
+            "Position columns are given, but "
+            + ("this query keeps state" if batch.stateful else "this query does not read exactly one source, Kafka")
+            + ": the rows of a batch that is run again with another range cannot be told apart by their position.",
+            NOTHING,
+            "Leave the position columns out, and asynchronous progress tracking off.",
+        )
+    return next(iter(known))
+
+
+def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
+    """:raises CheckpointError: where the checkpoint belongs to another query."""
+    query_id = checkpoint.query_id()
+    if query_id != origin.query_id:
+        raise CheckpointError(
+            "OTHER_CHECKPOINT",
+            f"checkpointLocation {checkpoint.location} belongs to query {query_id}, but these rows come from query "
+            f"{origin.query_id}.",
+            NOTHING,
+            "Give this writer the checkpointLocation that its query uses, and leave one driver running.",
+        )
+
+
+def describe_batch(
+    checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
+) -> Batch:
+    """
+    As :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
+
+    :param planned_at: the batch's ``batchTimestampMs``, where somebody knows it otherwise than from the checkpoint.
+    """
+    log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
+    if origin.planned is None:
+        is_other_entry = not origin.may_have_planned(log)
+    else:
+        # Its bytes tell; clocks do not count, for an entry that is run again may be another host's.
+        is_other_entry = origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
+    if is_other_entry or planned_at not in (None, log.metadata.get("batchTimestampMs")):
+        raise rewritten(origin.batch_id)
+    before = origin.batch_id - 1
+    previous = checkpoint.find_offset_log(before) if origin.batch_id else None
+    start = previous.offsets if previous else checkpoint.initial_offsets() if origin.batch_id == 0 else None
+    return batch_of_query(
+        checkpoint, origin, query_name, log=log, previous=(before, previous) if previous else None, start=start
+    )
+
+
+def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> Batch:
+    """
+    The batch, where Spark has written the entries of some batches only, and perhaps not yet this one's.
+
+    An entry of this number is noted, but proves no replay: nothing tells whether it is this driver's.
+    """
+    found = checkpoint.find_offset_log(origin.batch_id)
+    log = found if found and origin.may_have_planned(found) else None
+    # A worker that outlived its driver must not take the next run's entries for its own.
+    entry = checkpoint.newest_before(origin.batch_id, origin.may_have_planned)
+    is_next = entry is not None and entry[0] == origin.batch_id - 1
+    batch = batch_of_query(
+        checkpoint, origin, query_name, log=log, previous=entry, start=entry[1].offsets if entry and is_next else None
+    )
+    # Not as the end: only the rows tell how far this batch reached.
+    return replace(batch, end=None, planned_end=batch.end, entry_is_its_own=False)
+
+
+def rewritten(batch_id: int) -> SparkError:
+    """The error for an entry of ``offsets/`` that is not this driver's."""
+    return SparkError(
+        "OFFSETS_REWRITTEN",
+        f"offsets/{batch_id} is not the entry with which this batch was planned: another driver works on the same "
+        "checkpoint.",
+        NOTHING,
+        "Leave one driver running. Give every query a checkpoint of its own.",
+    )
+
+
+def batch_of_query(
+    checkpoint: Checkpoint,
+    origin: Origin,
+    query_name: str | None,
+    *,
+    log: OffsetLog | None,
+    previous: tuple[int, OffsetLog] | None,
+    start: Offsets | None,
+) -> Batch:
+    """The batch that ``origin`` names, put together from its own entry and the ``previous`` one with its number."""
+    return Batch(
+        query_id=origin.query_id,
+        sink_name="",
+        run_id=origin.run_id,
+        batch_id=origin.batch_id,
+        attempt=uuid.uuid4(),
+        offset_log=log.text if log else None,
+        previous_offset_log=previous[1].text if previous else None,
+        start=start or None,
+        end=log.offsets if log else None,
+        stateful=checkpoint.is_stateful(),
+        query_name=query_name,
+        checkpoint_location=checkpoint.location,
+        previous_batch_id=previous[0] if previous else None,
+        resumes_at=previous[1].offsets if previous else None,
+    )
+
+
+def batch_by_id(origin: Origin, query_name: str | None, checkpoint_location: str | None) -> Batch:
+    """The batch that ``origin`` names, judged by its id alone: the listener fills its offsets in later."""
+    return Batch(
+        query_id=origin.query_id,
+        sink_name="",
+        run_id=origin.run_id,
+        batch_id=origin.batch_id,
+        attempt=uuid.uuid4(),
+        offset_log=None,
+        previous_offset_log=None,
+        start=None,
+        end=None,
+        stateful=True,
+        query_name=query_name,
+        checkpoint_location=without_credentials(checkpoint_location) if checkpoint_location else None,
+        guarantee="ids",
+    )

@@ -1,0 +1,61 @@
+"""
+Which range has the running query planned, where Spark may never write it down?
+
+Runs on the driver, in the thread that called the foreachBatch function. Invariant: the text is that which Spark would
+write into ``offsets/N``, to the byte, so that a checkpoint can be mended with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyspark
+from pyspark.sql import SparkSession
+
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, parse_offset_log
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.identity.from_checkpoint import batch_of_query, rewritten
+from pgonce.sink.identity.origin import Origin
+
+_NAMES_SOURCES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+
+
+def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin) -> Batch:
+    """
+    The batch that ``query`` runs, from the offsets that it holds in memory; its sink is named later.
+
+    :raises SparkError: where another driver has written this batch's entry.
+    """
+    context = query.latestExecutionContext()
+    log = checkpoint.find_offset_log(origin.batch_id)
+    if log is None:
+        log = _entry(session, query, context.endOffsets())
+    elif log.metadata.get("batchTimestampMs") != context.offsetSeqMetadata().batchTimestampMs():
+        raise rewritten(origin.batch_id)
+    if origin.batch_id == 0:
+        return batch_of_query(
+            checkpoint, origin, query.name(), log=log, previous=None, start=checkpoint.initial_offsets()
+        )
+    before = origin.batch_id - 1
+    previous = checkpoint.find_offset_log(before)
+    return batch_of_query(
+        checkpoint,
+        origin,
+        query.name(),
+        log=log,
+        previous=(before, previous) if previous else None,
+        start=_entry(session, query, context.startOffsets()).offsets,
+    )
+
+
+def _entry(session: SparkSession, query: Any, progress: Any) -> OffsetLog:
+    """What Spark would write into ``offsets/`` for this progress of its sources."""
+    metadata = query.latestExecutionContext().offsetSeqMetadata()
+    if _NAMES_SOURCES:
+        offsets = progress.toOffsets(query.sources(), query.sourceIdMap(), metadata)
+    else:
+        offsets = progress.toOffsetSeq(query.sources(), metadata)
+    written = session.sparkContext._jvm.java.io.ByteArrayOutputStream()  # type: ignore[union-attr]
+    query.offsetLog().serialize(offsets, written)
+    return parse_offset_log(bytes(written.toByteArray()).decode(), "What the query has planned")

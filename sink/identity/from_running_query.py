@@ -1,0 +1,191 @@
+"""
+Which batch is this, says the running query itself?
+
+Runs on the driver, in the thread that called the foreachBatch function. Invariant: a batch is described by what Spark
+itself read or wrote for it, through Spark's own file system, so Python needs no credentials for the checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame
+
+from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import NOTHING
+from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.errors import SparkError
+from pgonce.sink.identity.from_checkpoint import (
+    describe_batch,
+    refuse_other_query,
+    refuse_without_positions,
+)
+from pgonce.sink.identity.from_memory import batch_in_memory
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.source_folders import source_folders
+from pgonce.sink.identity.spark_files import SparkFiles
+
+_MICRO_BATCH = "MicroBatchExecution"
+_ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
+
+
+@dataclass(frozen=True)
+class RunningQuery:
+    """One run of a query: ``query`` is Spark's own object, and the rest is what never changes while it runs."""
+
+    query: Any
+    query_id: str
+    run_id: str
+    name: str | None
+    checkpoint: Checkpoint
+    async_interval_ms: int
+    folders: Mapping[str, tuple[str, ...]]
+
+
+def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> Batch:
+    """
+    The micro-batch that ``frame`` is, as Spark's own query and checkpoint describe it; its sink is named later.
+
+    :param by_position: whether its rows carry their positions in Kafka: they lie in the range that the query planned.
+    :raises SparkError: where this is no foreachBatch call of a running query, or its checkpoint is a temporary one.
+    """
+    query_id, running_batch_id, job_group = _identity(frame)
+    if running_batch_id != batch_id:
+        raise SparkError(
+            "MIXED_BATCHES",
+            f"The function was handed batch {batch_id}, but Spark is running batch {running_batch_id}.",
+            NOTHING,
+            "Pass the batch id on as foreachBatch gives it, in the thread that foreachBatch calls.",
+        )
+    run = _run(frame, query_id, job_group)
+    origin = Origin(query_id, run.run_id, batch_id, planned=None)
+    if batch_id == 0:
+        # Two drivers that begin a checkpoint together may each believe that its file metadata is theirs.
+        refuse_other_query(run.checkpoint, origin)
+    # Not every file system renames so that of two drivers only one believes that offsets/N is its own; the query
+    # itself knows when it planned the batch.
+    if run.async_interval_ms:
+        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin)
+    else:
+        # Also with interval 0: once the entry is there, the range of a batch that is run again cannot differ.
+        planned_at = run.query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
+        batch = describe_batch(run.checkpoint, origin, run.name, planned_at)
+    batch = replace(batch, folders=run.folders)
+    if by_position:
+        refuse_without_positions(batch)
+        return replace(batch, span=Span(batch.start or {}, batch.end or {}))
+    return batch
+
+
+def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
+    """The query's id, the batch's, and the job group: the run's id, unless the user has set another one."""
+    context = getattr(frame.sparkSession, "_sc", None)
+    if context is None:
+        raise SparkError(
+            "SPARK_CONNECT",
+            "This is Spark Connect: a foreachBatch function there runs without a way to ask which query it serves.",
+            NOTHING,
+            'Use format("pgonce"), which works over Spark Connect, or run the query on a classic session.',
+        )
+    query_id = context.getLocalProperty("sql.streaming.queryId")
+    batch_id = context.getLocalProperty("streaming.sql.batchId")
+    if not (query_id and batch_id):
+        raise SparkError(
+            "NOT_IN_FOREACH_BATCH",
+            "Spark does not say which query and batch this is: the function was called outside foreachBatch, or from a "
+            "thread of its own.",
+            NOTHING,
+            "Pass the writer to df.writeStream.foreachBatch(...), and call it in the thread that foreachBatch calls.",
+        )
+    return query_id, int(batch_id), context.getLocalProperty("spark.jobGroup.id")
+
+
+# By run id, which is new at every start: a run's own questions, some twenty trips to the JVM, are asked once.
+_runs: dict[str, RunningQuery] = {}
+
+
+def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery:
+    known = _runs.get(job_group or "")
+    if known is not None and known.query_id == query_id and _is_active(known):
+        return known
+    query = _running_query(frame, query_id)
+    _refuse_temporary_checkpoint(query)
+    root = query.resolvedCheckpointRoot()
+    # Plain files cost a fraction of a millisecond, the same through the JVM four.
+    files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
+    # The run id is asked of the query: the job group is the user's to change.
+    run = RunningQuery(
+        query,
+        query_id,
+        query.runId().toString(),
+        query.name(),
+        Checkpoint(files),
+        _async_interval(query),
+        source_folders(query),
+    )
+    # What this keeps of the JVM would outlive its run.
+    for other in list(_runs.values()):
+        if not _is_active(other):
+            _runs.pop(other.run_id, None)
+    _runs[run.run_id] = run
+    return run
+
+
+def _is_active(run: RunningQuery) -> bool:
+    try:
+        return bool(run.query.isActive())
+    except Py4JError:
+        # Its JVM is gone.
+        return False
+
+
+def _running_query(frame: DataFrame, query_id: str) -> Any:
+    session = frame.sparkSession
+    # The frame's session is a clone without queries; the state that all sessions share has every one of them.
+    running = session._jsparkSession.sharedState().activeStreamingQueries()
+    jvm: Any = session.sparkContext._jvm
+    query = running.get(jvm.java.util.UUID.fromString(query_id))
+    if query is None:
+        raise SparkError(
+            "QUERY_NOT_RUNNING",
+            f"Query {query_id} is not running (any more) in this Spark application.",
+            NOTHING,
+            "Start the query again.",
+        )
+    return query
+
+
+def _refuse_temporary_checkpoint(query: Any) -> None:
+    stream_execution = query.getClass()
+    while stream_execution.getSimpleName() != "StreamExecution":
+        stream_execution = stream_execution.getSuperclass()
+    is_temporary = stream_execution.getDeclaredField("deleteCheckpointOnStop")
+    is_temporary.setAccessible(True)
+    if is_temporary.get(query):
+        raise SparkError(
+            "TEMPORARY_CHECKPOINT",
+            "This query has no checkpointLocation, so Spark made a temporary one and a new query id: after a "
+            "restart it would begin from the start of its source, and nothing could tell.",
+            NOTHING,
+            'Set .option("checkpointLocation", ...) on the writer.',
+        )
+
+
+def _async_interval(query: Any) -> int:
+    """Milliseconds between two entries that asynchronous progress tracking writes; 0 where every one is written."""
+    kind = query.getClass().getSimpleName()
+    if kind == _MICRO_BATCH:
+        return 0
+    if kind == _ASYNCHRONOUS:
+        return int(query.asyncProgressTrackingCheckpointingIntervalMs())
+    raise SparkError(
+        "NOT_MICRO_BATCH",
+        f"Spark runs this query as {kind}, not in micro-batches.",
+        NOTHING,
+        "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
+    )

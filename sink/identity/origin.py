@@ -1,0 +1,41 @@
+"""
+Which batch does a task's work belong to, as far as its planner knew?
+
+Made in the planner's worker, and sent with the rows. Invariant: it is a plain value, which both ends compare.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLog
+
+
+@dataclass(frozen=True)
+class OffsetLogEntry:
+    """The newest entry in ``offsets/`` as the planner saw it: its number and the hash of its bytes."""
+
+    batch_id: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """
+    The batch a parcel belongs to.
+
+    ``planned`` is None where the checkpoint is not read (offsetsFrom=listener), or where the entry may come later than
+    the planning (asynchronous progress tracking); ``planned_by_ms`` is when the planner's worker ran, by the clock by
+    which Spark dates an entry.
+    """
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    planned: OffsetLogEntry | None
+    planned_by_ms: int | None = None
+
+    def may_have_planned(self, entry: OffsetLog) -> bool:
+        """Whether an entry was there when this batch was planned: one that was planned later is another run's."""
+        planned_at = entry.metadata.get("batchTimestampMs")
+        return self.planned_by_ms is None or not isinstance(planned_at, int) or planned_at <= self.planned_by_ms

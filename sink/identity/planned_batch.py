@@ -1,0 +1,36 @@
+"""
+Which batch do these rows belong to, and where are they staged?
+
+Runs in tasks, in the commit worker and in the receiver. Invariant: both follow from the origin that the rows brought
+and from the options; nothing is remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.identity.from_checkpoint import batch_by_id, batch_from_checkpoint
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.topic_ids import with_topic_ids
+from pgonce.sink.options import SinkOptions
+from pgonce.sink.positions.reach import Reach
+from pgonce.sink.staging.table import StagingTable
+
+
+def planned_batch(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None = None) -> Batch:
+    """
+    The batch that ``origin`` names, as the checkpoint describes it; its sink is named later.
+
+    :param reaches: how far the rows of each task reach, where they carry their positions.
+    :raises PgonceError: as :func:`pgonce.sink.identity.from_checkpoint.batch_from_checkpoint` and
+        :func:`pgonce.sink.identity.topic_ids.with_topic_ids`.
+    """
+    if options.offsets_from == "checkpoint":
+        return with_topic_ids(batch_from_checkpoint(options, origin, reaches), options.bootstrap_servers)
+    return batch_by_id(origin, options.query_name, options.checkpoint_location)
+
+
+def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:
+    """The staging table of a batch of this sink."""
+    return StagingTable(origin.query_id, options.sink_label, origin.run_id, origin.batch_id)

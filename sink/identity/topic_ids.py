@@ -1,0 +1,35 @@
+"""
+Is the topic still the one that was read before?
+
+Runs in the commit worker, in a receiver, or on the driver. Invariant: the brokers are asked once a run, before its
+first batch: while the query is stopped, nothing else would tell that a topic was made anew.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from pgonce.offsets_store.offsets.compare import kafka_partitions
+from pgonce.offsets_store.offsets.positions import furthest
+from pgonce.offsets_store.status.kafka_broker import topic_ids
+from pgonce.offsets_store.verdict.facts import Batch
+
+
+def with_topic_ids(batch: Batch, bootstrap_servers: str | None) -> Batch:
+    """
+    The batch, with Kafka's ids of the topics that it reads.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE.
+    """
+    if bootstrap_servers is None:
+        return batch
+    known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
+    topics = tuple(sorted({topic for topic, _ in kafka_partitions(known)}))
+    return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, bootstrap_servers)))
+
+
+@lru_cache(maxsize=64)
+def _asked_once(_: str, topics: tuple[str, ...], bootstrap_servers: str) -> tuple[tuple[str, str], ...]:
+    return tuple(topic_ids(topics, bootstrap_servers).items())

@@ -1,0 +1,1 @@
+"""Which rows are stored already, where each carries its position in Kafka?"""

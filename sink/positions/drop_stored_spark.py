@@ -1,0 +1,50 @@
+"""
+Which rows of a frame are stored already, as a condition that Spark evaluates?
+
+Runs on the driver. Invariant: a row without a whole position fails the batch; it is neither kept nor dropped.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column
+from pyspark.sql import functions as f
+
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets.positions import Span, places
+from pgonce.sink.positions.columns import PositionColumns
+
+
+def below(columns: PositionColumns, stored: Offsets | None, span: Span | None) -> Column:
+    """
+    Whether a row lies below the stored positions; where there are none, no row does.
+
+    :param span: where the batch begins and ends, as far as that is known.
+    """
+    topic, partition, offset = (f.col(_quoted(name)) for name in columns.names)
+    key = f.concat_ws(" ", partition.cast("string"), topic)
+    lacks = topic.isNull() | partition.isNull() | offset.isNull()
+    condition = f.when(lacks, _raising("NULL_POSITION", "A row has no whole position in Kafka", columns))
+    if span is not None:
+        # A partition that is not named may begin anywhere, and ends nowhere: none of its rows is read.
+        begins, ends = _position_of(key, span.first), _position_of(key, span.next)
+        is_outside = (offset < f.coalesce(begins, f.lit(0))) | (offset >= f.coalesce(ends, f.lit(0)))
+        outside = _raising(
+            "POSITION_OUTSIDE", "A row's position in Kafka is not in the range that its batch reads", columns
+        )
+        condition = condition.when(is_outside, outside)
+    return condition.otherwise(f.coalesce(offset < _position_of(key, stored), f.lit(False)))
+
+
+def _position_of(key: Column, positions: Offsets | None) -> Column:
+    """The position of a row's partition; null where it is not named."""
+    pairs = [part for (_, t, p), position in places(positions).items() for part in (f.lit(f"{p} {t}"), f.lit(position))]
+    # One look into a map, however many partitions there are.
+    return f.element_at(f.create_map(*pairs), key) if pairs else f.lit(None).cast("bigint")
+
+
+def _raising(name: str, what: str, columns: PositionColumns) -> Column:
+    return f.raise_error(f.lit(f"[{name}] {what}: " + ", ".join(columns.names))).cast("boolean")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

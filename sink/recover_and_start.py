@@ -1,0 +1,127 @@
+"""
+One call that mends a query's checkpoint where it must, and starts the query.
+
+Runs on the driver, in the caller's thread. Invariant: what mends a checkpoint comes before Spark reads it, and a query
+that Spark would run without delivering rows does not stay started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from pgonce.offsets_store.errors import NOTHING, RecoveryError
+from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
+from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
+from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
+from pgonce.sink.errors import SparkError
+
+# Spark allows asynchronous progress tracking for sinks that it knows; its name is Spark's own.
+_LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"
+
+
+def recover_and_start(
+    writer: DataStreamWriter,
+    checkpoint_location: str,
+    url: str = "",
+    *,
+    quiet_seconds: float = QUIET_SECONDS,
+    retry_timeout: float = RETRY_SECONDS,
+) -> StreamingQuery:
+    """
+    Start a query whose sink is pgonce, with asynchronous progress tracking if the writer's options ask for it.
+
+    Spark's restart may run batches again whose entries it never wrote down. Here the checkpoint is first made to agree
+    with the ledger (:func:`recover_checkpoint`), and where the two agree already nothing is touched.
+
+    :param writer: the writer, before ``start()``, without a ``checkpointLocation``.
+    :param checkpoint_location: as Spark takes it.
+    :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
+    :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, where files must be changed.
+    :param retry_timeout: seconds to wait for a Postgres that is away, as a commit does.
+    :raises RecoveryError: where the checkpoint cannot be mended, or not in this application, or the query runs already.
+    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE.
+    """
+    _refuse_update_mode(writer)
+    with _unknown_to_the_ledger():
+        recover_checkpoint(
+            checkpoint_location,
+            url,
+            quiet_seconds=quiet_seconds,
+            retry_timeout=retry_timeout,
+            approve=_refuse_old_executors,
+        )
+    options = {"checkpointLocation": checkpoint_location, _LET_ANY_SINK: "true"}
+    query = writer.options(**options).start()
+    _stop_if_continuous(query)
+    return query
+
+
+def _refuse_old_executors(planned: Recovery) -> None:
+    if planned.needs_new_application:
+        raise RecoveryError(
+            "RECOVERY_STATEFUL",
+            f"A recovery of the stateful query's checkpoint {planned.location} {planned.does}, but executors of this "
+            "Spark application may still write state of the batch that was refused.",
+            NOTHING,
+            f"End this application, run `pgonce recover {planned.location} --yes`, and start the query in a new one.",
+        )
+
+
+def _refuse_update_mode(writer: DataStreamWriter) -> None:
+    # Spark refuses it too, once the query runs, and without a way out: "pgonce does not support Update mode".
+    if _asked_of(writer) == ("pgonce", "update"):
+        raise SparkError(
+            "UPDATE_MODE",
+            'Spark does not run a query with outputMode("update") into a Python data source.',
+            "Nothing was written.",
+            'Use foreachBatch(PostgresBatchWriter(url, table=..., mode="upsert", keys=[...])), where update mode '
+            'works; or outputMode("complete").',
+        )
+
+
+def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
+    """The format and the output mode that a writer was given; Spark has no question for that."""
+    plan = getattr(writer, "_write_proto", None)
+    if plan is not None:
+        return plan.format, plan.output_mode.lower()
+    wrapped: Any = getattr(writer, "_jwrite", None)
+
+    def value(name: str) -> str:
+        field = wrapped.getClass().getDeclaredField(name)
+        field.setAccessible(True)
+        return str(field.get(wrapped)).lower()
+
+    try:
+        return value("source"), value("outputMode")
+    except Py4JError:
+        # A Spark that keeps them elsewhere says it by itself.
+        return "", ""
+
+
+@contextmanager
+def _unknown_to_the_ledger() -> Iterator[None]:
+    # A query that wrote elsewhere before: adoptCheckpoint is for the sink to judge, at the first batch.
+    try:
+        yield
+    except RecoveryError as error:
+        if error.code != "RECOVERY_UNKNOWN_QUERY":
+            raise
+
+
+def _stop_if_continuous(query: StreamingQuery) -> None:
+    wrapped: Any = getattr(query, "_jsq", None)
+    if wrapped is None or wrapped.streamingQuery().getClass().getSimpleName() != "ContinuousExecution":
+        return
+    query.stop()
+    raise SparkError(
+        "NOT_MICRO_BATCH",
+        "The query was started with the continuous trigger, under which Spark drops every row of a Python sink.",
+        NOTHING,
+        "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
+    )

@@ -1,0 +1,1 @@
+"""Where do rows wait that are too many for a commit message?"""

@@ -1,0 +1,178 @@
+"""
+Staging tables: where tasks put rows that are too many for a commit message.
+
+``create`` and ``fill`` run in executors; the rest runs in the commit. Invariant: a staging table is registered in the
+transaction that creates it, and dropped only once its batch is decided or its run is over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
+from pgonce.sink.encoding.encoded_types import EncodedColumn
+from pgonce.sink.errors import StagingError
+
+_log = logging.getLogger("pgonce.staging")
+
+# Marks the rows of one COPY of one task attempt: a speculative loser, an attempt that died, or a COPY whose answer was
+# lost may have left rows too.
+ATTEMPT_COLUMN = "pgonce_task_attempt"
+# Inline rows of the same batch join the staged ones in the commit; marks count from 0.
+INLINE_ATTEMPT = -1
+
+# What is still in use now, the next sweep finds.
+_SWEEP_LOCK_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class StagingTable:
+    """
+    The staging table of one batch; its name follows from the batch, so tasks need not agree on it.
+
+    ``sink_name`` is what the options say (sinkName or table): tasks cannot look the table up.
+    """
+
+    query_id: str
+    sink_name: str
+    run_id: str
+    batch_id: int
+
+    @property
+    def name(self) -> str:
+        """Unique for run, sink and batch: a run id is new at every start of a query."""
+        of = hashlib.sha256(f"{self.query_id}/{self.run_id}/{self.sink_name}".encode()).hexdigest()[:24]
+        # Postgres cuts names after 63 bytes without a word; this has 51 at most.
+        return f"staged_{of}_{self.batch_id}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """Its qualified name, quoted."""
+        return sql.Identifier(SCHEMA, self.name)
+
+
+def column_definitions(columns: Iterable[EncodedColumn]) -> sql.Composable:
+    """The columns of a table that takes the encoded bytes as they are."""
+    return sql.SQL(", ").join(
+        sql.SQL("{} {}").format(sql.Identifier(column.name), sql.SQL(column.postgres_type)) for column in columns
+    )
+
+
+def stage_rows(
+    url: str,
+    table: StagingTable,
+    columns: Sequence[EncodedColumn],
+    bodies: Iterable[bytes],
+    watch: LockWatch | None = None,
+) -> None:
+    """
+    Copy rows into the batch's staging table, creating it where they are the first: all of them, or none.
+
+    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`). ``watch`` says how long a lock is waited for,
+    and sees who holds it.
+
+    :raises psycopg.Error: what Postgres says; :mod:`~pgonce.sink.staging.stager` knows what may be tried again. Where the
+        connection was lost, the rows may be there.
+    """
+    ensure_ledger(url)
+    watch = watch or LockWatch(url, LOCK_SECONDS, armed=True)
+    with connect(url, autocommit=True) as connection:
+        _create(connection, table, columns, watch)
+        statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
+        # In a transaction for its settings' sake: a task's host that vanishes keeps no session, and no lock.
+        with connection.transaction(), connection.cursor() as cursor:
+            enter_in_tx(connection, watch.lock_timeout)
+            _copy(cursor, statement, bodies)
+
+
+def _copy(cursor: psycopg.Cursor, statement: sql.Composed, bodies: Iterable[bytes]) -> None:
+    with cursor.copy(statement) as copy:
+        copy.write(HEADER)
+        for body in bodies:
+            copy.write(body)
+        copy.write(TRAILER)
+
+
+def _create(
+    connection: psycopg.Connection, table: StagingTable, columns: Sequence[EncodedColumn], watch: LockWatch
+) -> None:
+    if _exists(connection, table):
+        return
+    with connection.transaction():
+        pid = enter_in_tx(connection, watch.lock_timeout)
+        # Tasks start together: all but the first wait here, and then find the table.
+        with watch.looking(pid, may_end=False):
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table.name])
+        connection.execute(
+            sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({} bigint DEFAULT {}, {})").format(
+                table.identifier,
+                sql.Identifier(ATTEMPT_COLUMN),
+                sql.Literal(INLINE_ATTEMPT),
+                column_definitions(columns),
+            )
+        )
+        connection.execute(
+            "INSERT INTO pgonce.staged_tables (table_name, query_id, sink_name, run_id, batch_id) "
+            "VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+            [table.name, table.query_id, table.sink_name, table.run_id, table.batch_id],
+        )
+        _exists(connection, table)
+
+
+def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
+    owner = connection.execute(
+        "SELECT pg_catalog.pg_get_userbyid(c.relowner), current_user FROM pg_catalog.pg_class AS c "
+        "WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)",
+        [f"{SCHEMA}.{table.name}"],
+    ).fetchone()
+    # Roles that share a ledger can all create tables in its schema, and a trigger on one would run as whoever writes.
+    if owner is not None and owner[0] != owner[1]:
+        raise StagingError(
+            "STAGING_FAILED",
+            f"{SCHEMA}.{table.name}, which is the staging table of this batch by its name, belongs to role {owner[0]}.",
+            "Nothing of this batch was written to the target.",
+            "Find out who made that table, drop it, and start the query again; all processes of a query must connect "
+            "with one role.",
+        )
+    return owner is not None
+
+
+def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id: str, last_batch_id: int) -> None:
+    """
+    Drop the writer's staging tables up to batch ``last_batch_id``, which ``run_id`` has published: its own, and those
+    that were there when it became the owner. A successor may fill others for the same ids; and age alone decides
+    nothing, for a backfill may stage for hours.
+    """
+    with connection.transaction():
+        enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
+        rows = connection.execute(
+            "SELECT table_name FROM pgonce.staged_tables AS s "
+            "WHERE query_id = %s AND sink_name = %s AND batch_id <= %s "
+            "AND (run_id = %s OR created_at < (SELECT max(r.started_at) FROM pgonce.runs AS r "
+            "JOIN pgonce.writers AS w USING (writer_id) WHERE w.query_id = s.query_id AND r.run_id = %s))",
+            [query_id, sink_name, last_batch_id, run_id, run_id],
+        ).fetchall()
+    for (name,) in rows:
+        drop_staging_table(connection, name)
+
+
+def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
+    """Drop one staging table and its registration, unless somebody still writes to it."""
+    try:
+        with connection.transaction():
+            enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
+            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
+            connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
+        _log.info("staging table %s is still written to; the next sweep drops it", name)

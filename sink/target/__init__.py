@@ -1,0 +1,1 @@
+"""How do the rows get into the target table?"""

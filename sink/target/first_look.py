@@ -1,0 +1,75 @@
+"""
+Can this table take these rows, as far as Postgres can say before one of them is computed?
+
+Runs in the planner's worker and in the foreachBatch function, before Spark's job. Invariant: it proves nothing for the
+commit, which looks again; it takes no lock for which anybody waits, writes nothing and leaves no session; and what
+Postgres cannot say now is left to the commit, which waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Sequence
+
+import psycopg
+
+from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.encoding.encoded_types import EncodedColumn
+from pgonce.sink.settings import Destination
+from pgonce.sink.target.catalogue import look_up_table
+from pgonce.sink.target.checked_table import check_table, plan_columns
+from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
+from pgonce.sink.target.statements import plan_upsert
+
+_log = logging.getLogger("pgonce")
+
+# Spark waits for this look, so it is no place for patience.
+_CONNECT_SECONDS = 5
+_BOUNDS = (
+    "SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '1s', true)"
+)
+
+
+# What this process has seen to fit already. It proves nothing for later, so once is enough.
+_seen_to_fit: set[tuple[Hashable, Destination, tuple[EncodedColumn, ...]]] = set()
+
+
+def look_once(
+    query: Hashable, url: str, destination: Destination, columns: tuple[EncodedColumn, ...], *, at_the_door: bool = True
+) -> None:
+    """
+    Refuse a table that is missing or unfit; once for each ``query``, table and frame.
+
+    :param at_the_door: whether a server that does not let us in is refused here too, and not left to the commit.
+    :raises ConfigurationError: BAD_URL.
+    :raises ConnectError: CONNECT_REFUSED.
+    :raises TargetError: as the commit would.
+    """
+    if (query, destination, columns) in _seen_to_fit:
+        return
+    try:
+        with connect(url, connect_timeout=_CONNECT_SECONDS) as connection:
+            connection.read_only = True
+            connection.execute(_BOUNDS)
+            _look(connection, destination, columns)
+            connection.rollback()
+    except ConnectError as error:
+        if at_the_door and not error.may_pass:
+            raise
+        _log.info("the target is looked at by the commit: %s", error)
+    except psycopg.Error as error:
+        _log.info("the target is looked at by the commit: SQLSTATE %s", error.sqlstate)
+    else:
+        _seen_to_fit.add((query, destination, columns))
+
+
+def _look(connection: psycopg.Connection, destination: Destination, columns: Sequence[EncodedColumn]) -> None:
+    found, table = look_up_table(connection, destination.table)
+    if table is not None:
+        check_table(table)
+        plan_upsert(destination, plan_columns(table, columns))
+        return
+    refuse_missing_schema(connection, found.schema)
+    if not destination.create_table:
+        raise missing_table(connection, found)

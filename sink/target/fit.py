@@ -1,0 +1,167 @@
+"""
+May the encoded form of a Spark column go into a given Postgres column, and how?
+
+Pure; runs in the driver. Invariant: whatever is accepted here arrives in Postgres as the value that Spark
+held, or Postgres raises. Where Postgres would round, cut or shift a value without a word, it is refused.
+(Spaces past the end of a varchar(n) are the one exception: the SQL standard has them cut.)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
+
+__all__ = ["EncodedColumn", "Fit", "Fitting", "encode_columns", "fit"]
+
+_MICROSECONDS = 6
+
+# The names under which the catalogue knows what `format_type` spells out for people.
+_ALIASES = {
+    "bigint": "int8",
+    "integer": "int4",
+    "smallint": "int2",
+    "real": "float4",
+    "double precision": "float8",
+    "boolean": "bool",
+    "character varying": "varchar",
+    "character": "bpchar",
+    "timestamp with time zone": "timestamptz",
+    "timestamp without time zone": "timestamp",
+    "time with time zone": "timetz",
+    "time without time zone": "time",
+    "bit varying": "varbit",
+}
+
+_NUMBERS = frozenset({"int2", "int4", "int8", "numeric"})
+
+# Lossless in every value, or checked by Postgres itself (22003, numeric out of range), as assignments.
+_ASSIGNABLE = {
+    "int2": {"int4", "int8", "numeric", "float4", "float8"},
+    "int4": {"int2", "int8", "numeric", "float8"},
+    "int8": {"int2", "int4", "numeric"},
+    "float4": {"float8"},
+    "date": {"timestamp"},
+}
+
+# What text may not become through its input function: numbers and times (the frame should hold them as such),
+# types that cut without a word ("char", name), and bytea, whose text form is an escape syntax.
+_NOT_FROM_TEXT = {
+    *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "money", "bytea", '"char"', "name"),
+    *("date", "time", "timetz", "timestamp", "timestamptz", "oid", "xid", "xid8", "cid", "tid"),
+}
+# The caller cannot tell an array of a user's type from one of a domain, which an explicit cast would cut.
+_ARRAYS_FROM_TEXT = {
+    *("varchar", "bpchar", "uuid", "json", "jsonb", "inet", "cidr", "macaddr", "macaddr8", "xml"),
+}
+
+_LOSSY = {
+    ("int4", "float4"): "a real keeps 24 bits of an integer: use double precision, or cast in Spark",
+    ("int8", "float4"): "a real keeps 24 bits of an integer: use bigint or numeric, or cast in Spark",
+    ("int8", "float8"): "a double keeps 53 bits of a long: use bigint or numeric, or cast in Spark",
+    ("float8", "float4"): "a real keeps 24 bits of a double: use double precision, or cast to float in Spark",
+    ("float4", "numeric"): "a binary float has no exact decimal of this kind: cast to decimal in Spark",
+    ("float8", "numeric"): "a binary float has no exact decimal of this kind: cast to decimal in Spark",
+    ("numeric", "float4"): "a real does not hold every decimal: cast to float in Spark",
+    ("numeric", "float8"): "a double does not hold every decimal: cast to double in Spark",
+    (
+        "timestamptz",
+        "timestamp",
+    ): "an instant has no wall clock without a zone: alter the column to timestamptz, "
+    "or cast to timestamp_ntz in Spark (in the session's zone)",
+    (
+        "timestamp",
+        "timestamptz",
+    ): "a wall clock is no instant without a zone: alter the column to timestamp, or "
+    "cast to timestamp in Spark (in the session's zone)",
+    ("date", "timestamptz"): "midnight differs by zone: cast to timestamp in Spark (in the session's zone)",
+    ("timestamptz", "date"): "the time of day would be lost: cast to date in Spark",
+    ("timestamp", "date"): "the time of day would be lost: cast to date in Spark",
+}
+
+
+class Fit(Enum):
+    """How an encoded column may go into a target column."""
+
+    EXACT = auto()
+    CAST = auto()
+    REFUSED = auto()
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """
+    The answer of :func:`fit`: for CAST what to select of the copied rows, for REFUSED why, as a sentence.
+
+    ``cast_type`` is empty where assignment alone converts. It never has a type modifier: ``x::varchar(3)``
+    would cut in silence, where assigning to a varchar(3) column raises 22001.
+    """
+
+    fit: Fit
+    cast_type: str = ""
+    reason: str = ""
+
+    def sql(self, column: str) -> str:
+        """Return the expression to select for a column, given as a quoted identifier."""
+        return f"{column}::{self.cast_type}" if self.cast_type else column
+
+
+def fit(encoded: EncodedColumn, target_type_name: str, target_typmod_type: str) -> Fitting:
+    """
+    Say whether an encoded column may be copied straight into a target column, needs a cast, or is refused.
+
+    :param target_type_name: ``format_type(type, NULL)``: ``bigint``, ``character varying``, ``public.mood``.
+        Of a domain the base type, however deep: its binary form is that one, and COPY runs the domain's
+        checks, while an explicit cast to a domain over varchar(n) would cut.
+    :param target_typmod_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
+    """
+    source, target = encoded.postgres_type, target_type_name
+    is_array = source.endswith("[]")
+    if is_array != target.endswith("[]"):
+        return _refused(encoded, target_typmod_type, "one is an array and the other is not: convert in Spark")
+    source = source.removesuffix("[]")
+    target = target.removesuffix("[]")
+    target = _ALIASES.get(target, target)
+    rounding = _rounded(encoded, source, target, _modifiers(target_typmod_type))
+    if rounding:
+        return _refused(encoded, target_typmod_type, rounding)
+    if source == target or (source == "text" and target in {"varchar", "bpchar"} and not is_array):
+        return Fitting(Fit.EXACT)
+    if target in _ASSIGNABLE.get(source, ()) or (source == "numeric" and target in {"int2", "int4", "int8"}):
+        return Fitting(Fit.CAST)
+    if source == "jsonb" and target in {"json", "text", "varchar"}:
+        return Fitting(Fit.CAST, "json" if target == "json" else "text")
+    if source == "text" and (target in _ARRAYS_FROM_TEXT if is_array else target not in _NOT_FROM_TEXT):
+        # Without a modifier "bit" means bit(1) and would cut; bit varying holds all, assignment checks.
+        return Fitting(Fit.CAST, ("varbit" if target == "bit" else target) + ("[]" if is_array else ""))
+    lossy = _LOSSY.get((source, target), "no conversion keeps every value: cast in Spark")
+    return _refused(encoded, target_typmod_type, lossy)
+
+
+def _refused(encoded: EncodedColumn, target: str, why: str) -> Fitting:
+    sentence = f"Column {encoded.name!r} is {encoded.spark_type} in Spark and {target} in Postgres: {why}."
+    return Fitting(Fit.REFUSED, reason=sentence)
+
+
+def _rounded(encoded: EncodedColumn, source: str, target: str, modifiers: tuple[int, ...]) -> str:
+    """Return why the target's precision would change values in silence, or an empty text."""
+    if source in _NUMBERS and target in _NUMBERS and (target != "numeric" or modifiers):
+        scale = _modifiers(encoded.ddl_type)[1] if source == "numeric" else 0
+        kept = modifiers[1] if target == "numeric" else 0
+        if kept < scale:
+            return f"the target keeps {kept} digits after the point and would round: cast in Spark"
+    if target in {"time", "timestamp", "timestamptz", "interval"} and modifiers:
+        held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (_MICROSECONDS,))
+        if modifiers < held:
+            return "the target keeps fewer digits of a second or fewer fields, and would round: widen the column"
+    return ""
+
+
+def _modifiers(type_text: str) -> tuple[int, ...]:
+    """Return the numbers in parentheses; (-1,) for an interval that keeps only some fields; () for none."""
+    if re.match(r"interval [a-z]", type_text):
+        return (-1,)
+    found = re.search(r"\(([-\d, ]+)\)", type_text)
+    return tuple(int(part) for part in found[1].split(",")) if found else ()

@@ -1,0 +1,101 @@
+"""
+How does the target tell keys apart, and which of two rows is the newer?
+
+Runs in the commit. Invariant: two rows have one key exactly where the unique index that ON CONFLICT asks calls them
+equal, by its collations and operator classes; the newer one is found by the collation of the table's own column.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from psycopg import sql
+
+from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.statements import Comparison, Upsert
+
+
+class ComparedColumn(NamedTuple):
+    """A column of a unique index; ``index_oid`` is 0 for the table's own column. None is what needs no word."""
+
+    index_oid: int
+    column: str
+    collation_schema: str | None
+    collation: str | None
+    is_deterministic: bool | None
+    less_schema: str | None
+    less: str | None
+
+
+# Not named are the database's collation and a type's own operator class. ON CONFLICT takes any unique index on the key
+# columns, whatever its collations, its operator classes, and the columns that it INCLUDEs; but none on expressions.
+_COMPARED = """
+SELECT x.index_oid, x.attname::text, cn.nspname::text, c.collname::text, c.collisdeterministic, pn.nspname::text,
+       p.oprname::text
+FROM (
+    SELECT i.indexrelid::bigint AS index_oid, a.attname, i.indcollation[n] AS collation, m.amopopr AS less
+    FROM pg_index AS i
+    CROSS JOIN generate_series(0, i.indnkeyatts - 1) AS n
+    JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
+    JOIN pg_opclass AS o ON o.oid = i.indclass[n]
+    LEFT JOIN pg_amop AS m ON NOT o.opcdefault AND m.amopfamily = o.opcfamily AND m.amopstrategy = 1
+        AND m.amoplefttype = o.opcintype AND m.amoprighttype = o.opcintype
+    WHERE i.indrelid = {oid} AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indislive
+    AND i.indpred IS NULL AND i.indexprs IS NULL
+    UNION ALL
+    SELECT 0, a.attname, a.attcollation, NULL
+    FROM pg_attribute AS a WHERE a.attrelid = {oid} AND a.attname::text = {order_by}
+) AS x
+LEFT JOIN pg_collation AS c ON c.oid = x.collation AND c.oid <> 'pg_catalog."default"'::regcollation
+LEFT JOIN pg_namespace AS cn ON cn.oid = c.collnamespace
+LEFT JOIN pg_operator AS p ON p.oid = x.less
+LEFT JOIN pg_namespace AS pn ON pn.oid = p.oprnamespace
+ORDER BY 1, 2
+"""
+
+
+def compared_statement(table: TargetTable, upsert: Upsert) -> sql.Composed:
+    """The query whose rows are a :class:`ComparedColumn` each; it needs our search_path."""
+    order_by = upsert.order_by.target if upsert.order_by else None
+    return sql.SQL(_COMPARED).format(oid=table.oid, order_by=sql.Literal(order_by))
+
+
+def comparisons(rows: Iterable[tuple[Any, ...]], upsert: Upsert) -> dict[str, Comparison]:
+    """
+    What is to be said of the columns that are not compared as their type is by itself, by their names.
+
+    Of several unique indexes on the keys, the one that calls more of them equal decides. Where another one calls equal
+    what this one does not, Postgres refuses the rows.
+    """
+    found = (ComparedColumn(*row) for row in rows)
+    of_index = {
+        index: {column.column: column for column in columns}
+        for index, columns in groupby(found, key=attrgetter("index_oid"))
+    }
+    keys = {key.target for key in upsert.keys}
+    unique = [columns for index, columns in of_index.items() if index and columns.keys() == keys]
+    by_key = max(unique, key=_looseness, default={})
+    by_order = of_index.get(0, {})
+    return {
+        name: Comparison(_identifier(column.collation_schema, column.collation), _operator(column))
+        for name, column in {**by_order, **by_key}.items()
+        if column.collation or column.less
+    }
+
+
+def _identifier(schema: str | None, name: str | None) -> sql.Identifier | None:
+    return sql.Identifier(schema, name) if schema and name else None
+
+
+def _operator(column: ComparedColumn) -> sql.Composed | None:
+    if not (column.less_schema and column.less):
+        return None
+    return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(column.less_schema), sql.SQL(column.less))
+
+
+def _looseness(columns: dict[str, ComparedColumn]) -> tuple[int, int]:
+    found = columns.values()
+    return sum(c.is_deterministic is False for c in found), sum(c.less is not None for c in found)

@@ -1,0 +1,185 @@
+"""
+Put a batch's rows into their target table, inside the transaction that records the batch.
+
+Runs in the commit. Invariant: the rows reach the target by COPY only where their bytes are the columns' own;
+everywhere else through a table of the encoded types and an INSERT that assigns, so that Postgres checks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
+from pgonce.sink.settings import Destination
+from pgonce.sink.staging.staged_rows import check_staged_rows, refuse_missing_table
+from pgonce.sink.staging.table import column_definitions
+from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.catalogue import ResolvedName, TargetTable, resolve_table
+from pgonce.sink.target.checked_table import ColumnPlan, not_durable, target_for
+from pgonce.sink.target.fit import Fit
+from pgonce.sink.target.lock import unsafe_partition
+from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT, Written, note_copied, note_gathered
+from pgonce.sink.target.statements import insert_statement, plan_upsert
+from pgonce.sink.target.upsert import upsert_in_tx
+
+_counter = itertools.count()
+
+
+def publication(sink_name: str | None, destination: Destination, rows: BatchRows, transport: str) -> Work:
+    """
+    The work of a commit that writes ``rows`` into one table; ``transport`` says in the ledger how they came.
+
+    The sink is the user's name for it, else the qualified target table.
+    """
+    # What the sink's name was taken from, for the same transaction.
+    found: ResolvedName | None = None
+
+    def name_sink(connection: Connection) -> str:
+        nonlocal found
+        found = resolve_table(driver_connection(connection), destination.table)
+        return sink_name or found.qualified_name
+
+    def publish(connection: Connection, _: Batch, stored: Offsets | None) -> Published:
+        chosen = rows.since(stored) if stored and rows.since else rows
+        driver = driver_connection(connection)
+        table = publish_rows_in_tx(driver, destination, chosen, found)
+        published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
+        targets = {table.qualified_name: table.oid}
+        return Published(published, transport, rows.count() - published, targets)
+
+    return Work(name_sink, publish)
+
+
+def publish_rows_in_tx(
+    connection: psycopg.Connection, destination: Destination, rows: BatchRows, found: ResolvedName | None = None
+) -> TargetTable:
+    """
+    Write ``rows`` as ``destination`` says; the table that they are in.
+
+    :param found: what is known of the table's name in this transaction.
+    :raises TargetError: where the table is unfit or lacks what the mode needs.
+    :raises StagingError: where staged rows are missing or too many.
+    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
+    """
+    table, plan = target_for(connection, destination, rows.columns, found)
+    _write_rows_in_tx(connection, destination, rows, table, plan)
+    if (culprit := unsafe_partition(connection, table)) is not None:
+        raise not_durable(culprit)
+    return table
+
+
+def _write_rows_in_tx(
+    connection: psycopg.Connection,
+    destination: Destination,
+    rows: BatchRows,
+    table: TargetTable,
+    plan: tuple[ColumnPlan, ...],
+) -> None:
+    upsert = plan_upsert(destination, plan)
+    written = Written(table, plan, rows.columns, upsert, rows.positions)
+    # Nothing is written before there are rows, for which some wait here.
+    bodies = rows.bodies()
+    if destination.mode == "complete":
+        # Not TRUNCATE: it takes the table from its readers, and older snapshots would see it empty.
+        connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))
+    if rows.staged is None and upsert is None and _goes_straight(table, plan):
+        try:
+            _copy(connection, table.identifier, [column.target for column in plan], bodies)
+        except psycopg.Error as error:
+            note_copied(connection, error, written, rows.bodies)
+            raise
+        return
+    source = _gathered(connection, rows, bodies)
+    wanted = sql.SQL("true") if rows.staged is None else rows.staged.wanted
+    try:
+        _write_gathered_in_tx(connection, rows, written, source, wanted)
+    except psycopg.Error as error:
+        note_gathered(connection, error, written, source, wanted)
+        raise
+
+
+def _write_gathered_in_tx(
+    connection: psycopg.Connection,
+    rows: BatchRows,
+    written: Written,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+) -> None:
+    table, plan, upsert = written.table, written.plan, written.upsert
+    if upsert is not None:
+        if rows.staged is not None:
+            check_staged_rows(connection, rows.staged)
+        upsert_in_tx(connection, source, wanted, table, plan, upsert, rows.count())
+        return
+    if rows.staged is not None and rows.staged.stored:
+        check_staged_rows(connection, rows.staged)
+    insert = insert_statement(source, wanted, table, plan)
+    cursor = connection.cursor()
+    cursor.execute(sql.SQL("; ").join([SAVEPOINT, insert, RELEASE]), prepare=False)
+    cursor.nextset()
+    # What is promised and nothing else was inserted: one reading of the table is enough. Triggers of the user's may
+    # have left rows out, so only a count tells what else it means.
+    if rows.staged is not None and not rows.staged.stored and cursor.rowcount != rows.count():
+        check_staged_rows(connection, rows.staged)
+
+
+def _goes_straight(table: TargetTable, plan: Iterable[ColumnPlan]) -> bool:
+    # COPY FROM is not supported with row-level security (0A000).
+    return not table.row_security and all(column.fitting.fit is Fit.EXACT for column in plan)
+
+
+def _gathered(connection: psycopg.Connection, rows: BatchRows, bodies: Iterable[bytes]) -> sql.Identifier:
+    """A table of the encoded types that holds all rows: the batch's staging table, or a temporary one."""
+    names = [column.name for column in rows.columns]
+    if rows.staged is not None:
+        refuse_missing_table(connection, rows.staged)
+        _copy(connection, rows.staged.identifier, names, bodies)
+        return rows.staged.identifier
+    table = sql.Identifier("pg_temp", f"pgonce_rows_{next(_counter)}")
+    create = sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP")
+    search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(rows.columns)))
+    _copy(connection, table, names, bodies)
+    return table
+
+
+class _RowsFailedError(Exception):
+    """Rows could not be had; psycopg tells the server what this is called, and nothing of what happened."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+
+def _copy(
+    connection: psycopg.Connection, table: sql.Identifier, columns: Iterable[str], bodies: Iterable[bytes]
+) -> None:
+    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
+        table, sql.SQL(", ").join(map(sql.Identifier, columns))
+    )
+    try:
+        with connection.cursor() as cursor, cursor.copy(statement) as copy:
+            copy.write(HEADER)
+            for body in _until_failure(bodies):
+                copy.write(body)
+            copy.write(TRAILER)
+    except _RowsFailedError as failed:
+        raise failed.error from None
+
+
+def _until_failure(bodies: Iterable[bytes]) -> Iterator[bytes]:
+    """The bodies; what fails in making one is put aside, for Postgres logs the text of what ends a COPY."""
+    try:
+        yield from bodies
+    except Exception as error:  # noqa: BLE001 (raised again where the COPY has ended)
+        raise _RowsFailedError(error) from None
