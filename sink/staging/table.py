@@ -82,8 +82,8 @@ def stage_rows(
     ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`). ``watch`` says how long a lock is waited for,
     and sees who holds it.
 
-    :raises psycopg.Error: what Postgres says; :mod:`~pgonce.sink.staging.stager` knows what may be tried again. Where the
-        connection was lost, the rows may be there.
+    :raises psycopg.Error: what Postgres says; :mod:`~pgonce.sink.staging.stager` knows what may be tried again.
+        Where the connection was lost, the rows may be there.
     """
     ensure_ledger(url)
     watch = watch or LockWatch(url, LOCK_SECONDS, armed=True)

@@ -39,7 +39,7 @@ HAVING NOT bool_or(coalesce((SELECT typtype = 'p' FROM pg_type WHERE oid = a.typ
 
 def make_evil(admin: psycopg.Connection) -> set[str]:
     """Make the schema ``evil``, open to everybody as ``public`` once was; the functions that it has."""
-    words = {word for word in _words_of(Path(pgonce.__path__[0]))}
+    words = set(_words_of(Path(pgonce.__path__[0])))
     functions = admin.execute(_FUNCTIONS, [sorted(words | _OF_DRIVERS)]).fetchall()
     signatures = {
         (name, variant)
