@@ -37,7 +37,7 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint check bench bench-async bench-kafka bench-latency bench-ledger bench-upserts picture soak clean
+.PHONY: help setup java demo test lint package check bench bench-async bench-kafka bench-latency bench-ledger bench-upserts picture soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -55,10 +55,16 @@ chaos: setup ## strike running queries by seed and count lost and doubled rows; 
 	$(if $(SEED),--seed $(SEED)) $(if $(ROUND),--round $(ROUND)) $(if $(FAULT),--fault "$(FAULT)") \
 	$(if $(RESUME),--resume) $(if $(TABLE),--table) $(if $(REPORT),--report $(REPORT))
 
-lint: setup ## ruff, the format check and mypy
+lint: setup ## ruff, the format check, mypy, and which folder may import which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
+
+package: setup ## build sdist and wheel into dist/, and check what an index would show of them
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
 
 check: lint test ## what CI runs: lint, then test
 

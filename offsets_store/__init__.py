@@ -2,7 +2,7 @@
 Where did each query stop: the ledger of published batches and offsets, and the checkpoint that it is held against.
 
 Runs on the driver, in Spark's workers and on the command line. Invariant: this package never imports ``sink``, and
-only its listener imports pyspark.
+only its listener needs pyspark.
 """
 
 from pgonce.offsets_store.log_lines import date_lines_without_handler

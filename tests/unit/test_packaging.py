@@ -6,12 +6,15 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import pgonce
 
+ROOT = Path(__file__).parents[2]
 MODULES = ["pgonce", "pgonce.sink", "pgonce.offsets_store", "pyspark_pgonce"]
 
 
@@ -51,6 +54,32 @@ def test_wheel_is_typed():
     """The package tells type checkers that it carries types."""
     files = {str(file) for file in importlib.metadata.files("pgonce")}
     assert "pgonce/py.typed" in files
+
+
+def test_source_archive_and_wheel_hold_the_same_files(tmp_path):
+    """A wheel that is built from the source archive is that which is built from the repository."""
+    archive, direct = build("sdist", ROOT, tmp_path / "sdist"), build("wheel", ROOT, tmp_path / "direct")
+    with tarfile.open(archive) as sources:
+        sources.extractall(tmp_path, filter="data")
+    (unpacked,) = tmp_path.glob("pgonce-*")
+    indirect = build("wheel", unpacked, tmp_path / "indirect")
+    assert contents(indirect) == contents(direct)
+    top = {Path(name).parts[0] for name in contents(direct)}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"pgonce", "pyspark_pgonce.py"}
+
+
+def build(kind, sources, directory):
+    """The one file that hatch makes."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(directory)]
+    subprocess.run(command, cwd=sources, check=True, stdout=subprocess.DEVNULL)
+    (file,) = directory.iterdir()
+    return file
+
+
+def contents(wheel):
+    """The files in a wheel, with what is in them."""
+    with zipfile.ZipFile(wheel) as files:
+        return {name: files.read(name) for name in files.namelist()}
 
 
 PROGRAM = """
