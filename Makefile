@@ -37,7 +37,7 @@ endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test lint package check bench bench-async bench-kafka bench-latency bench-ledger bench-upserts picture soak clean
+.PHONY: help setup java demo test lint package check bench bench-async bench-features bench-kafka bench-latency bench-ledger bench-upserts picture soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -90,6 +90,9 @@ bench-latency: setup ## from the producer to a visible row, for each trigger and
 
 bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py
+
+bench-features: setup ## the receiver, and transactions that begin beside Spark's job: with and without
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/features.py $(if $(SMALL),--small)
 
 bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/upsert_statements.py

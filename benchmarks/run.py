@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     plan = SMALL if given.small else FULL
     try:
-        with _bench() as (bench, server_version):
+        with servers() as (bench, server_version):
             about = about_this_run(POSTGRES, server_version)
             measured, outcomes = _measure(bench, plan, console)
     except MissingTool as missing:
@@ -117,7 +117,7 @@ def _measure(bench: Bench, plan: Plan, console: Console) -> tuple[dict[str, Any]
     watches = {contender.name: _memory(bench, contender, plan.memory, console) for contender in ways}
     loads = {}
     for load, contenders, baselines in contests(plan):
-        loads[load.name] = _alternating(bench, load, contenders, console)
+        loads[load.name] = alternating(bench, load, contenders, console)
         show_load(console, load, loads[load.name], [baseline.name for baseline in baselines])
     for name, watch in watches.items():
         show_memory(console, plan.memory, name, watch.peaks)
@@ -141,9 +141,10 @@ def _memory(bench: Bench, contender: Contender, load: Load, console: Console) ->
     return watch
 
 
-def _alternating(
+def alternating(
     bench: Bench, load: Load, contenders: Sequence[Contender], console: Console
 ) -> dict[str, list[list[int]]]:
+    """The times (ms) of each contender by round; they take turns."""
     times: dict[str, list[list[int]]] = {contender.name: [] for contender in contenders}
 
     def measure(contender: Contender, number: int) -> None:
@@ -155,7 +156,7 @@ def _alternating(
 
 
 @contextmanager
-def _bench() -> Iterator[tuple[Bench, str]]:
+def servers() -> Iterator[tuple[Bench, str]]:
     """Both servers, and Postgres's version."""
     jar = postgres_jdbc_jar()
     with EmbeddedPostgres(settings=POSTGRES) as postgres, spark_session(jar) as spark:

@@ -1,0 +1,88 @@
+"""
+Do two features earn their lines: the receiver, and transactions that begin beside Spark's job?
+
+Runs on the driver, with Spark and Postgres on this machine: `make bench-features`. Invariant: with and without
+alternate in one run on the same servers, and differ in the feature alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from contenders import RECEIVED, Contender, Place
+from loads import FULL, SMALL, Plan
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from rich.console import Console
+from run import POSTGRES, RESULTS, alternating, servers
+from screen import about_this_run, load_as_json, show_load, write_results
+
+from pgonce import PostgresBatchWriter
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
+from pgonce.sink.foreach_batch.early_commit import EarlyCommits
+from pgonce.sink.target.batch_rows import BatchRows
+
+
+class _CommitsOnceRowsAreThere(EarlyCommits):
+    """What the batch writer would do without the feature: begin when 16 MiB are there, or all."""
+
+    def __init__(self, settings: CommitSettings) -> None:
+        super().__init__(settings)
+        self._settings = settings
+
+    def commit(
+        self, batch: Batch, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[[BatchRows], Work]
+    ) -> None:
+        arriving.wait()
+        commit_batch(self._settings, batch, work_of(rows))
+
+
+def _without_receiver(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    # As it is used: what is small travels in the commit message, and what is large is staged.
+    return writer.format("pgonce").options(url=place.url, table=place.table, independent="true")
+
+
+def _early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, independent=True))
+
+
+def _not_early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    batch_writer = PostgresBatchWriter(place.url, table=place.table, independent=True)
+    batch_writer._commits = _CommitsOnceRowsAreThere(batch_writer._commits._settings)
+    return writer.foreachBatch(batch_writer)
+
+
+WITHOUT_RECEIVER = Contender('format("pgonce"), no receiver', _without_receiver, "rows_without_receiver")
+EARLY = Contender("PostgresBatchWriter", _early, "rows_early")
+NOT_EARLY = Contender("PostgresBatchWriter, begins with its rows", _not_early, "rows_not_early")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 0: what the figures are worth, a person decides."""
+    parser = argparse.ArgumentParser(prog="make bench-features", description="Two features, with and without.")
+    parser.add_argument("--small", action="store_true", help="a quick look")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="directory for the file with all times")
+    given = parser.parse_args(arguments)
+    plan: Plan = SMALL if given.small else FULL
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    loads = []
+    with servers() as (bench, server_version):
+        about = about_this_run(POSTGRES, server_version)
+        for load in (plan.triggers, plan.batches):
+            for without, with_it in ((WITHOUT_RECEIVER, RECEIVED), (NOT_EARLY, EARLY)):
+                times = alternating(bench, load, (without, with_it), console)
+                show_load(console, load, times, [without.name])
+                loads.append(load_as_json(load, times))
+    path = write_results(given.results, about, {"loads": loads, "small": given.small}, prefix="features-")
+    console.print(f"All times are in {path}.", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
