@@ -47,7 +47,7 @@ setup: java $(WHEEL) ## make .venv and install the wheel there; the other target
 demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 reads from a real Kafka
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/examples/demo $(BIN)/python examples/demo/main.py $(if $(KAFKA),--kafka)
 
-test: setup ## run all tests; ARGS="tests/unit -k verdict" runs some
+test: setup ## run all tests; ARGS="tests/offsets_store -k verdict" runs some
 	$(BIN)/pytest $(if $(ARGS),,-n 2 --dist worksteal --durations 30) $(ARGS)
 
 chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., see CONTRIBUTING.md

@@ -2,13 +2,13 @@
 
 # After those that it imports: pytest rewrites the assertions of a plugin before its first import.
 pytest_plugins = [
-    "fix_no_skips",
-    "fix_postgres",
-    "fix_proxy",
-    "fix_pgbouncer",
-    "fix_black_hole",
-    "fix_kafka",
-    "fix_spark",
-    "fix_driver",
-    "fix_receiver",
+    "support.fixtures.skips",
+    "support.fixtures.postgres",
+    "support.fixtures.proxy",
+    "support.fixtures.pgbouncer",
+    "support.fixtures.black_hole",
+    "support.fixtures.kafka",
+    "support.fixtures.spark",
+    "support.fixtures.driver",
+    "support.fixtures.receiver",
 ]

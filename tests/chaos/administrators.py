@@ -19,8 +19,8 @@ from chaos.faults import AIM_SECONDS, MISSED, Fault, Hit, wait_for_flight
 from chaos.site import NotRecovered, Site
 from chaos.subject import checkpoint_of
 from chaos.workloads import WORKLOADS
-from fix_driver import wait_until
-from spark.exactly_once import recorded
+from support.audit import recorded
+from support.fixtures.driver import wait_until
 
 _APPENDED = ("inline", "staged", "received", "append", "deduplicated")
 # But for the two tables whose sums an observer reads all the time, which not all types have.

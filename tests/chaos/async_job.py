@@ -17,7 +17,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from spark.session import started_session
+from support.spark_session import started_session
 
 from pgonce import PostgresBatchWriter, recover_and_start, transactional_batch
 

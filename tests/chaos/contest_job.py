@@ -17,9 +17,9 @@ from chaos.driver_job import passed_through, sink_of, waiting_when_told
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
-from spark.inbox import events
-from spark.session import started_session
-from spark.ways_in import WAYS, WayIn
+from support.inbox import events
+from support.spark_session import started_session
+from support.ways_in import WAYS, WayIn
 
 
 @dataclass(frozen=True)

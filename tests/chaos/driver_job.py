@@ -19,9 +19,9 @@ from typing import Literal
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
-from spark.inbox import events
-from spark.session import started_session
-from spark.ways_in import WAYS, Sink, WayIn
+from support.inbox import events
+from support.spark_session import started_session
+from support.ways_in import WAYS, Sink, WayIn
 
 Batches = Iterator[pa.RecordBatch]
 

@@ -21,7 +21,7 @@ from chaos.faults import AIM_SECONDS, MISSED, Fault, Hit
 from chaos.seams import early_sign
 from chaos.site import Site
 from chaos.workloads import WORKLOADS
-from fix_driver import wait_until
+from support.fixtures.driver import wait_until
 
 _BEGIN_SECONDS = 5.0
 

@@ -23,8 +23,8 @@ import psycopg
 from chaos.site import CAN_WAIT, Setting, Site, command_of, process_of_connection
 from chaos.subject import Subject
 from chaos.workloads import WORKLOADS
-from fix_driver import wait_until
-from fix_proxy import Hold, Proxy
+from support.fixtures.driver import wait_until
+from support.fixtures.proxy import Hold, Proxy
 
 Moment = Literal["connect", "in_copy", "before_commit", "after_commit"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psycopg
 from chaos.workloads import Workload
-from spark.exactly_once import recorded, wrong_ledger
+from support.audit import recorded, wrong_ledger
 
 
 @dataclass

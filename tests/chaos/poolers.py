@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from chaos.faults import MISSED, Fault, Hit, Moment, Wire, held
 from chaos.site import Setting, Site
-from fix_proxy import Proxy
+from support.fixtures.proxy import Proxy
 
 
 @dataclass(frozen=True)

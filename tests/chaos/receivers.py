@@ -15,7 +15,7 @@ import psutil
 from chaos.faults import MISSED, Fault, Hit, Moment, held
 from chaos.site import Site, command_of, process_of_connection
 from chaos.workloads import WORKLOADS
-from fix_proxy import Hold
+from support.fixtures.proxy import Hold
 
 
 class _ReceiverFault(Fault):

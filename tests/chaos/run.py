@@ -20,10 +20,10 @@ from chaos.families import FIREWALL, POOLER
 from chaos.plan import Round, plan, plan_of
 from chaos.proof import KeptRun, Product, put_into_docs, table_of
 from chaos.report import keep
-from fix_no_skips import everything_required
 from kafka_broker import KafkaBroker, MissingTool
 from pgbouncer import PgBouncer
 from postgres_binaries import DEFAULT_MAJOR, bin_dir
+from support.fixtures.skips import everything_required
 
 
 def main() -> int:

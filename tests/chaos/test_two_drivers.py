@@ -23,13 +23,13 @@ from chaos import contest_job
 from chaos.another_driver import another_driver
 from chaos.contest_job import Contest
 from chaos.driver_job import sink_of
-from fix_driver import Driver, wait_until, with_tests_on_path
-from fix_proxy import Hold, Proxy
-from fix_spark import spark_settings
-from patience import PATIENCE_SECONDS
-from spark.exactly_once import left_behind, query_id, waiting_commits, what_is_wrong, wrong_rows
-from spark.inbox import Inbox, create_events
-from spark.ways_in import WAYS, Sink, WayIn
+from support.audit import left_behind, query_id, waiting_commits, what_is_wrong, wrong_rows
+from support.fixtures.driver import Driver, wait_until, with_tests_on_path
+from support.fixtures.proxy import Hold, Proxy
+from support.fixtures.spark import spark_settings
+from support.inbox import Inbox, create_events
+from support.patience import PATIENCE_SECONDS
+from support.ways_in import WAYS, Sink, WayIn
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from fix_postgres import PostgresServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
-from security.batches import commit, inline, nothing_else_happens, planned, quoted, rows_in
+from support.committed_batch import commit, inline, nothing_else_happens, planned, quoted, rows_in
+from support.fixtures.postgres import PostgresServer
 from typer.testing import CliRunner
 
 from pgonce import PostgresBatchWriter, transactional_batch

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from security.batches import commit, planned, quoted, rows_in
+from support.committed_batch import commit, planned, quoted, rows_in
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import _ensured, grants, migrate

@@ -18,10 +18,10 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pytest
-import wire
-from committed import STRUCT, ids
-from fix_receiver import Between
-from received import origin, target
+from support import wire
+from support.committed_rows import STRUCT, ids
+from support.fixtures.receiver import Between
+from support.received_batch import origin, target
 
 import pgonce.sink.data_source.receiver.line
 from pgonce.offsets_store.errors import PgonceError

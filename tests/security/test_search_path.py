@@ -9,10 +9,10 @@ from datetime import UTC, datetime
 
 import psycopg
 import pytest
-from fix_postgres import PostgresServer, url_with
 from psycopg import sql
-from security.batches import commit, inline, planned, rows_in
-from security.evil import make_evil
+from support.committed_batch import commit, inline, planned, rows_in
+from support.evil_schema import make_evil
+from support.fixtures.postgres import PostgresServer, url_with
 
 from pgonce.offsets_store.cli.main import app
 from pgonce.offsets_store.commit.one_try import Work, application_name

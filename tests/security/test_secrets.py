@@ -16,9 +16,9 @@ from urllib.parse import quote
 import psutil
 import psycopg
 import pytest
-from fix_spark import spark_settings
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from support.fixtures.spark import spark_settings
 from typer.testing import CliRunner
 
 from pgonce.offsets_store.cli.main import app
@@ -27,7 +27,7 @@ from pgonce.offsets_store.ledger.migrations import grants, migrate
 from pgonce.offsets_store.postgres.connect import connect, parse_url
 from pgonce.offsets_store.postgres.translate import scrub
 
-JOB = Path(__file__).with_name("talkative_job.py")
+JOB = Path(__file__).parents[1] / "support" / "talkative_job.py"
 # Each password has a part that no encoding changes, so that half of it, or a copy in another encoding, is found too.
 MARK = "zq7"
 

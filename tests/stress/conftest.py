@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from stress.remote import Remote
+from support.remote_driver import Remote
 
 
 @pytest.fixture(scope="package")

@@ -18,13 +18,13 @@ import psutil
 import psycopg
 import pytest
 from embedded_postgres import EmbeddedPostgres
-from fix_no_skips import unavailable
-from fix_postgres import _major
 from maven import MissingTool
 from postgres_binaries import bin_dir
-from spark.exactly_once import replays, what_is_wrong
-from spark.inbox import Inbox
-from stress.remote import Remote, RemoteQuery
+from support.audit import replays, what_is_wrong
+from support.fixtures.postgres import _major
+from support.fixtures.skips import unavailable
+from support.inbox import Inbox
+from support.remote_driver import Remote, RemoteQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

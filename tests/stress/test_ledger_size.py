@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import psycopg
 import pytest
-from benchmark_modules import benchmark_module
+from support.benchmark_modules import benchmark_module
 
 from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import psycopg
 import pytest
 from psycopg import sql
-from spark.exactly_once import what_is_wrong
-from spark.inbox import Inbox
+from support.audit import what_is_wrong
+from support.inbox import Inbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from patience import PATIENCE_SECONDS
 from psycopg import sql
+from support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import psycopg
 import pytest
-from fix_black_hole import Vanishing
-from spark.exactly_once import what_is_wrong
-from spark.inbox import Inbox
-from stress.remote import Remote, RemoteQuery
+from support.audit import what_is_wrong
+from support.fixtures.black_hole import Vanishing
+from support.inbox import Inbox
+from support.remote_driver import Remote, RemoteQuery
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

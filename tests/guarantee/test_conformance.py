@@ -1,0 +1,383 @@
+"""One suite over every way in: whatever happens to a query, the table is its source, and the ledger its checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 (its usual name)
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+from support.audit import (
+    left_behind,
+    open_transactions,
+    recorded,
+    replays,
+    waiting_commits,
+    what_is_wrong,
+    wrong_ledger,
+    wrong_rows,
+)
+from support.inbox import Inbox, create_events, events
+from support.patience import PATIENCE_SECONDS
+from support.query_runs import assert_refused, finish, rewind, run_elsewhere
+from support.ways_in import WAYS, InForeachBatch, Sink
+
+pytestmark = pytest.mark.spark
+
+IN_FOREACH_BATCH = [way for way in WAYS if isinstance(way, InForeachBatch)]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+def way(request):
+    """One of the ways in."""
+    return request.param
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    """A source with one batch in it, of ten rows."""
+    made = Inbox(tmp_path / "inbox")
+    made.add(10)
+    return made
+
+
+@pytest.fixture
+def sink(way, url, checkpoint):
+    """An empty table for the rows, and a checkpoint to be."""
+    create_events(url, "events", keyed=way.upserts)
+    return Sink(url, "events", checkpoint)
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    """Wait until the condition holds."""
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < until, f"waited in vain for {what}"
+        time.sleep(0.02)
+
+
+class TestRestarts:
+    def test_goes_on_where_it_ended(self, spark, way, sink, inbox, observer):
+        """Three starts, nested and oddly named columns, a batch without rows: all arrives, once."""
+        for count in (20, 0):
+            finish(way.append(events(spark, inbox.folder), sink))
+            inbox.add(count)
+        inbox.add(30)
+        finish(way.append(events(spark, inbox.folder), sink))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert [batch.rows for batch in recorded(observer, sink.checkpoint)] == [10, 20, 0, 30]
+        assert replays(observer, sink.checkpoint) == []
+
+    def test_replay_is_skipped_and_counted(self, spark, way, sink, inbox, observer):
+        """A batch that Spark runs again is not written again, and the ledger counts it; the next one is written."""
+        inbox.add(20)
+        for _ in range(2):
+            finish(way.append(events(spark, inbox.folder), sink))
+            assert rewind(sink.checkpoint) == 1
+        inbox.add(30)
+        finish(way.append(events(spark, inbox.folder), sink))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == [1, 1]
+
+    def test_stopped_during_commit(self, spark, way, sink, inbox, url, observer):
+        """A query that is stopped while its commit waits for a lock goes on at the next start."""
+        finish(way.append(events(spark, inbox.folder), sink))
+        inbox.add(20)
+        with psycopg.connect(url) as holder:
+            holder.execute("LOCK TABLE events IN EXCLUSIVE MODE")
+            query = way.append(events(spark, inbox.folder), sink).start()
+            wait_for(lambda: waiting_commits(observer), "the commit to wait for the table")
+            stopping = threading.Thread(target=query.stop)
+            stopping.start()
+            wait_for(lambda: not query.isActive, "the query to hear of it")
+            # Spark interrupts the thread that waits for the commit right after it has said so.
+            time.sleep(0.2)
+            assert len(recorded(observer, sink.checkpoint)) == 1
+        stopping.join(PATIENCE_SECONDS)
+        assert not stopping.is_alive()
+        wait_for(lambda: not open_transactions(observer), "the commit to end")
+        skipped = len(recorded(observer, sink.checkpoint)) == 2 and not (Path(sink.checkpoint) / "commits/1").exists()
+        inbox.add(30)
+        finish(way.append(events(spark, inbox.folder), sink))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == ([1] if skipped else [])
+
+
+class TestStatefulQueries:
+    def test_totals(self, spark, way, url, checkpoint, inbox, observer):
+        """An aggregate replaces the table, or updates it by key, also after a replay, which must run its frame."""
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
+        sink = Sink(url, "totals", checkpoint)
+        totals = events(spark, inbox.folder).groupBy(F.get("tags", 0).alias("tag")).agg(F.count("*").alias("events"))
+        finish(way.totals(totals, sink, "tag"))
+        rewind(checkpoint)
+        inbox.add(25)
+        finish(way.totals(totals, sink, "tag"))
+        expected = Counter(tags[0] for _, _, _, tags, _ in inbox.rows)
+        assert wrong_rows(observer, "totals", list(expected.items())) == []
+        assert wrong_ledger(observer, checkpoint) == []
+        assert replays(observer, checkpoint) == [0]
+
+    def test_batch_without_data_that_has_rows(self, spark, way, url, checkpoint, inbox, observer):
+        """A window that closes in a batch of no new data is written once, though that batch starts where it ends."""
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE windows (id bigint PRIMARY KEY, events bigint)")
+        sink = Sink(url, "windows", checkpoint)
+        windows = (
+            events(spark, inbox.folder)
+            .select(F.timestamp_seconds("id").alias("at"))
+            .withWatermark("at", "0 seconds")
+            .groupBy(F.window("at", "10 seconds"))
+            .agg(F.count("*").alias("events"))
+            .select(F.unix_seconds("window.start").alias("id"), "events")
+        )
+        inbox.add(20)
+        finish(way.append(windows, sink))
+        replayed = rewind(checkpoint)
+        last = recorded(observer, checkpoint)[-1]
+        assert (last.batch_id, last.start, last.rows) == (replayed, last.end, 2)
+        inbox.add(15)
+        finish(way.append(windows, sink))
+        assert what_is_wrong(observer, "windows", checkpoint, [(0, 10), (10, 10), (20, 10), (30, 10)]) == []
+        assert replays(observer, checkpoint) == [replayed]
+
+
+class TestSeveralWriters:
+    def test_two_queries_into_one_table(self, spark, way, sink, inbox, tmp_path, observer):
+        """Two queries that feed one table side by side arrive whole; only foreachBatch knows that they differ."""
+        others = Inbox(tmp_path / "others", first_id=1000)
+        said = {} if way.in_foreach_batch else {"independent": True}
+        sink = Sink(sink.url, "events", sink.checkpoint, said)
+        other = Sink(sink.url, "events", str(tmp_path / "other_checkpoint"), said)
+        for count in (10, 20):
+            others.add(count)
+            inbox.add(count)
+            pairs = [(inbox, sink), (others, other)]
+            streams = [way.append(events(spark, source.folder), into) for source, into in pairs]
+            for query in [stream.trigger(availableNow=True).start() for stream in streams]:
+                assert query.awaitTermination(PATIENCE_SECONDS)
+        assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
+        assert wrong_ledger(observer, sink.checkpoint) == []
+        assert wrong_ledger(observer, other.checkpoint) == []
+
+    @pytest.mark.parametrize("way", IN_FOREACH_BATCH, ids=lambda way: way.name)
+    def test_two_writers_of_one_query(self, spark, way, sink, inbox, url, observer):
+        """Two writers under one name are refused before a row is lost or doubled; with a name each they write."""
+        create_events(url, "copies", keyed=way.upserts)
+
+        def write_both(second_name: str) -> DataStreamWriter:
+            first = way.appending(Sink(url, "events", sink.checkpoint, {"sink_name": "one"}))
+            second = way.appending(Sink(url, "copies", sink.checkpoint, {"sink_name": second_name}))
+
+            def both(frame: DataFrame, batch_id: int) -> None:
+                first(frame, batch_id)
+                second(frame, batch_id)
+
+            stream = events(spark, inbox.folder).writeStream.foreachBatch(both)
+            return stream.option("checkpointLocation", sink.checkpoint)
+
+        # Twice: at the second start the first writer finds a replay, and the other is no part of it.
+        for _ in range(2):
+            assert_refused(write_both("one"), "DUPLICATE")
+            assert wrong_rows(observer, "events", inbox.rows) == []
+            assert wrong_rows(observer, "copies", []) == []
+        inbox.add(20)
+        finish(write_both("two"))
+        for table, name in (("events", "one"), ("copies", "two")):
+            assert wrong_rows(observer, table, inbox.rows) == []
+            assert wrong_ledger(observer, sink.checkpoint, sink_name=name) == []
+
+
+class TestCheckpoints:
+    def test_older_copy(self, spark, way, sink, inbox, tmp_path, observer):
+        """An older copy of the checkpoint is refused, though its offsets read the same and stand for other files."""
+        checkpoint, older, newest = Path(sink.checkpoint), tmp_path / "older", tmp_path / "newest"
+        finish(way.append(events(spark, inbox.folder), sink))
+        checkpoint.rename(older)
+        copy_folder(older, checkpoint)
+        second_file = inbox.add(20)
+        finish(way.append(events(spark, inbox.folder), sink))
+        checkpoint.rename(newest)
+        copy_folder(older, checkpoint)
+
+        published = list(inbox.rows)
+        hidden = second_file.rename(tmp_path / "second_file")
+        inbox.add(30)
+        assert_refused(way.append(events(spark, inbox.folder), sink), "CHANGED")
+        run_elsewhere(events(spark, inbox.folder), sink.checkpoint)
+        inbox.add(40)
+        assert_refused(way.append(events(spark, inbox.folder), sink), "DISJOINT")
+        assert wrong_rows(observer, "events", published) == []
+
+        checkpoint.rename(tmp_path / "refused")
+        newest.rename(checkpoint)
+        hidden.rename(second_file)
+        finish(way.append(events(spark, inbox.folder), sink))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+
+    def test_made_anew(self, spark, way, sink, inbox, tmp_path, observer):
+        """A checkpoint that was lost and made anew would double every row: it needs a person's word."""
+        finish(way.append(events(spark, inbox.folder), sink))
+        Path(sink.checkpoint).rename(tmp_path / "lost")
+        assert_refused(way.append(events(spark, inbox.folder), sink), "FOREIGN")
+        assert wrong_rows(observer, "events", inbox.rows) == []
+        Path(sink.checkpoint).rename(tmp_path / "refused")
+        others = Inbox(tmp_path / "others", first_id=1000)
+        others.add(20)
+        independent = Sink(sink.url, "events", sink.checkpoint, {"independent": True})
+        finish(way.append(events(spark, others.folder), independent))
+        assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
+        assert wrong_ledger(observer, sink.checkpoint) == []
+
+    def test_at_another_path(self, spark, way, sink, inbox, tmp_path, observer):
+        """Without a name, on a changed path: every row would be doubled, unless Spark says that the folders differ."""
+        finish(way.append(events(spark, inbox.folder), sink))
+        moved, third = (Sink(sink.url, "events", str(tmp_path / name)) for name in ("moved", "third"))
+        assert_refused(way.append(events(spark, inbox.folder), moved), "FOREIGN")
+        assert wrong_rows(observer, "events", inbox.rows) == []
+        others = Inbox(tmp_path / "others", first_id=1000)
+        others.add(20)
+        if way.in_foreach_batch:
+            finish(way.append(events(spark, others.folder), third))
+            assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
+        else:
+            assert_refused(way.append(events(spark, others.folder), third), "FOREIGN")
+
+    @pytest.mark.parametrize("written", [False, True], ids=["not_written", "written"])
+    def test_taken_over_from_another_sink(self, spark, way, sink, inbox, observer, written):
+        """A query with a past begins where its owner says: with the batch that is run again, or after it."""
+        inbox.add(20)
+        run_elsewhere(events(spark, inbox.folder), sink.checkpoint)
+        assert rewind(sink.checkpoint) == 1
+        assert_refused(way.append(events(spark, inbox.folder), sink), "UNKNOWN")
+        inbox.add(30)
+        adopted = Sink(sink.url, "events", sink.checkpoint, {"adopt_checkpoint": 2 if written else 1})
+        finish(way.append(events(spark, inbox.folder), adopted))
+        inbox.add(40)
+        finish(way.append(events(spark, inbox.folder), adopted))
+        expected = inbox.rows[30 if written else 10 :]
+        assert what_is_wrong(observer, "events", sink.checkpoint, expected, adopted=1) == []
+
+    @pytest.mark.parametrize("way", IN_FOREACH_BATCH, ids=lambda way: way.name)
+    def test_called_for_some_batches_only(self, spark, way, sink, inbox, observer):
+        """A writer that missed a batch refuses the next one."""
+        write = way.appending(sink)
+        inbox.add(20)
+        inbox.add(30)
+        frame = events(spark, inbox.folder)
+        some = frame.writeStream.foreachBatch(lambda batch, n: None if n == 1 else write(batch, n))
+        assert_refused(some.option("checkpointLocation", sink.checkpoint), "GAP")
+        assert wrong_rows(observer, "events", inbox.rows[:10]) == []
+        assert [batch.batch_id for batch in recorded(observer, sink.checkpoint)] == [0]
+
+
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder, Spark's hidden checksums included."""
+    shutil.copytree(source, target)
+
+
+class TestAlteredTables:
+    def test_type_altered_while_a_batch_waits(self, spark, way, sink, inbox, url, observer):
+        """The batch is refused in the column's new type; once the column is back, all rows arrive with their values."""
+        finish(way.append(events(spark, inbox.folder), sink))
+        inbox.add(10)
+        with psycopg.connect(url) as other:
+            other.execute("ALTER TABLE events ALTER id TYPE double precision")
+            query = way.append(events(spark, inbox.folder), sink).trigger(availableNow=True).start()
+            blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+            pid = other.info.backend_pid
+            wait_for(lambda: observer.execute(blocked, [pid]).fetchone() != (0,), "a batch that waits for the ALTER")
+            other.commit()
+        with pytest.raises(StreamingQueryException, match=r"\[TYPE_MISMATCH\]"):
+            query.awaitTermination(PATIENCE_SECONDS)
+        with psycopg.connect(url, autocommit=True) as other:
+            assert other.execute("SELECT count(*), max(id) FROM events").fetchone() == (10, 9.0)
+            other.execute("ALTER TABLE events ALTER id TYPE bigint")
+        finish(way.append(events(spark, inbox.folder), sink))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+
+
+class TestLostConnections:
+    @pytest.mark.parametrize("fault", ["cut_in_copy", "cut_before_commit", "cut_after_commit"])
+    def test_query_goes_on(self, spark, way, sink, inbox, proxy, observer, fault):
+        """A line that is cut while the batch is written or committed costs a second try, and no row."""
+        if fault == "cut_in_copy":
+            proxy.cut_in_copy(after_bytes=100)
+        else:
+            getattr(proxy, fault)(touching="INSERT INTO pgonce.batches")
+        through = Sink(proxy.url, "events", sink.checkpoint)
+        inbox.add(20)
+        finish(way.append(events(spark, inbox.folder), through))
+        assert proxy.hits[fault] == 1
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == []
+
+    @pytest.mark.parametrize("way", WAYS[1:2], ids=lambda way: way.name)
+    def test_staging_is_given_up(self, spark, way, sink, inbox, proxy, observer):
+        """Who follows the advice to send rows inline after staging failed keeps nothing of what was staged."""
+        proxy.cut_in_copy(after_bytes=100)
+        through = Sink(proxy.url, "events", sink.checkpoint, {"retry_timeout": 0})
+        assert_refused(way.append(events(spark, inbox.folder), through), "STAGING_FAILED")
+        assert left_behind(observer) != []
+        finish(WAYS[0].append(events(spark, inbox.folder), through))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+
+    def test_outcome_unknown(self, spark, way, sink, inbox, proxy, observer):
+        """A query that must give up before it knows whether COMMIT arrived finds out at its next start."""
+        proxy.cut_after_commit(touching="INSERT INTO pgonce.batches")
+        hasty = Sink(proxy.url, "events", sink.checkpoint, {"retry_timeout": 0})
+        assert_refused(way.append(events(spark, inbox.folder), hasty), "COMMIT_UNKNOWN")
+        inbox.add(20)
+        finish(way.append(events(spark, inbox.folder), hasty))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == [0]
+
+
+class TestBehindAPooler:
+    """PgBouncer in transaction mode, with fewer sessions than there are connections: they go from hand to hand."""
+
+    @pytest.fixture
+    def through(self, pgbouncer, database):
+        """The url through the pooler."""
+        return pgbouncer(default_pool_size="3").url(database)
+
+    def test_goes_on_where_it_ended(self, spark, way, sink, inbox, observer, through):
+        """Rows arrive once, over a replay too."""
+        pooled = replace(sink, url=through)
+        finish(way.append(events(spark, inbox.folder), pooled))
+        assert rewind(sink.checkpoint) == 0
+        inbox.add(20)
+        finish(way.append(events(spark, inbox.folder), pooled))
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == [0]
+
+    def test_totals(self, spark, way, url, checkpoint, inbox, observer, through):
+        """An aggregate replaces the table, or updates it by key."""
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
+        totals = events(spark, inbox.folder).groupBy(F.get("tags", 0).alias("tag")).agg(F.count("*").alias("events"))
+        inbox.add(25)
+        finish(way.totals(totals, Sink(through, "totals", checkpoint), "tag"))
+        expected = Counter(tags[0] for _, _, _, tags, _ in inbox.rows)
+        assert wrong_rows(observer, "totals", list(expected.items())) == []
+        assert wrong_ledger(observer, checkpoint) == []
+
+    def test_its_session_is_cut(self, spark, way, sink, inbox, proxy, observer, pgbouncer, database):
+        """Where the pooler loses its session with Postgres once COMMIT was sent, it says so in its own words: once."""
+        bouncer = pgbouncer(server={**conninfo_to_dict(proxy.url), "host": "127.0.0.1"})
+        proxy.cut_after_commit(touching="INSERT INTO pgonce.batches")
+        finish(way.append(events(spark, inbox.folder), replace(sink, url=bouncer.url(database))))
+        assert proxy.hits["cut_after_commit"] == 1
+        assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
+        assert replays(observer, sink.checkpoint) == []

@@ -1,0 +1,382 @@
+"""Does every example, and the demo, do what it shows?"""
+
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import ModuleType
+
+import psutil
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from maven import ROOT
+from support.fixtures.driver import Driver
+from support.fixtures.skips import unavailable
+from support.fixtures.spark import spark_environment, spark_settings
+from support.patience import PATIENCE_SECONDS
+
+EXAMPLES = ROOT / "examples"
+DEMO = EXAMPLES / "demo"
+
+# What the demo calls exit status 2 is a fault of the machine only where it names a missing tool.
+MISSING = "is missing"
+
+
+@pytest.fixture
+def run_example(start_driver: Callable[..., Driver], tmp_path: Path) -> Callable[..., Driver]:
+    """Run an example to its end as a process of its own: ``run_example(script, *arguments, kafka=False)``."""
+
+    def run(script: Path, *arguments: object, kafka: bool = False) -> Driver:
+        settings = {**spark_settings(tmp_path, kafka=kafka), "spark.ui.showConsoleProgress": "false"}
+        properties = tmp_path / "spark.properties"
+        properties.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+        # Not a SPARK_CONF_DIR: it would stand on the JVM's class path, and its classes come from an archive of another.
+        env = {"PYSPARK_SUBMIT_ARGS": f"--properties-file {shlex.quote(str(properties))} pyspark-shell"}
+        driver = start_driver(script, *arguments, env=env)
+        driver.wait()
+        return driver
+
+    return run
+
+
+def succeeded(driver: Driver) -> str:
+    """The output of an example that ended well."""
+    assert driver.wait() == 0, driver.output()[-4000:]
+    return driver.output()
+
+
+def order(order_id: int, day: int = 1) -> dict[str, object]:
+    """One order event; its content follows from its id."""
+    return {
+        "order_id": order_id,
+        "customer": f"customer-{order_id % 3}",
+        "amount": order_id + 0.25,
+        "placed_at": f"2026-03-{day:02d}T12:00:00Z",
+    }
+
+
+def forget_last_commit(checkpoint: Path) -> None:
+    """Leave the checkpoint as a crash between Postgres's COMMIT and Spark's own note leaves it."""
+    last = max(int(path.name) for path in (checkpoint / "commits").iterdir() if path.name.isdigit())
+    (checkpoint / "commits" / str(last)).unlink()
+    (checkpoint / "commits" / f".{last}.crc").unlink(missing_ok=True)
+
+
+def one(observer: psycopg.Connection, query: str) -> tuple[object, ...]:
+    """The only row of a query."""
+    row = observer.execute(query).fetchone()
+    assert row is not None
+    return row
+
+
+@pytest.fixture
+def produce(kafka) -> Callable[..., None]:
+    """Put orders into a topic: ``produce(topic, ids, day=1)``."""
+
+    def put(topic: str, ids: range, day: int = 1) -> None:
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        for order_id in ids:
+            event = order(order_id, day)
+            producer.produce(topic, json.dumps(event), key=str(event["customer"]))
+        assert producer.flush(30) == 0
+
+    return put
+
+
+class TestExamples:
+    @pytest.mark.spark
+    @pytest.mark.slow
+    def test_files_to_postgres(self, run_example, url, observer, tmp_path):
+        """Files are read once, in a first run and in a second one that must first run a published batch again."""
+        files, checkpoint = tmp_path / "orders", tmp_path / "checkpoint"
+        files.mkdir()
+        arguments = ("--files", files, "--checkpoint", checkpoint, "--url", url)
+        for name, ids in {"a": range(1, 51), "b": range(51, 101)}.items():
+            (files / f"{name}.json").write_text("\n".join(json.dumps(order(order_id)) for order_id in ids))
+            succeeded(run_example(EXAMPLES / "files_to_postgres.py", *arguments))
+            forget_last_commit(checkpoint)
+        rows = observer.execute("SELECT order_id, customer, amount::float8 FROM orders ORDER BY order_id").fetchall()
+        assert rows == [(n, f"customer-{n % 3}", n + 0.25) for n in range(1, 101)]
+        assert one(observer, "SELECT array_agg(batch_id) FROM pgonce.replays") == ([0],)
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    @pytest.mark.kafka
+    def test_kafka_orders(self, run_example, kafka, topic, produce, url, observer, tmp_path):
+        """Orders, newest orders and totals agree after a batch that was published was run again."""
+        name, checkpoint = topic(partitions=2), tmp_path / "checkpoint"
+        servers = ("--servers", kafka.bootstrap_servers, "--topic", name)
+        arguments = (*servers, "--checkpoint", checkpoint, "--url", url, "--until-caught-up")
+        for ids, day in ((range(1, 101), 1), (range(101, 201), 2)):
+            produce(name, ids, day)
+            succeeded(run_example(EXAMPLES / "kafka_orders.py", *arguments, kafka=True))
+            forget_last_commit(checkpoint)
+        assert one(observer, "SELECT count(*), count(DISTINCT order_id), min(order_id), max(order_id) FROM orders") == (
+            200,
+            200,
+            1,
+            200,
+        )
+        totals = observer.execute("SELECT day::text, orders, amount::float8 FROM daily_totals ORDER BY day").fetchall()
+        assert totals == [("2026-03-01", 100, 5075.0), ("2026-03-02", 100, 15075.0)]
+        newest = observer.execute("SELECT customer, order_id FROM newest_orders ORDER BY customer").fetchall()
+        assert newest == [("customer-0", 198), ("customer-1", 199), ("customer-2", 200)]
+        assert one(observer, "SELECT count(*) FROM pgonce.replays") == (1,)
+        assert one(observer, "SELECT sum(end_offset::text::int) FROM pgonce.current_offsets") == (200,)
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    @pytest.mark.kafka
+    def test_resume_new_checkpoint(self, run_example, kafka, topic, produce, url, observer, tmp_path):
+        """A lost checkpoint alone is refused; with stored offsets the successor loses and doubles nothing."""
+        name = topic(partitions=2)
+        produce(name, range(1, 101))
+        job = ("--kafka", kafka.bootstrap_servers, name, "--url", url, "--until-caught-up")
+        succeeded(run_example(DEMO / "job.py", *job, "--checkpoint", tmp_path / "lost", kafka=True))
+        produce(name, range(101, 151))
+
+        afresh = run_example(DEMO / "job.py", *job, "--checkpoint", tmp_path / "afresh", kafka=True)
+        assert afresh.wait() != 0
+        assert "[FOREIGN]" in afresh.output()
+        assert one(observer, "SELECT count(*) FROM orders") == (100,)
+
+        servers = ("--servers", kafka.bootstrap_servers, "--topic", name)
+        resume = (*servers, "--checkpoint", tmp_path / "new", "--url", url, "--until-caught-up")
+        output = succeeded(run_example(EXAMPLES / "resume_new_checkpoint.py", *resume, kafka=True))
+        assert "its successor starts at" in output
+        produce(name, range(151, 201))
+        succeeded(run_example(EXAMPLES / "resume_new_checkpoint.py", *resume, kafka=True))
+        assert one(observer, "SELECT count(*), count(DISTINCT order_id), max(order_id) FROM orders") == (200, 200, 200)
+        assert one(observer, "SELECT count(*), count(replaced_by) FROM pgonce.writers") == (2, 1)
+
+
+class Demo:
+    """`examples/demo/main.py` (or the sandbox) as `make` starts it, with a temporary directory of its own."""
+
+    def __init__(self, script: Path, *arguments: str, **env: str) -> None:
+        # Short, and open to the account that Postgres runs as: else the embedded server goes elsewhere.
+        self.temporary = Path(tempfile.mkdtemp(prefix="demo-"))
+        self.temporary.chmod(0o755)
+        self._log = self.temporary.with_suffix(".log")
+        path = os.pathsep.join([str(ROOT / "testbed"), str(DEMO), os.environ.get("PYTHONPATH", "")])
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, str(script), *arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    **spark_environment(),
+                    "PYTHONPATH": path.rstrip(os.pathsep),
+                    "PYTHONSAFEPATH": "1",
+                    "TMPDIR": str(self.temporary),
+                    # Children inherit it, so that what is left of them can be told from everything else.
+                    "DEMO_TEST_MARK": self.temporary.name,
+                    **env,
+                },
+            )
+
+    def output(self) -> str:
+        """What it said."""
+        return self._log.read_text(errors="replace")
+
+    def wait_for_output(self, text: str, seconds: float = PATIENCE_SECONDS) -> None:
+        """Wait until it has said something."""
+        until = time.monotonic() + seconds
+        while text not in self.output():
+            assert self.process.poll() is None, self.output()[-4000:]
+            assert time.monotonic() < until, self.output()[-4000:]
+            time.sleep(0.05)
+
+    def left_behind(self) -> list[object]:
+        """Processes and files that it has not removed."""
+        # A server's watcher is told to end, and needs a moment.
+        until = time.monotonic() + 30
+        while (left := [*self._processes(), *self.temporary.iterdir()]) and time.monotonic() < until:
+            time.sleep(0.05)
+        return left
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                if process.environ().get("DEMO_TEST_MARK") == self.temporary.name and process.is_running():
+                    yield process
+
+    def close(self) -> None:
+        """End it, if a failed test left it running, and remove its log."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(PATIENCE_SECONDS)
+        self._log.unlink()
+        shutil.rmtree(self.temporary)
+
+
+@pytest.fixture
+def demo() -> Iterator[Callable[..., Demo]]:
+    """Start the demo: ``demo(*arguments, NAME=value)``; ``script`` names another program beside it."""
+    started: list[Demo] = []
+
+    def start(*arguments: str, script: Path = DEMO / "main.py", **env: str) -> Demo:
+        started.append(Demo(script, *arguments, **env))
+        return started[-1]
+
+    yield start
+    for one_demo in started:
+        one_demo.close()
+
+
+def table(output: str) -> dict[str, str]:
+    """The demo's table: name to value, the first line of each."""
+    lines = output[output.index("Comparing every order") :].splitlines()[1:]
+    cells = [line.strip().rsplit("  ", 1) for line in lines if "  " in line.strip()]
+    return {cell[0].strip(): cell[1].strip() for cell in cells}
+
+
+def assert_exactly_once(output: str) -> None:
+    """The table holds what the issue asks for, and its figures agree with each other."""
+    figures = table(output)
+    assert {"batches", "rows expected", "rows there", "distinct ids", "replays skipped", "end offsets", "kills"} <= {
+        *figures
+    }
+    assert figures["rows expected"] == figures["rows there"] == figures["distinct ids"]
+    assert figures["checksum expected"] == figures["checksum there"]
+    assert int(figures["rows there"].replace(",", "")) > 1000
+    assert int(figures["kills"]) == output.count("SIGKILL to driver") == 3
+    assert int(figures["replays skipped"]) >= output.count("will hand it over again")
+    assert "EXACTLY ONCE" in output.splitlines()[-1]
+
+
+class TestDemo:
+    @pytest.mark.spark
+    @pytest.mark.slow
+    def test_files(self, demo):
+        """Three kills, and every order is there once; nothing of the demo is left."""
+        running = demo()
+        assert running.process.wait(PATIENCE_SECONDS) == 0, running.output()
+        assert_exactly_once(running.output())
+        assert running.left_behind() == []
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    @pytest.mark.kafka
+    def test_kafka(self, demo):
+        """The same from a real broker, whose four partitions all end where they should."""
+        running = demo("--kafka")
+        status = running.process.wait(PATIENCE_SECONDS)
+        if status == 2 and MISSING in running.output():
+            unavailable(running.output().splitlines()[-1])
+        assert status == 0, running.output()
+        assert_exactly_once(running.output())
+        assert [f"orders/{partition}: " in running.output() for partition in range(4)] == [True] * 4
+        assert running.left_behind() == []
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    def test_interrupted(self, demo):
+        """Ctrl-C while the job runs ends it with status 130, and nothing is left, Postgres included."""
+        running = demo()
+        running.wait_for_output("published batch")
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(PATIENCE_SECONDS) == 130, running.output()
+        assert running.left_behind() == []
+
+    @pytest.mark.parametrize("arguments", [[], ["--kafka"]])
+    def test_java_is_missing(self, demo, arguments):
+        """Without Java it says so in one sentence, and what to install."""
+        running = demo(*arguments, JAVA_HOME="/nowhere")
+        assert running.process.wait(PATIENCE_SECONDS) == 2
+        (line,) = running.output().splitlines()
+        assert line.startswith("Java 17 or newer is missing: install")
+
+    def test_too_few_kills(self, demo):
+        """Fewer than three kills cannot be asked for."""
+        running = demo("--kills", "2")
+        assert running.process.wait(PATIENCE_SECONDS) == 2
+        assert "--kills must be at least 3" in running.output()
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    def test_sandbox(self, demo):
+        """An example runs with no server at hand, and as many rows come out as orders went in."""
+        running = demo(str(EXAMPLES / "files_to_postgres.py"), script=EXAMPLES / "sandbox.py")
+        assert running.process.wait(PATIENCE_SECONDS) == 0, running.output()
+        lines = running.output().splitlines()
+        went_in = lines[0].split(" orders are there")[0]
+        assert lines[-1] == f"orders: {went_in} rows"
+        assert running.left_behind() == []
+
+
+@pytest.fixture
+def outcome() -> ModuleType:
+    """The demo's pure module."""
+    spec = importlib.util.spec_from_file_location("demo_outcome", DEMO / "outcome.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    # Data classes look their module up by name.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class TestVerdict:
+    """Ten orders were sent; each case is what could be in the table."""
+
+    ORDERS = tuple((order_id, 100 * order_id + 5) for order_id in range(1, 11))
+
+    def judged(self, outcome, rows, kills=3):
+        checksum = sum(outcome.fingerprint(*row) for row in rows)
+        ids = {order_id for order_id, _ in rows}
+        found = outcome.Found(len(rows), len(ids & set(range(1, 11))), checksum)
+        return outcome.judge(outcome.sent(self.ORDERS), found, kills)
+
+    def test_exactly_once(self, outcome):
+        """All rows once is the only success, in whatever order they are."""
+        verdict = self.judged(outcome, self.ORDERS[::-1])
+        assert verdict.exactly_once
+        assert verdict.sentence.startswith("EXACTLY ONCE: 10 orders, 3 kills")
+
+    @pytest.mark.parametrize(
+        ("rows", "fault"),
+        [
+            (ORDERS[:-1], "1 lost"),
+            (ORDERS + ORDERS[3:5], "2 doubled"),
+            (ORDERS[2:] + ORDERS[2:4], "2 lost and 2 doubled"),
+            ([*ORDERS[:-1], (10, 1)], "changed"),
+            ([*ORDERS[:-1], (11, 1005)], "1 lost and 1 doubled"),
+            ([], "10 lost"),
+        ],
+        ids=["lost", "doubled", "both, and the count is right", "another amount", "an id nobody sent", "empty"],
+    )
+    def test_failed(self, outcome, rows, fault):
+        """A row that is lost, doubled or changed fails the demo, and the sentence says which."""
+        verdict = self.judged(outcome, rows)
+        assert not verdict.exactly_once
+        assert verdict.sentence.startswith("FAILED")
+        assert fault in verdict.sentence
+
+    def test_too_few_hits(self, outcome):
+        """Rows that are right prove little when the kills missed."""
+        assert not self.judged(outcome, self.ORDERS, kills=2).exactly_once
+
+    def test_nothing_sent(self, outcome):
+        """An empty source is no success."""
+        assert not outcome.judge(outcome.Sent(), outcome.Found(0, 0, 0), 3).exactly_once
+
+    def test_fingerprint_is_the_same_in_postgres(self, outcome, observer):
+        """Python and Postgres compute one fingerprint of an order."""
+        for order_id, cents in [(1, 5), (7, 99), (123456789, 99999999)]:
+            order_in_sql = f"SELECT {order_id}::bigint AS order_id, ({cents} / 100.0)::numeric(10, 2) AS amount"
+            computed = one(observer, f"SELECT {outcome.FINGERPRINT} FROM ({order_in_sql}) AS o")
+            assert computed == (outcome.fingerprint(order_id, cents),)

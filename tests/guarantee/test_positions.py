@@ -1,0 +1,201 @@
+"""Exactly-once by source position: a batch that overlaps what is stored loses those of its rows, and no others."""
+
+from __future__ import annotations
+
+import shutil
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from pyspark.sql import functions as f
+from support.audit import query_id, wrong_rows
+from support.fixtures.driver import wait_until
+from support.messages import POSITIONS, Messages
+from support.query_runs import assert_refused, finish, run_elsewhere
+from support.ways_in import WAYS, Sink
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+TAKERS = [way for way in WAYS if way.takes_positions]
+APPENDING = [way for way in TAKERS if not way.upserts]
+BY_POSITION = {"position_columns": ",".join(POSITIONS)}
+
+
+@pytest.fixture
+def messages(kafka, topic):
+    """A topic of two partitions with eleven messages."""
+    sent = Messages(kafka.bootstrap_servers, topic(partitions=2))
+    sent.send(11)
+    return sent
+
+
+@pytest.fixture
+def target(url, tmp_path):
+    """Where a way in writes: ``target(way, checkpoint, **settings)``; the table takes the positions too."""
+    with psycopg.connect(url) as connection:
+        connection.execute('CREATE TABLE messages (id bigint, text text, topic text, partition int, "offset" bigint)')
+
+    def make(checkpoint, **settings):
+        return Sink(url, "messages", str(tmp_path / checkpoint), BY_POSITION | settings)
+
+    return make
+
+
+def stored(observer):
+    """Rows of the table as they were sent."""
+    return observer.execute("SELECT id, text FROM messages ORDER BY 1").fetchall()
+
+
+def put_back_the_older_copy(directory):
+    """Let the checkpoint be what it was when it was copied."""
+    shutil.rmtree(directory / "checkpoint")
+    shutil.copytree(directory / "older", directory / "checkpoint")
+
+
+def newest(observer, checkpoint):
+    """The newest record: generation, rows, dropped rows."""
+    return observer.execute(
+        "SELECT b.generation, b.rows, b.dropped_rows FROM pgonce.batches AS b JOIN pgonce.writers AS w "
+        "ON (w.writer_id, w.generation, w.last_batch_id) = (b.writer_id, b.generation, b.batch_id) WHERE query_id = %s",
+        [query_id(checkpoint)],
+    ).fetchone()
+
+
+@pytest.mark.parametrize("way", TAKERS, ids=lambda way: way.name)
+def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, url, observer, tmp_path):
+    """A batch id that comes again over a wider range publishes what is new in it, and counts what is not."""
+    if way.upserts:
+        with psycopg.connect(url) as connection:
+            connection.execute("ALTER TABLE messages ADD PRIMARY KEY (id)")
+
+    def run():
+        finish(way.append(messages.frame(spark, "earliest", positions=True), target("checkpoint")))
+
+    run()
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
+    messages.send(6)
+    run()
+    messages.send(4)
+    put_back_the_older_copy(tmp_path)
+    run()
+    assert stored(observer) == sorted(messages.rows)
+    assert newest(observer, tmp_path / "checkpoint") == (1, 4, 6)
+    messages.send(3)
+    run()
+    assert stored(observer) == sorted(messages.rows)
+    assert newest(observer, tmp_path / "checkpoint") == (1, 3, 0)
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+def test_a_start_past_the_stored_end_is_refused(spark, messages, way, target, observer, tmp_path):
+    """Rows that were read elsewhere are nowhere in the table: the checkpoint's next batch would leave them out."""
+    frame = messages.frame(spark, "earliest", positions=True)
+    finish(way.append(frame, target("checkpoint")))
+    published = sorted(messages.rows)
+    messages.send(6)
+    run_elsewhere(frame, str(tmp_path / "checkpoint"))
+    messages.send(2)
+    assert_refused(way.append(frame, target("checkpoint")), "GAP")
+    assert stored(observer) == published
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+def test_a_new_checkpoint_may_start_before_the_old_end(spark, messages, way, target, observer, tmp_path):
+    """With `replaces`, a new checkpoint reads from the beginning and publishes what the old one had not."""
+    frame = messages.frame(spark, "earliest", positions=True)
+    finish(way.append(frame, target("lost")))
+    messages.send(6)
+    finish(way.append(frame, target("new", replaces=query_id(tmp_path / "lost"))))
+    assert stored(observer) == sorted(messages.rows)
+    assert newest(observer, tmp_path / "new") == (0, 6, 11)
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+def test_many_rows_of_a_message_and_many_tasks_of_a_partition(spark, messages, way, target, observer, tmp_path):
+    """A message that becomes three rows, and one that becomes none, are kept or dropped whole, in whichever task."""
+
+    def run():
+        frame = messages.frame(spark, "earliest", positions=True, minPartitions="5").where("offset % 3 <> 1")
+        finish(way.append(frame.withColumn("text", f.explode(f.array(*[f.col("text")] * 3))), target("checkpoint")))
+
+    run()
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
+    messages.send(9)
+    run()
+    messages.send(7)
+    put_back_the_older_copy(tmp_path)
+    run()
+    assert stored(observer) == sorted(row for row in messages.rows if row[0] % 1000 % 3 != 1 for _ in range(3))
+
+
+@pytest.mark.parametrize("way", [way for way in APPENDING if way.name != "function"], ids=lambda way: way.name)
+def test_positions_that_are_not_written(spark, messages, way, url, observer, tmp_path):
+    """The table need not have the columns that tell where a row comes from."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE messages (id bigint, text text)")
+    sink = Sink(url, "messages", str(tmp_path / "checkpoint"), BY_POSITION | {"write_positions": False})
+
+    def run():
+        finish(way.append(messages.frame(spark, "earliest", positions=True), sink))
+
+    run()
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
+    messages.send(6)
+    run()
+    put_back_the_older_copy(tmp_path)
+    messages.send(3)
+    run()
+    assert wrong_rows(observer, "messages", messages.rows) == []
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+def test_a_topic_that_goes_back_is_refused(spark, kafka, messages, way, target, observer):
+    """A topic made anew with fewer messages ends before it starts."""
+    frame = messages.frame(spark, "earliest", positions=True, failOnDataLoss="false")
+    finish(way.append(frame, target("checkpoint")))
+    published = sorted(messages.rows)
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([messages.topic], operation_timeout=10)[messages.topic].result(timeout=30)
+    assert wait_until(lambda: messages.topic not in admin.list_topics(timeout=10).topics)
+    anew = NewTopic(messages.topic, num_partitions=2, replication_factor=1)
+    admin.create_topics([anew], operation_timeout=10)[messages.topic].result(timeout=30)
+    Messages(kafka.bootstrap_servers, messages.topic).send(4)
+    assert_refused(way.append(frame, target("checkpoint")), "BACKWARD")
+    assert stored(observer) == published
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+def test_a_row_without_a_position_is_refused(spark, messages, way, target, observer):
+    """Nothing tells whether such a row is stored: the batch fails, and nothing is written."""
+    frame = messages.frame(spark, "earliest", positions=True)
+    frame = frame.withColumn("offset", f.when(f.col("id") != 3, f.col("offset")))
+    assert_refused(way.append(frame, target("checkpoint")), "NULL_POSITION")
+    assert stored(observer) == []
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+def test_columns_that_hold_no_positions_are_refused(spark, messages, way, target, observer):
+    """A frame without one of the columns, or with another type, fails before any row moves."""
+    frame = messages.frame(spark, "earliest", positions=True)
+    assert_refused(way.append(frame.drop("offset"), target("checkpoint")), "POSITION_COLUMNS")
+    text = frame.withColumn("offset", f.col("offset").cast("string"))
+    assert_refused(way.append(text, target("other")), "POSITION_COLUMNS")
+    assert stored(observer) == []
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+@pytest.mark.parametrize("column", ["offset", "topic", "partition"])
+def test_positions_of_elsewhere_are_refused(spark, messages, way, column, target, observer):
+    """Columns of the right types that hold something else would let rows be dropped later: the batch fails at once."""
+    other = {"offset": f.col("offset") + 1000, "topic": f.lit("another"), "partition": f.col("partition") + 7}
+    frame = messages.frame(spark, "earliest", positions=True).withColumn(column, other[column])
+    assert_refused(way.append(frame, target("checkpoint")), "POSITION_OUTSIDE")
+    assert stored(observer) == []
+
+
+@pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
+def test_a_query_with_state_is_refused(spark, messages, way, target, observer):
+    """Rows of a query that keeps state come from more than one record."""
+    frame = messages.frame(spark, "earliest", positions=True).dropDuplicates(["text"])
+    assert_refused(way.append(frame, target("checkpoint")), "NOT_BY_POSITION")
+    assert stored(observer) == []

@@ -1,0 +1,281 @@
+"""
+Spark goes on from what recovery has written: after each mending the table equals the source, row by row.
+
+The source is rate-micro-batch: batch N has the rows 10*N to 10*N+9, whenever it is planned.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from support.audit import query_id, replays, wrong_ledger
+from support.fixtures.driver import wait_until
+from support.patience import PATIENCE_SECONDS
+from support.query_runs import assert_refused, finish
+
+from pgonce import PostgresBatchWriter
+from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.recovery import recover
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.new_checkpoint import new_checkpoint
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
+
+pytestmark = pytest.mark.spark
+
+
+class Query:
+    """A query that writes 10 rows a batch into each of its tables, which it creates; one batch at every start."""
+
+    def __init__(self, spark, url, checkpoint, tables=("events",)):
+        self.url, self.checkpoint, self.tables = url, checkpoint, tables
+        self._spark = spark
+        with psycopg.connect(url) as connection:
+            for table in tables:
+                connection.execute(f"CREATE TABLE {table} (value bigint, timestamp timestamptz)")
+
+    def stream(self, checkpoint=None, *, distinct=False):
+        """The query, ready to start; ``distinct`` makes it keep state."""
+        source = self._spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 10)
+        writers = [PostgresBatchWriter(self.url, table=table, retry_timeout=0) for table in self.tables]
+
+        def write(frame, batch_id):
+            for writer in writers:
+                writer(frame, batch_id)
+
+        frame = source.option("startTimestamp", 1000).load()
+        frame = frame.dropDuplicates(["value"]) if distinct else frame
+        return frame.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint or self.checkpoint)
+
+    def run(self, batches, checkpoint=None):
+        """Run so many batches, each in a run of its own."""
+        for _ in range(batches):
+            finish(self.stream(checkpoint))
+
+    def recover(self):
+        """Recover at once."""
+        return recover_checkpoint(self.checkpoint, self.url, quiet_seconds=0)
+
+    def restore(self, last, *tables):
+        """Set tables and their records back to batch ``last``, as a restored database would be."""
+        with psycopg.connect(self.url) as connection:
+            for table in tables or self.tables:
+                connection.execute(f"DELETE FROM {table} WHERE value >= %s", [10 * (last + 1)])
+                connection.execute(
+                    "UPDATE pgonce.writers AS w SET last_batch_id = b.batch_id, end_offsets = b.end_offsets, "
+                    "run_id = b.run_id FROM pgonce.batches AS b WHERE b.writer_id = w.writer_id AND b.batch_id = %s "
+                    "AND w.sink_name = %s",
+                    [last, f"public.{table}"],
+                )
+                connection.execute(
+                    "DELETE FROM pgonce.batches AS b USING pgonce.writers AS w WHERE b.writer_id = w.writer_id "
+                    "AND b.batch_id > %s AND w.sink_name = %s",
+                    [last, f"public.{table}"],
+                )
+
+
+def values(observer, table="events"):
+    """What is in a table, in order."""
+    return [value for (value,) in observer.execute(f"SELECT value FROM {table} ORDER BY value").fetchall()]
+
+
+@pytest.fixture
+def query(spark, url, checkpoint):
+    """A query with one table."""
+    return Query(spark, url, checkpoint)
+
+
+def test_forward_from_an_older_copy(query, observer, tmp_path):
+    """A checkpoint copied three batches ago is refused, recovered, and goes on; doctor knows it before and after."""
+    query.run(3)
+    shutil.copytree(query.checkpoint, tmp_path / "copy")
+    query.run(3)
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(tmp_path / "copy", query.checkpoint)
+    assert examine(query.checkpoint, query.url).finding is Finding.RECOVERABLE
+    assert_refused(query.stream(), "CHANGED")
+    assert query.recover().stands_at == 5
+    assert examine(query.checkpoint, query.url).finding is Finding.AGREE
+    query.run(2)
+    assert values(observer) == list(range(80))
+
+
+def test_back_to_a_restored_database(query, observer):
+    """A database set back to batch 2 is met by the checkpoint, and the rows in between come once more."""
+    query.run(6)
+    query.restore(2)
+    assert_refused(query.stream(), "GAP")
+    assert query.recover().stands_at == 2
+    query.run(4)
+    assert values(observer) == list(range(70))
+    assert wrong_ledger(observer, query.checkpoint) == []
+
+
+def test_a_lost_checkpoint(query, observer, tmp_path):
+    """Written from the ledger, it has the same query id, and the query goes on with nothing lost or doubled."""
+    query.run(4)
+    lost = query_id(query.checkpoint)
+    shutil.rmtree(query.checkpoint)
+    new = str(tmp_path / "new")
+    new_checkpoint(lost, new, query.url, quiet_seconds=0)
+    assert query_id(new) == lost
+    query.run(3, new)
+    assert values(observer) == list(range(70))
+
+
+def test_a_lost_checkpoint_after_one_batch(query, observer):
+    """At batch 0 there is no entry before it, and Spark goes on all the same, at the same place."""
+    query.run(1)
+    lost = query_id(query.checkpoint)
+    shutil.rmtree(query.checkpoint)
+    new_checkpoint(lost, query.checkpoint, query.url, quiet_seconds=0)
+    query.run(2)
+    assert values(observer) == list(range(30))
+
+
+def test_undo(query, observer):
+    """After an undo the query is refused as it was before, and can be recovered again."""
+    query.run(4)
+    query.restore(1)
+    query.recover()
+    undo_recovery(query.checkpoint, query.url, quiet_seconds=0)
+    assert_refused(query.stream(), "GAP")
+    query.recover()
+    query.run(3)
+    assert values(observer) == list(range(50))
+    with pytest.raises(RecoveryError, match="UNDO_TOO_LATE"):
+        undo_recovery(query.checkpoint, query.url, quiet_seconds=0)
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_sparse_log_is_started_synchronously(is_committed, query, observer):
+    """What asynchronous progress tracking leaves makes Spark fail ("batch N doesn't exist"); recovered, it goes on."""
+    query.run(5)
+    folder = Path(query.checkpoint)
+    gone = ["offsets/2", "offsets/3", "commits/2", "commits/3", *([] if is_committed else ["commits/4"])]
+    for name in gone:
+        (folder / name).unlink()
+        (folder / name).with_name(f".{Path(name).name}.crc").unlink()
+    found = examine(query.checkpoint, query.url)
+    assert found.finding is Finding.RECOVERABLE
+    with pytest.raises(Exception, match="batch 3 (doesn't exist|not found in offset log)"):
+        query.run(1)
+    assert query.recover().written == ("offsets/3",)
+    query.run(2)
+    # A start that runs a batch again goes on with the next one.
+    assert values(observer) == list(range(70))
+
+
+def test_asynchronous_progress_tracking_is_switched_off(query, observer):
+    """What it leaves when it is stopped is behind the ledger; recovered, it goes on synchronously with all its rows."""
+    forced = {
+        "asyncProgressTrackingEnabled": "true",
+        "asyncProgressTrackingCheckpointIntervalMs": "60000",
+        "_asyncProgressTrackingOverrideSinkSupportCheck": "true",
+    }
+    running = query.stream().options(**forced).trigger(processingTime="0 seconds").start()
+    assert wait_until(lambda: len(values(observer)) >= 70 or not running.isActive, PATIENCE_SECONDS)
+    assert running.exception() is None
+    running.stop()
+    published = values(observer)
+    found = examine(query.checkpoint, query.url)
+    assert (found.finding, found.newest_offsets) == (Finding.RECOVERABLE, 0)
+    assert query.recover().stands_at == found.sinks[0].last_batch_id
+    query.run(2)
+    assert values(observer) == list(range(len(published) + 20))
+
+
+@pytest.mark.parametrize("way", ["recover", "new-checkpoint"])
+def test_two_sinks_one_batch_apart(way, spark, url, observer, checkpoint):
+    """The batch that one sink lacks is run again from a log without its commit: one sink skips it, one publishes."""
+    query = Query(spark, url, checkpoint, ("one", "other"))
+    query.run(4)
+    lost = query_id(checkpoint)
+    query.restore(2, "other")
+    if way == "recover":
+        query.recover()
+    else:
+        shutil.rmtree(checkpoint)
+        new_checkpoint(lost, checkpoint, url, quiet_seconds=0)
+    query.run(3)
+    # The first start runs batch 3 again, and batch 4.
+    assert values(observer, "one") == values(observer, "other") == list(range(70))
+    assert replays(observer, checkpoint) == [3]
+
+
+def test_a_query_that_runs_is_seen_and_fenced(query, observer, monkeypatch):
+    """A query of this very process is seen; one that nobody saw is refused at its next batch, and goes on later."""
+    query.run(3)
+    running = query.stream().trigger(processingTime="3 seconds").start()
+    try:
+        assert wait_until(lambda: running.lastProgress or not running.isActive, PATIENCE_SECONDS)
+        assert running.exception() is None
+        (Path(query.checkpoint) / "offsets" / ".999.crc").touch()
+        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*active in this very process"):
+            query.recover()
+        monkeypatch.setattr(recover, "refuse_running", lambda *_, **__: None)
+        assert wait_until(lambda: is_recovered_between_batches(query), PATIENCE_SECONDS)
+        with pytest.raises(Exception, match=r"\[FENCED\].*recovery-"):
+            running.awaitTermination(PATIENCE_SECONDS)
+    finally:
+        running.stop()
+    query.run(2)
+    found = values(observer)
+    assert found == list(range(len(found)))
+    assert len(found) >= 50
+
+
+def is_recovered_between_batches(query):
+    """Recover a checkpoint that a query still works on; False where it published meanwhile, which is seen."""
+    try:
+        assert query.recover().is_done
+    except RecoveryError as error:
+        if "has moved since it was looked at" not in str(error):
+            raise
+        return False
+    return True
+
+
+def test_with_the_usual_patience(query, observer, tmp_path):
+    """With its defaults a job that calls it before every start is mended without being told anything."""
+    assert not recover_checkpoint(query.checkpoint, query.url).is_needed
+    query.run(3)
+    shutil.copytree(query.checkpoint, tmp_path / "copy")
+    query.run(1)
+    shutil.rmtree(query.checkpoint)
+    shutil.copytree(tmp_path / "copy", query.checkpoint)
+    assert recover_checkpoint(query.checkpoint, query.url).is_done
+    query.run(1)
+    assert values(observer) == list(range(50))
+
+
+@pytest.mark.parametrize("way", ["stateless", "stateful"])
+def test_a_driver_killed_while_it_wrote_the_first_entry(way, query, observer):
+    """Spark refuses what is left in offsets/, whether or not there is a checksum; taken aside, the query starts."""
+    folder = Path(query.checkpoint)
+    unfinished = f".0.{uuid4()}.tmp"
+    (folder / "offsets").mkdir(parents=True)
+    (folder / "metadata").write_text(json.dumps({"id": str(uuid4())}))
+    (folder / "offsets" / unfinished).write_text("v1")
+    (folder / "offsets" / f".{unfinished}.crc").write_bytes(b"crc\0")
+    stream = query.stream if way == "stateless" else lambda: query.stream(distinct=True)
+    with pytest.raises(Exception, match="STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY"):
+        finish(stream())
+
+    found = examine(query.checkpoint, query.url)
+    assert found.finding is Finding.RECOVERABLE
+    assert any("killed while it wrote the first entry" in remark for remark in found.remarks)
+    assert "adoptCheckpoint" not in found.advice
+    done = query.recover()
+    assert len(done.kept) == 2
+    assert (folder / done.kept_in / "offsets" / unfinished).read_text() == "v1"
+    assert examine(query.checkpoint, query.url).finding is Finding.AGREE
+    finish(stream())
+    finish(stream())
+    assert values(observer) == list(range(20))
+    with pytest.raises(RecoveryError, match="UNDO_TOO_LATE"):
+        undo_recovery(query.checkpoint, query.url, quiet_seconds=0)

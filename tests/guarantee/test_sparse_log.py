@@ -1,0 +1,209 @@
+"""Asynchronous progress tracking, killed anywhere: with positions in the rows, the table is the source all the same."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+
+import psycopg
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
+
+from pgonce.offsets_store.errors import PgonceError, RefusedBatch
+from pgonce.sink.data_source.commit_parcels import commit_parcels
+from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.task_writer import staging_table
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.options import parse_options
+from pgonce.sink.positions.reach import reach
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, stage_rows
+
+_tables = itertools.count()
+
+
+class Job:
+    """A query with the sink under test."""
+
+    def __init__(self, url, root, topic, *, written):
+        self.table = f"events_{os.getpid()}_{next(_tables)}"
+        self.url, self.topic = url, topic
+        self.query = SparseQuery(root, topic)
+        self.options = parse_options(
+            {
+                "url": url,
+                "table": self.table,
+                "checkpointLocation": str(root),
+                "positionColumns": "topic,partition,offset",
+                "writePositions": str(written).lower(),
+                "asyncProgressTrackingEnabled": "true",
+            },
+            overwrite=False,
+        )
+        self.refused = Counter()
+        with psycopg.connect(url, autocommit=True) as connection:
+            columns = 'topic text, partition int, "offset" bigint'
+            connection.execute(f"CREATE TABLE {self.table} (id text{f', {columns}' if written else ''})".encode())
+
+    def commit(self, planned, *, parts, staged):
+        """Hand the batch in as Spark's tasks and its commit worker do."""
+        origin = Origin(self.query.query_id, self.query.run_id, planned.batch_id, None, planned.planned_at_ms)
+        rows = self.topic.rows(planned.start, planned.end)
+        parcels = []
+        for number in range(parts):
+            # Rows of one record stay together, as those of one partition's range need not.
+            mine = [row for row in rows if (row[0] + row[1]) % parts == number]
+            batch = pa.RecordBatch.from_pydict(
+                {
+                    "id": [f"{p}-{offset}-{n}" for p, offset, n in mine],
+                    "topic": ["t"] * len(mine),
+                    "partition": [p for p, _, _ in mine],
+                    "offset": [offset for _, offset, _ in mine],
+                },
+                schema=ARROW,
+            )
+            parcels.append(self._parcel(origin, number, batch, staged=staged and number == 0 and mine))
+        written = self.options.positions.without(STRUCT)
+        return commit_parcels(self.options, encode_columns(written), parcels, planned.batch_id)
+
+    def _parcel(self, origin, number, batch, *, staged):
+        positions = self.options.positions.of(batch)
+        if staged:
+            encoder = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: number})
+            stage_rows(self.url, staging_table(self.options, origin), encode_columns(STRUCT), [encoder.encode(batch)])
+            return Parcel(origin, number, len(batch), staged=((number, len(batch)),), reach=reach([positions]))
+        written = self.options.positions.without(STRUCT)
+        body = CopyEncoder(written).encode(batch.select(written.names))
+        return Parcel(origin, number, len(batch), bodies=(body,), positions=(positions,), reach=reach([positions]))
+
+    def stored(self):
+        """The rows of the table, with how often each is there."""
+        with psycopg.connect(self.url) as connection:
+            return Counter(row[0] for row in connection.execute(f"SELECT id FROM {self.table}".encode()).fetchall())
+
+    def recorded(self):
+        """Rows and dropped rows, as the ledger counts them."""
+        with psycopg.connect(self.url) as connection:
+            return connection.execute(
+                "SELECT coalesce(sum(rows), 0), coalesce(sum(dropped_rows), 0) FROM pgonce.batches "
+                "JOIN pgonce.writers USING (writer_id) WHERE query_id = %s",
+                [self.query.query_id],
+            ).fetchone()
+
+    def provable(self):
+        """The newest entry whose text is recorded: what a recovery goes back to."""
+        with psycopg.connect(self.url) as connection:
+            texts = dict(
+                connection.execute(
+                    "SELECT batch_id, offset_log FROM pgonce.batches JOIN pgonce.writers USING (writer_id, generation) "
+                    "WHERE query_id = %s AND offset_log IS NOT NULL",
+                    [self.query.query_id],
+                ).fetchall()
+            )
+        entries = self.query.numbers("offsets")
+        path = self.query.root / "offsets"
+        return max((n for n in entries if texts.get(n) == (path / str(n)).read_text()), default=-1)
+
+
+# What a run does with one batch: how far it advances, whether its entry is due, how tasks send it, and how it ends.
+BATCHES = st.fixed_dictionaries(
+    {
+        "advance": st.dictionaries(st.integers(0, 2), st.integers(0, 6), max_size=3),
+        "is_due": st.booleans(),
+        "parts": st.integers(1, 3),
+        "staged": st.booleans(),
+        "entry_first": st.booleans(),
+        "ends": st.sampled_from(["well"] * 6 + ["killed before", "killed after", "killed between", "stopped"]),
+        # Each record becomes so many rows; most of partition 1 is filtered out.
+        "arrives": st.dictionaries(st.integers(0, 2), st.lists(st.integers(0, 2), max_size=6), max_size=3),
+    }
+)
+
+
+@pytest.mark.parametrize("written", [True, False])
+@settings(
+    max_examples=int(os.environ.get("PGONCE_MODEL_EXAMPLES", "25")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(batches=st.lists(BATCHES, min_size=3, max_size=14))
+def test_the_table_is_the_source_wherever_the_driver_is_killed(url, tmp_path_factory, written, batches):
+    """Whatever was written down, and whenever the driver died: no row twice, none missing, all of them counted."""
+    topic = Topic({0: [1, 1], 1: [0, 0]})
+    job = Job(url, tmp_path_factory.mktemp("sparse") / "checkpoint", topic, written=written)
+    for step in batches:
+        for partition, records in step["arrives"].items():
+            # Partition 2 is added to the topic some time.
+            kept = [rows * (partition != 1 or not rows % 2) for rows in records]
+            topic.partitions.setdefault(partition, []).extend(kept)
+        run_one(job, step)
+        assert set(job.stored().values()) <= {1}
+    finish(job)
+    everything = {f"{p}-{offset}-{n}" for p, offset, n in topic.rows({}, topic.heads)}
+    assert job.stored() == Counter(everything)
+    assert job.recorded()[0] == len(everything)
+    job.query.remove()
+
+
+def run_one(job, step):
+    """One batch of the run, or the run's end."""
+    planned = job.query.plan(step["advance"], is_due=step["is_due"])
+    if planned is None:
+        return
+    if step["ends"] == "killed before":
+        if step["entry_first"]:
+            job.query.write_entry(planned)
+        job.query.start()
+        return
+    # Nothing is known of a checkpoint without any entry, so the commit waits for the first.
+    if step["entry_first"] or planned.batch_id == 0:
+        job.query.write_entry(planned)
+    try:
+        job.commit(planned, parts=step["parts"], staged=step["staged"])
+    except RefusedBatch as refused:
+        recover(job, planned, refused)
+        return
+    if step["ends"] == "killed after":
+        job.query.start()
+        return
+    job.query.write_entry(planned)
+    if step["ends"] == "killed between":
+        job.query.start()
+        return
+    job.query.write_commit(planned)
+    job.query.advance(planned)
+    if step["ends"] == "stopped":
+        job.query.start()
+
+
+def recover(job, planned, refused: PgonceError):
+    """Only a start that lies past the stored rows, after an entry that nobody recorded, is refused: go back."""
+    assert refused.code == "DISJOINT", refused
+    job.refused[refused.code] += 1
+    assert planned.is_first_of_run
+    provable = job.provable()
+    assert any(provable < number < planned.batch_id for number in job.query.numbers("offsets"))
+    job.query.roll_back(provable)
+    job.query.start()
+
+
+def finish(job):
+    """Run on until all is read."""
+    for _ in range(20):
+        planned = job.query.plan(dict.fromkeys(range(3), 1000), is_due=True)
+        if planned is None:
+            return
+        job.query.write_entry(planned)
+        try:
+            job.commit(planned, parts=2, staged=False)
+        except RefusedBatch as refused:
+            recover(job, planned, refused)
+            continue
+        job.query.write_commit(planned)
+        job.query.advance(planned)
+    pytest.fail("the query does not come to an end")

@@ -1,0 +1,316 @@
+"""Checkpoints as the installed Spark writes them: the reader must find in each what the query really did."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from kafka_broker import KafkaBroker
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (its usual name)
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from support.patience import PATIENCE_SECONDS
+
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.offsets.compare import goes_back, kafka_partitions, same, says_which_rows
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Path:
+    """A folder of JSON files with one file in it."""
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+    add_file(folder, "a")
+    return folder
+
+
+def add_file(folder: Path, name: str) -> None:
+    """Add one file of one row."""
+    (folder / f"{name}.json").write_text('{"a":1}\n')
+
+
+def files(spark: SparkSession, folder: Path) -> DataFrame:
+    """Stream a folder's files."""
+    return spark.readStream.schema("a int").json(str(folder))
+
+
+def rows(spark: SparkSession, per_batch: int = 10) -> DataFrame:
+    """Stream the same rows for the same batch, always."""
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", per_batch)
+    return source.option("startTimestamp", 1000).load()
+
+
+@contextmanager
+def settings(spark: SparkSession, **values: str) -> Iterator[None]:
+    """Set spark.sql.streaming settings for a while; two underscores stand for a dot."""
+    names = {f"spark.sql.streaming.{name.replace('__', '.')}": value for name, value in values.items()}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in names:
+            spark.conf.unset(name)
+
+
+def writer(frame: DataFrame, checkpoint: str, mode: str = "append") -> DataStreamWriter:
+    """Write to nowhere, with this checkpoint."""
+    return frame.writeStream.format("noop").outputMode(mode).option("checkpointLocation", checkpoint)
+
+
+def run(stream: DataStreamWriter) -> StreamingQuery:
+    """Run a query over all there is, to its end."""
+    query = stream.trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def assert_says_what_the_query_said(checkpoint: Checkpoint, query: StreamingQuery) -> None:
+    """Compare ids, numbers and newest entry with the query that just ended."""
+    last = query.lastProgress["batchId"]
+    assert checkpoint.query_id() == str(query.id)
+    assert checkpoint.batch_ids() == (list(range(last + 1)), list(range(last + 1)))
+    assert checkpoint.is_committed(last)
+    assert not checkpoint.is_committed(last + 1)
+    assert checkpoint.newest_offset_entry() == (last, checkpoint.offset_log(last).sha256)
+
+
+def test_file_source(spark, inbox, checkpoint):
+    """Each batch has its own entry, with the settings it was planned under; the list of files is no start."""
+    query = run(writer(files(spark, inbox), checkpoint))
+    add_file(inbox, "b")
+    query = run(writer(files(spark, inbox), checkpoint))
+    reader = Checkpoint(checkpoint)
+    assert_says_what_the_query_said(reader, query)
+    assert [reader.offset_log(n).offsets for n in (0, 1)] == [
+        {"0": {"logOffset": 0}},
+        {"0": {"logOffset": 1}},
+    ]
+    assert reader.offset_log(1).version == 1
+    assert reader.offset_log(1).metadata["conf"]["spark.sql.shuffle.partitions"] == "2"
+    assert reader.offset_log(0).text != reader.offset_log(1).text
+    assert reader.commit_log(1).version == 1
+    assert reader.initial_offsets() == {}
+    assert not reader.is_stateful()
+
+
+def test_entry_is_there_while_the_batch_runs(spark, checkpoint):
+    """In a synchronous query the newest entry is the running batch's, whose commit entry is not there yet."""
+    seen = []
+
+    def look(_batch: DataFrame, batch_id: int) -> None:
+        reader = Checkpoint(checkpoint)
+        seen.append((batch_id, reader.newest_offset_entry().batch_id, reader.is_committed(batch_id)))
+
+    query = rows(spark).writeStream.foreachBatch(look).option("checkpointLocation", checkpoint).start()
+    wait_for(lambda: len(seen) > 3, query)
+    query.stop()
+    assert seen == [(batch_id, batch_id, False) for batch_id in range(len(seen))]
+
+
+def test_batch_that_failed_is_planned_and_not_done(spark, checkpoint):
+    """A batch whose sink raised keeps its entry, and runs again under the very same text."""
+    texts = []
+
+    def fail_first(_batch: DataFrame, batch_id: int) -> None:
+        texts.append(Checkpoint(checkpoint).offset_log(batch_id).text)
+        if len(texts) == 1:
+            raise RuntimeError("no")
+
+    stream = rows(spark).writeStream.foreachBatch(fail_first).option("checkpointLocation", checkpoint)
+    with pytest.raises(PySparkException, match="no"):
+        run(stream)
+    assert Checkpoint(checkpoint).batch_ids() == ([0], [])
+    run(stream)
+    assert Checkpoint(checkpoint).is_committed(0)
+    assert texts[0] == texts[1]
+
+
+def test_rate_micro_batch_source(spark, checkpoint):
+    """The offset is what the source says in its progress."""
+    query = run(writer(rows(spark), checkpoint))
+    reader = Checkpoint(checkpoint)
+    assert_says_what_the_query_said(reader, query)
+    newest = reader.offset_log(query.lastProgress["batchId"])
+    assert newest.offsets["0"]["offset"] % 10 == 0
+    assert same(newest.offsets, {"0": {"offset": newest.offsets["0"]["offset"], "timestamp": 2000}})
+    assert not says_which_rows(newest.offsets)
+
+
+def test_stateful_query(spark, inbox, checkpoint):
+    """A query that keeps state is told by its state folder."""
+    query = run(writer(files(spark, inbox).groupBy("a").count(), checkpoint, "complete"))
+    reader = Checkpoint(checkpoint)
+    assert_says_what_the_query_said(reader, query)
+    assert reader.is_stateful()
+
+
+def test_commit_log_version_2(spark, inbox, checkpoint):
+    """State format 2 writes its state's ids into the commit entry, which has version 2 then."""
+    rocks = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    with settings(spark, stateStore__checkpointFormatVersion="2", stateStore__providerClass=rocks):
+        run(writer(files(spark, inbox).groupBy("a").count(), checkpoint, "complete"))
+    commit = Checkpoint(checkpoint).commit_log(0)
+    assert commit.version == 2
+    assert list(commit.metadata["stateUniqueIds"]) == ["0"]
+
+
+def test_two_sources_one_without_data(spark, inbox, tmp_path, checkpoint):
+    """Sources stand in plan order, and one that had nothing yet has no offset; an unknown equals nothing."""
+    (tmp_path / "empty").mkdir()
+    run(writer(files(spark, inbox).union(files(spark, tmp_path / "empty")), checkpoint))
+    offsets = Checkpoint(checkpoint).offset_log(0).offsets
+    assert offsets == {"0": {"logOffset": 0}, "1": None}
+    assert not same(offsets, offsets)
+
+
+def test_two_kinds_of_sources(spark, inbox, checkpoint):
+    """The rate source's clock reading under sources/1/0 is not taken for a start."""
+    rate = spark.readStream.format("rate").load().select(F.col("value").cast("int").alias("a"))
+    query = writer(files(spark, inbox).union(rate), checkpoint).start()
+    wait_for(lambda: query.recentProgress, query)
+    query.stop()
+    reader = Checkpoint(checkpoint)
+    assert (Path(checkpoint) / "sources/1/0").read_bytes().startswith(b"v1\n")
+    assert reader.initial_offsets() == {}
+    assert reader.offset_log(0).offsets["0"] == {"logOffset": 0}
+    assert isinstance(reader.offset_log(0).offsets["1"], int)
+
+
+def test_offset_log_version_2(spark, inbox, tmp_path, checkpoint):
+    """Version 2 names each source by its number, and leaves out one that had nothing yet."""
+    (tmp_path / "empty").mkdir()
+    both = files(spark, inbox).union(files(spark, tmp_path / "empty"))
+    with settings(spark, offsetLog__formatVersion="2"):
+        run(writer(both, checkpoint))
+        assert Checkpoint(checkpoint).offset_log(0).version == 2
+        assert Checkpoint(checkpoint).offset_log(0).offsets == {"0": {"logOffset": 0}}
+        add_file(tmp_path / "empty", "b")
+        query = run(writer(both, checkpoint))
+    assert_says_what_the_query_said(Checkpoint(checkpoint), query)
+    assert Checkpoint(checkpoint).offset_log(1).offsets == {"0": {"logOffset": 0}, "1": {"logOffset": 0}}
+
+
+def test_named_sources(spark, inbox, checkpoint):
+    """With source evolution, a source's offset stands under its name."""
+    if not hasattr(spark.readStream, "name"):
+        pytest.skip("this Spark has no named sources (they came after 4.1)")
+    with settings(spark, queryEvolution__enableSourceEvolution="true"):
+        orders = spark.readStream.name("orders").schema("a int").json(str(inbox))
+        query = run(writer(orders, checkpoint))
+    assert_says_what_the_query_said(Checkpoint(checkpoint), query)
+    assert Checkpoint(checkpoint).offset_log(0).offsets == {"orders": {"logOffset": 0}}
+
+
+def test_commit_log_version_3(spark, inbox, checkpoint):
+    """With sink evolution, the commit entry names the sink and has version 3."""
+    stream = writer(files(spark, inbox), checkpoint)
+    # Only Scala has name() on a writer so far.
+    if "name" not in {method.getName() for method in stream._jwrite.getClass().getMethods()}:
+        pytest.skip("this Spark has no named sinks (they came with 4.3)")
+    stream._jwrite.name("orders_sink")
+    with settings(spark, queryEvolution__enableSinkEvolution="true"):
+        query = run(stream)
+    assert_says_what_the_query_said(Checkpoint(checkpoint), query)
+    commit = Checkpoint(checkpoint).commit_log(0)
+    assert commit.version == 3
+    assert list(commit.metadata["sinkMetadataMap"]) == ["orders_sink"]
+
+
+def test_continuous_query(spark, checkpoint):
+    """A continuous query is told by its empty metadata line, and its rate source is not taken for Kafka."""
+    rate = spark.readStream.format("rate").option("numPartitions", 1).load()
+    query = writer(rate, checkpoint).trigger(continuous="500 milliseconds").start()
+    reader = Checkpoint(checkpoint)
+    wait_for(lambda: reader.is_committed(1), query)
+    query.stop()
+    assert reader.query_id() == str(query.id)
+    assert reader.offset_log(1).is_continuous
+    assert reader.offset_log(1).metadata == {}
+    assert list(reader.offset_log(1).offsets["0"]["0"]) == ["value", "runTimeMs"]
+    assert kafka_partitions(reader.offset_log(1).offsets) == set()
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        "{path}",
+        "{path}/",
+        "{relative}",
+        "file:{path}",
+        "file://{path}",
+        "FILE:{path}",
+        "{path}%20b c?x=1#é",
+        "file://{path}%20b c?x=1#é",
+    ],
+)
+def test_location_means_what_it_means_to_spark(spark, inbox, checkpoint, write):
+    """However a location is written, the reader looks where Spark wrote."""
+    location = write.format(path=checkpoint, relative=os.path.relpath(checkpoint))
+    query = run(writer(files(spark, inbox), location))
+    assert Checkpoint(location).query_id() == str(query.id)
+
+
+@pytest.mark.parametrize("location", ["file:checkpoint", "file://host/checkpoint", "a:b/checkpoint"])
+def test_location_that_spark_refuses_is_refused(spark, inbox, location):
+    """No location is read that Spark could not have written."""
+    with pytest.raises(Exception, match=r"URISyntaxException|Wrong FS"):
+        run(writer(files(spark, inbox), location))
+    with pytest.raises(CheckpointError, match="CHECKPOINT_LOCATION"):
+        Checkpoint(location)
+
+
+@pytest.mark.kafka
+def test_kafka_source(spark, kafka, topic, checkpoint):
+    """Offsets are the next to read of every partition, empty ones too, and the start is kept apart."""
+    orders, payments = topic(partitions=3), topic()
+    send(kafka, orders, {0: 4, 1: 2})
+    send(kafka, payments, {0: 1})
+    source = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    source = source.option("subscribe", f"{orders},{payments}")
+    start = f'{{"{orders}":{{"0":1,"1":-2,"2":-2}},"{payments}":{{"0":-1}}}}'
+    run(writer(source.option("startingOffsets", start).load(), checkpoint))
+    send(kafka, orders, {0: 1, 2: 7})
+    query = run(writer(source.load(), checkpoint))
+
+    reader = Checkpoint(checkpoint)
+    assert_says_what_the_query_said(reader, query)
+    zero, first, second = reader.initial_offsets(), reader.offset_log(0).offsets, reader.offset_log(1).offsets
+    assert zero == {"0": {orders: {"0": 1, "1": 0, "2": 0}, payments: {"0": 1}}}
+    assert first == {"0": {orders: {"0": 4, "1": 2, "2": 0}, payments: {"0": 1}}}
+    assert second == {"0": {orders: {"0": 5, "1": 2, "2": 7}, payments: {"0": 1}}}
+    assert says_which_rows(second)
+    assert kafka_partitions(second) == {(orders, 0), (orders, 1), (orders, 2), (payments, 0)}
+    assert goes_back(zero, first) == goes_back(first, second) == []
+    assert goes_back(second, first) == [
+        f"{orders}-0 was at 5 and goes back to 4",
+        f"{orders}-2 was at 7 and goes back to 0",
+    ]
+
+
+def send(kafka: KafkaBroker, topic: str, counts: dict[int, int]) -> None:
+    """Send so many messages to each partition."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for partition, count in counts.items():
+        for number in range(count):
+            producer.produce(topic, value=str(number), partition=partition)
+    assert producer.flush(30) == 0
+
+
+def wait_for(condition: Callable[[], object], query: StreamingQuery, seconds: float = PATIENCE_SECONDS) -> None:
+    """Wait for a condition while the query lives."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if not query.isActive:
+            raise AssertionError(f"the query ended: {query.exception()}")
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        time.sleep(0.05)

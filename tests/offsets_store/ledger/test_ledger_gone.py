@@ -1,0 +1,79 @@
+"""What if the ledger is not there any more, under a driver that has used it?"""
+
+from __future__ import annotations
+
+import psycopg
+import pyarrow as pa
+import pytest
+from support.committed_rows import STRUCT, TABLE, appending, batch, ids, settings
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything, and the target."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(TABLE)
+        yield connection
+
+
+def stage(url):
+    """Stage a row as a task does."""
+    made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
+    return Stager(url, StagingTable("q1", "events", "run 1", 1), STRUCT, 1, 5).stage(iter(made))
+
+
+@pytest.mark.parametrize("statement", ["DROP SCHEMA pgonce CASCADE", "DROP TABLE pgonce.batches CASCADE"])
+def test_a_ledger_that_was_dropped_is_called_gone(admin, url, statement):
+    """The next batch of a running query says what happened, and which ways there are; nothing is written."""
+    commit_batch(settings(url), batch(0), appending(1))
+    admin.execute(statement)
+    with pytest.raises(PgonceError, match="LEDGER_GONE.*Nothing of this batch.*Restore.*adoptCheckpoint"):
+        commit_batch(settings(url), batch(1), appending(2))
+    assert ids(admin) == [1]
+
+
+def test_a_task_that_stages_says_so_too(admin, url):
+    """A ledger that was dropped is no lack of a privilege."""
+    stage(url)
+    admin.execute("DROP SCHEMA pgonce CASCADE")
+    with pytest.raises(PgonceError, match="LEDGER_GONE"):
+        stage(url)
+
+
+def test_a_fresh_ledger_in_its_place_is_not_it(admin, url):
+    """Who has committed knows a ledger that has forgotten it, whoever made that; adoptCheckpoint goes on with it."""
+    commit_batch(settings(url), batch(0), appending(1))
+    admin.execute("DROP SCHEMA pgonce CASCADE")
+    migrate(admin)
+    with pytest.raises(PgonceError, match="LEDGER_GONE.*has committed batch 0 of query q1.*no record of that query"):
+        commit_batch(settings(url), batch(1), appending(2))
+    adopting = settings(url, remedies=Remedies(adopt_checkpoint=1))
+    assert commit_batch(adopting, batch(1), appending(2)) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+
+
+def test_a_query_that_adopts_makes_a_new_ledger(admin, url):
+    """In the process that has seen the old one go, too."""
+    commit_batch(settings(url), batch(0), appending(1))
+    admin.execute("DROP SCHEMA pgonce CASCADE")
+    adopting = settings(url, remedies=Remedies(adopt_checkpoint=1))
+    with pytest.raises(PgonceError, match="LEDGER_GONE"):
+        commit_batch(adopting, batch(1), appending(2))
+    assert commit_batch(adopting, batch(1, run_id="run 2"), appending(2)) is Verdict.NEW
+    assert ids(admin) == [1, 2]
+
+
+def test_a_table_of_the_users_that_is_missing_is_not_the_ledger(admin, url):
+    """Only the ledger's own names stand for it."""
+    commit_batch(settings(url), batch(0), appending(1))
+    admin.execute("DROP TABLE events")
+    with pytest.raises(PgonceError, match="TARGET_MISSING"):
+        commit_batch(settings(url), batch(1), appending(2))

@@ -1,0 +1,263 @@
+"""The ledger's form: who may create it, what it looks like, and which code may use it."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import psycopg
+import pytest
+from psycopg import sql
+from sqlalchemy import MetaData, create_engine, inspect
+from sqlalchemy.dialects.postgresql import dialect
+from sqlalchemy.schema import CreateIndex, CreateTable
+from support.ledger_history import publish
+
+from pgonce.offsets_store.errors import LedgerError
+from pgonce.offsets_store.ledger import migrations, tables
+from pgonce.offsets_store.ledger.migrations import (
+    MIGRATIONS,
+    NEWEST,
+    Migration,
+    ensure_ledger,
+    grants,
+    init_sql,
+    migrate,
+)
+from pgonce.offsets_store.status.store import OffsetsStore
+
+VERSIONS = [migration.version for migration in MIGRATIONS]
+
+SIGNATURE = """
+SELECT 'column', attrelid::regclass::text, attname::text, format_type(atttypid, atttypmod) || attnotnull
+       || coalesce(pg_get_expr(adbin, adrelid), '') || attidentity::text
+       || coalesce(col_description(attrelid, attnum), '')
+FROM pg_attribute JOIN pg_class c ON c.oid = attrelid LEFT JOIN pg_attrdef ON adrelid = attrelid AND adnum = attnum
+WHERE c.relnamespace = 'pgonce'::regnamespace AND c.relkind IN ('r', 'v') AND attnum > 0
+UNION ALL SELECT 'constraint', conrelid::regclass::text, conname::text, pg_get_constraintdef(oid)
+FROM pg_constraint WHERE connamespace = 'pgonce'::regnamespace
+UNION ALL SELECT 'index', indrelid::regclass::text, indexrelid::regclass::text, pg_get_indexdef(indexrelid)
+FROM pg_index JOIN pg_class c ON c.oid = indrelid WHERE c.relnamespace = 'pgonce'::regnamespace
+UNION ALL SELECT 'view', c.oid::regclass::text, '', pg_get_viewdef(c.oid) || coalesce(obj_description(c.oid), '')
+FROM pg_class c WHERE c.relnamespace = 'pgonce'::regnamespace AND c.relkind = 'v'
+UNION ALL SELECT 'version', version::text, least_reader_version::text, '' FROM pgonce.schema_version
+ORDER BY 1, 2, 3, 4
+"""
+
+
+def sqlalchemy_url(url):
+    """Let SQLAlchemy connect as libpq would."""
+    return create_engine("postgresql+psycopg://", creator=lambda: psycopg.connect(url))
+
+
+@pytest.fixture
+def other_database(postgres_server, database):
+    """URL of a second, empty database."""
+    name = sql.Identifier(f"{database}_2")
+    postgres_server.execute(sql.SQL("CREATE DATABASE {}").format(name))
+    yield postgres_server.url(f"{database}_2")
+    postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
+
+class TestCreation:
+    def test_two_drivers_at_once(self, url, observer):
+        """Drivers that start together create the ledger once, and all of them may go on."""
+        drivers = 4
+        start = Barrier(drivers)
+
+        def create():
+            with psycopg.connect(url, autocommit=True) as connection:
+                start.wait()
+                return migrate(connection)
+
+        with ThreadPoolExecutor(drivers) as pool:
+            applied = [future.result() for future in [pool.submit(create) for _ in range(drivers)]]
+        assert sorted(applied) == [[], [], [], VERSIONS]
+        assert observer.execute("SELECT version FROM pgonce.schema_version").fetchall() == [(n,) for n in VERSIONS]
+
+    def test_a_second_time_changes_nothing(self, url):
+        """Migrating a ledger that is up to date applies nothing."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            assert migrate(connection) == VERSIONS
+            assert migrate(connection) == []
+
+    def test_the_printed_sql_makes_the_same_ledger(self, url, other_database):
+        """What an administrator runs by hand equals what a driver creates, comments and constraints included."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            migrate(connection)
+            migrated = connection.execute(SIGNATURE).fetchall()
+        with psycopg.connect(other_database, autocommit=True) as connection:
+            connection.execute(init_sql().encode())
+            assert connection.execute(SIGNATURE).fetchall() == migrated
+            assert migrate(connection) == []
+
+    def test_the_printed_sql_is_all_or_nothing(self, url, observer):
+        """A role that does not exist leaves no half of a ledger behind."""
+        with (
+            psycopg.connect(url, autocommit=True) as connection,
+            pytest.raises(psycopg.errors.UndefinedObject),
+        ):
+            connection.execute(init_sql("nobody_of_that_name").encode())
+        assert observer.execute("SELECT to_regnamespace('pgonce')").fetchone() == (None,)
+
+
+class TestForm:
+    @pytest.fixture(autouse=True)
+    def _ledger(self, url):
+        ensure_ledger(url)
+
+    def test_tables_py_says_what_the_migrations_create(self, url):
+        """SQLAlchemy's tables equal the reflected ones: columns, types, keys, defaults, constraints, indexes."""
+        found = MetaData(schema="pgonce")
+        engine = sqlalchemy_url(url)
+        found.reflect(engine)
+        assert set(found.tables) == set(tables.metadata.tables)
+        for name, table in tables.metadata.tables.items():
+            assert form(found.tables[name]) == form(table)
+        assert set(inspect(engine).get_view_names("pgonce")) == set(tables.VIEWS)
+        engine.dispose()
+
+    def test_everything_has_a_comment(self, observer):
+        """A person in psql finds a comment on every table, view and column."""
+        bare = observer.execute(
+            """SELECT attrelid::regclass, attname FROM pg_attribute JOIN pg_class c ON c.oid = attrelid
+            WHERE c.relnamespace = 'pgonce'::regnamespace AND c.relkind IN ('r', 'v') AND attnum > 0
+            AND (col_description(c.oid, attnum) IS NULL OR obj_description(c.oid, 'pg_class') IS NULL)"""
+        ).fetchall()
+        assert bare == []
+
+    def test_a_writer_cannot_name_a_batch_that_is_not_recorded(self, url):
+        """The constraint behind the seal refuses at COMMIT a last batch without a record."""
+        publish(url, 0, {"0": 1})
+        with psycopg.connect(url) as connection:
+            connection.execute("UPDATE pgonce.writers SET last_batch_id = 7")
+            with pytest.raises(psycopg.errors.ForeignKeyViolation, match="last_batch_is_recorded"):
+                connection.commit()
+
+    def test_current_offsets_has_a_row_a_partition(self, url, observer):
+        """The view splits Kafka by topic and partition, and gives other sources one row each."""
+        publish(url, 4, {"0": {"t": {"0": 10, "11": 0}, "u": {"0": 3}}, "1": {"logOffset": 2}, "2": 7, "3": None})
+        rows = observer.execute(
+            "SELECT source, topic, partition, end_offset, batch_id FROM pgonce.current_offsets ORDER BY 1, 2, 3"
+        ).fetchall()
+        assert rows == [
+            ("0", "t", 0, 10, 4),
+            ("0", "t", 11, 0, 4),
+            ("0", "u", 0, 3, 4),
+            ("1", None, None, {"logOffset": 2}, 4),
+            ("2", None, None, 7, 4),
+            ("3", None, None, None, 4),
+        ]
+
+
+class TestVersions:
+    def test_a_ledger_that_is_too_new_is_refused(self, url, observer):
+        """Code that a ledger names too old neither writes nor reads it, and says so."""
+        ensure_ledger(url)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (9, 9)")
+            with pytest.raises(LedgerError, match=rf"version 9 .*knows version {VERSIONS[-1]}") as refused:
+                migrate(connection)
+        with pytest.raises(LedgerError) as unread:
+            OffsetsStore(url).queries()
+        assert refused.value.code == unread.value.code == "LEDGER_TOO_NEW"
+
+    def test_a_newer_ledger_that_still_reads_is_used(self, url):
+        """One upgraded job does not stop the others: an additive version is no obstacle."""
+        publish(url, 0, {"0": 1})
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (9, 1)")
+            assert migrate(connection) == []
+        assert OffsetsStore(url).latest("orders").batch_id == 0
+
+    def test_no_ledger(self, url):
+        """Reading a database without a ledger says which database that is, and creates nothing."""
+        with pytest.raises(LedgerError, match="has no ledger") as refused:
+            OffsetsStore(url).queries()
+        assert refused.value.code == "NO_LEDGER"
+
+
+class TestRole:
+    def test_without_create_it_is_told_whom_to_ask(self, login):
+        """A role that may not create the schema is pointed at `pgonce init --role`."""
+        with pytest.raises(LedgerError, match="pgonce init --role") as refused:
+            ensure_ledger(login.url)
+        assert refused.value.code == "LEDGER_NOT_PERMITTED"
+        assert login.password not in str(refused.value)
+
+    def test_a_role_without_grants_may_not_read(self, url, login):
+        """A ledger that the role may not look into is not taken for a missing one."""
+        ensure_ledger(url)
+        with pytest.raises(LedgerError) as refused:
+            OffsetsStore(login.url).queries()
+        assert refused.value.code == "LEDGER_NOT_PERMITTED"
+
+    def test_with_the_grants_it_publishes_and_stages(self, url, login):
+        """After init for the role, it publishes, reads and creates staging tables, but cannot alter the versions."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            migrate(connection)
+            for grant in grants(login.user):
+                connection.execute(grant.encode())
+        publish(login.url, 0, {"0": 1})
+        publish(login.url, 1, {"0": 2})
+        assert OffsetsStore(login.url).latest("orders").batch_id == 1
+        with psycopg.connect(login.url, autocommit=True) as connection:
+            connection.execute("CREATE UNLOGGED TABLE pgonce.staged_test (a int)")
+            connection.execute("SELECT * FROM pgonce.current_offsets").fetchall()
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute("DELETE FROM pgonce.schema_version")
+
+    def test_a_step_that_only_makes_answers_quicker_stops_nobody(self, url, login, monkeypatch):
+        """A role that may not change an older ledger publishes and reads with code that has such a step."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            migrate(connection)
+            for grant in grants(login.user):
+                connection.execute(grant.encode())
+            connection.execute("DROP INDEX pgonce.progress_newest; DROP INDEX pgonce.progress_disagreements")
+            quicker = Migration(NEWEST + 1, 1, "0002_progress_indexes.sql", needed=False)
+            monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, quicker))
+            publish(login.url, 0, {"0": 1})
+            assert OffsetsStore(login.url).status()[0][0].batch_id == 0
+            assert migrate(connection) == [quicker.version]
+
+    def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, login, observer):
+        """Granting for another role passes over the staging tables that a streaming role owns."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            migrate(connection)
+            for grant in grants(login.user):
+                connection.execute(grant.encode())
+            with psycopg.connect(login.url, autocommit=True) as streaming:
+                streaming.execute("CREATE UNLOGGED TABLE pgonce.staged_test (a int)")
+            for grant in grants("pg_monitor"):
+                connection.execute(grant.encode())
+        may = "SELECT has_table_privilege('pg_monitor', %s, 'SELECT')"
+        assert observer.execute(may, ["pgonce.staged_test"]).fetchone() == (False,)
+        assert observer.execute(may, ["pgonce.writers"]).fetchone() == (True,)
+
+
+def form(table):
+    """A table's DDL as SQLAlchemy writes it, with the spelling that Postgres normalises brought together."""
+    ddl = str(CreateTable(table, include_foreign_key_constraints=[]).compile(dialect=dialect()))
+    lines = {normal(line) for line in ddl.splitlines() if line.strip()}
+    foreign = {
+        (
+            tuple(sorted((element.parent.name, element.target_fullname) for element in key.elements)),
+            key.ondelete,
+            key.deferrable,
+            key.initially,
+        )
+        for key in table.foreign_key_constraints
+    }
+    indexes = {normal(str(CreateIndex(index).compile(dialect=dialect()))) for index in table.indexes}
+    return lines, foreign, indexes
+
+
+def normal(line):
+    """One line of DDL without the names of constraints that Postgres makes up, and with its form of IN."""
+    line = re.sub(r"CONSTRAINT \w+ (?=PRIMARY|UNIQUE)", "", line.strip().rstrip(","))
+    line = re.sub(r"CHECK \((\w+) = ANY \(ARRAY\[(.*)\]\)\)", r"CHECK (\1 IN (\2))", line)
+    line = re.sub(r"WHERE \((.*)\)$", r"WHERE \1", line)
+    line = line.replace("'::text", "'").replace("UNIQUE NULLS DISTINCT", "UNIQUE")
+    line = re.sub(r"GENERATED ALWAYS AS IDENTITY.*?( NOT NULL)?$", "IDENTITY", line)
+    return line.replace("BIGSERIAL", "BIGINT")

@@ -1,0 +1,130 @@
+"""No lock of ours is waited for without a bound, and whoever waits is told who holds it."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+
+import psycopg
+import pyarrow as pa
+import pytest
+from support.committed_rows import STRUCT, TABLE, batch, ids, rows, settings
+from typer.testing import CliRunner
+
+from pgonce.offsets_store.cli import main
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger import migrations
+from pgonce.offsets_store.ledger.migrations import _LOCK_KEY, ensure_ledger
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres import bounds
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.status import store
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable, sweep
+from pgonce.sink.target.publish import publish_rows_in_tx
+
+STAGED = StagingTable("query", "events", "run", 7)
+
+
+@contextmanager
+def held(url, statement, *parameters, seconds=None):
+    """Somebody's transaction that holds a lock: for the block, or for so many seconds."""
+    with psycopg.connect(url, application_name="somebody") as holder:
+        holder.execute(statement, parameters)
+        if seconds is not None:
+            threading.Timer(seconds, holder.rollback).start()
+        yield f"pid {holder.info.backend_pid}, application 'somebody'"
+
+
+def migrating(url, **patience):
+    """Somebody holds the lock under which the ledger is made."""
+    return held(url, "SELECT pg_advisory_xact_lock(%s)", _LOCK_KEY, **patience)
+
+
+def creating(url, **patience):
+    """Somebody holds the lock under which the staging table is made."""
+    return held(url, "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", STAGED.name, **patience)
+
+
+def publish(connection, *_):
+    """One row."""
+    publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(1))
+    return Published(1, "test")
+
+
+WORK = Work(lambda _: "public.events", publish)
+
+
+class TestTheLedger:
+    @pytest.fixture(autouse=True)
+    def _hasty(self, monkeypatch):
+        """Ten seconds are long for a test."""
+        for module in (migrations, main):
+            monkeypatch.setattr(module, "LOCK_SECONDS", 2.0)
+
+    def test_a_first_commit_waits_for_a_migration(self, url, admin, caplog):
+        """It tries again, and the log says whose lock it is."""
+        admin.execute(TABLE)
+        with migrating(url, seconds=4) as holder:
+            assert commit_batch(settings(url, retry_timeout=60), batch(0), WORK) is Verdict.NEW
+        assert any(holder in record.getMessage() for record in caplog.records)
+        assert ids(admin) == [1]
+
+    def test_past_the_bound_it_is_named(self, url, admin):
+        """The query fails, and names the holder."""
+        admin.execute(TABLE)
+        with migrating(url) as holder, pytest.raises(PgonceError) as error:
+            commit_batch(settings(url, retry_timeout=1), batch(0), WORK)
+        assert error.value.code == "LOCKED"
+        assert holder in str(error.value)
+
+    def test_init_says_who_holds_it(self, url):
+        """The command fails soon, and names the holder."""
+        with migrating(url) as holder:
+            failed = CliRunner().invoke(main.app, ["init", "--url", url])
+        assert "[LEDGER_LOCKED]" in failed.stderr
+        assert holder in failed.stderr
+
+    def test_who_only_reads_waits_no_longer(self, url, monkeypatch):
+        """A lock that keeps readers out of the ledger is an error after the bound."""
+        ensure_ledger(url)
+        monkeypatch.setattr(store, "enter_in_tx", lambda connection: bounds.enter_in_tx(connection, 0.3))
+        with held(url, "LOCK TABLE pgonce.writers IN ACCESS EXCLUSIVE MODE"), pytest.raises(PgonceError) as error:
+            OffsetsStore(url).status()
+        assert error.value.code == "LEDGER_LOCKED"
+
+
+class TestStaging:
+    def stage(self, url, retry_timeout):
+        """Stage one row, with little patience for a lock."""
+        source = iter([pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["n"], pa.string())})])
+        return Stager(url, STAGED, STRUCT, 3, retry_timeout, 2.0).stage(source)
+
+    def test_a_task_waits_and_goes_on(self, url, caplog):
+        """It tries again, and the log says whose lock it is."""
+        ensure_ledger(url)
+        with creating(url, seconds=4) as holder:
+            assert [count for _, count in self.stage(url, 60)] == [1]
+        said = [record.getMessage() for record in caplog.records]
+        assert any(f"waiting for a lock held by: {holder}" in line for line in said)
+        assert any("staging again in" in line for line in said)
+
+    def test_past_the_bound_it_is_named(self, url):
+        """The task fails, and names the holder."""
+        ensure_ledger(url)
+        with creating(url) as holder, pytest.raises(PgonceError) as error:
+            self.stage(url, 1)
+        assert error.value.code == "STAGING_FAILED"
+        assert holder in str(error.value)
+
+    def test_the_sweep_waits_for_nobody(self, url, admin):
+        """What keeps it from the list of tables is left to the next sweep, not waited for."""
+        ensure_ledger(url)
+        locked = held(url, "LOCK TABLE pgonce.staged_tables IN ACCESS EXCLUSIVE MODE")
+        with locked, pytest.raises(psycopg.errors.LockNotAvailable):
+            sweep(admin, "query", "events", "run", 7)

@@ -1,0 +1,411 @@
+"""What Spark tells the listener, what the ledger keeps of it, and what happens when Postgres is away."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+from confluent_kafka import Producer
+from support.ledger_history import QUERY, RUN, publish
+from support.patience import PATIENCE_SECONDS
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.progress.event import Heard, LedgerSide, disagreement
+from pgonce.offsets_store.progress.listener import OffsetsListener
+from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY, store_progress_in_tx
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+
+pytestmark = pytest.mark.spark
+
+AWAY = "postgresql://somebody:s3cret@127.0.0.1:1/nowhere"
+
+
+@pytest.fixture
+def listen(spark):
+    """Add an OffsetsListener to the session; each is removed and closed in the end."""
+    listeners = []
+
+    def add(url):
+        listener = OffsetsListener(url)
+        spark.streams.addListener(listener)
+        listeners.append(listener)
+        return listener
+
+    yield add
+    for listener in listeners:
+        spark.streams.removeListener(listener)
+        listener.close(5)
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    """Add files of one row, one a call; a stream takes one a batch."""
+    folder = tmp_path / "inbox"
+    folder.mkdir()
+
+    def add(count):
+        for _ in range(count):
+            number = len(list(folder.iterdir()))
+            (folder / f"{number:03}.json").write_text(f'{{"id":{number}}}')
+        return folder
+
+    return add
+
+
+def files(spark, folder):
+    """Stream a folder, one file a batch."""
+    return spark.readStream.schema("id int").option("maxFilesPerTrigger", 1).json(str(folder))
+
+
+def run(writer, checkpoint, name="orders"):
+    """Run a query over all there is."""
+    started = writer.option("checkpointLocation", checkpoint).queryName(name).trigger(availableNow=True).start()
+    assert started.awaitTermination(PATIENCE_SECONDS)
+    return started
+
+
+def flush(listener, count):
+    """Wait until Spark has told so many events, and all that is queued is stored or dropped."""
+    deadline = time.monotonic() + 30
+    while heard_of(listener) < count:
+        assert time.monotonic() < deadline, f"heard {heard_of(listener)} of {count} events"
+        time.sleep(0.02)
+
+
+def heard_of(listener):
+    """How many events the listener is done with."""
+    return listener.dropped + listener.stored
+
+
+@pytest.fixture
+def orders(url):
+    """A table `orders` in the test's database, and what to pass to foreachBatch."""
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE orders (id int)")
+    return PostgresBatchWriter(url, table="orders")
+
+
+def progress_of(observer, *columns):
+    """The stored progress rows in order."""
+    return observer.execute(
+        f"SELECT {', '.join(columns)} FROM pgonce.progress ORDER BY progress_at, batch_id"
+    ).fetchall()
+
+
+class TestAgreement:
+    def test_every_batch_is_stored(self, spark, url, observer, listen, orders, inbox, checkpoint):
+        """Each event is a row that agrees with the ledger, with ids, name, rows, offsets and durations."""
+        listener = listen(url)
+        query = run(files(spark, inbox(3)).writeStream.foreachBatch(orders), checkpoint)
+        flush(listener, 3)
+        columns = ["query_id", "run_id", "query_name", "batch_id", "num_input_rows", "end_offsets", "disagreement"]
+        assert progress_of(observer, *columns) == [
+            (str(query.id), str(query.runId), "orders", number, 1, {"0": {"logOffset": number}}, None)
+            for number in range(3)
+        ]
+        starts = [start for (start,) in progress_of(observer, "start_offsets")]
+        assert starts == [{"0": None}, {"0": {"logOffset": 0}}, {"0": {"logOffset": 1}}]
+        ((durations,), *_) = progress_of(observer, "durations_ms")
+        assert durations["addBatch"] > 0
+        assert listener.dropped == 0
+
+    def test_a_query_that_writes_elsewhere(self, spark, url, observer, listen, inbox, checkpoint):
+        """A query without any sink in the ledger has its progress stored, and disagrees with nothing."""
+        listener = listen(url)
+        run(files(spark, inbox(2)).writeStream.format("noop"), checkpoint)
+        flush(listener, 2)
+        assert progress_of(observer, "batch_id", "disagreement") == [(0, None), (1, None)]
+
+    def test_two_sources(self, spark, url, observer, listen, orders, inbox, tmp_path, checkpoint):
+        """The sources of a query are kept apart by their position in the plan."""
+        rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).option("startTimestamp", 0)
+        both = files(spark, inbox(1)).unionByName(rate.load().selectExpr("cast(value AS int) AS id"))
+        listener = listen(url)
+        run(both.writeStream.foreachBatch(orders), checkpoint)
+        flush(listener, 1)
+        rows = observer.execute(
+            """SELECT p.end_offsets, b.end_offsets, p.disagreement FROM pgonce.progress AS p
+            JOIN pgonce.batches AS b USING (batch_id) WHERE batch_id = 0"""
+        ).fetchall()
+        ((told, recorded, differs),) = rows
+        assert (told, differs) == (recorded, None)
+        assert set(told) == {"0", "1"}
+
+    def test_a_replay_agrees(self, spark, url, observer, listen, orders, inbox, checkpoint):
+        """A batch that another run published is compared as well, and is the same."""
+        first = run(files(spark, inbox(2)).writeStream.foreachBatch(orders), checkpoint)
+        for name in ("1", ".1.crc"):
+            Path(checkpoint, "commits", name).unlink()
+        listener = listen(url)
+        again = run(files(spark, inbox(0)).writeStream.foreachBatch(orders), checkpoint)
+        flush(listener, 1)
+        assert progress_of(observer, "run_id", "batch_id", "disagreement") == [(str(again.runId), 1, None)]
+        (row,) = OffsetsStore(url).queries()
+        assert (row.run_id, row.replays) == (str(first.runId), 1)
+
+
+class TestDisagreement:
+    def test_other_offsets(self, spark, url, observer, listen, orders, inbox, checkpoint, caplog):
+        """Offsets in the ledger that are not Spark's are a warning in the log and a text in the row."""
+
+        def tampering(frame, batch_id):
+            orders(frame, batch_id)
+            with psycopg.connect(url) as connection:
+                connection.execute("""UPDATE pgonce.batches SET end_offsets = '{"0": {"logOffset": 9}}'""")
+
+        listener = listen(url)
+        run(files(spark, inbox(1)).writeStream.foreachBatch(tampering), checkpoint)
+        flush(listener, 1)
+        ((text,),) = progress_of(observer, "disagreement")
+        assert "'logOffset': 0" in text
+        assert "'logOffset': 9" in text
+        assert "public.orders" in text
+        assert [record.levelno for record in caplog.records if text in record.message] == [logging.WARNING]
+        assert OffsetsStore(url).latest("orders").disagreements == 1
+
+    def test_a_batch_that_never_reached_the_ledger(self, spark, url, observer, listen, orders, inbox, checkpoint):
+        """A function that does not call the writer for a batch is found out before the next one is refused."""
+        listener = listen(url)
+        only_first = lambda frame, batch_id: orders(frame, batch_id) if batch_id == 0 else None  # noqa: E731
+        run(files(spark, inbox(2)).writeStream.foreachBatch(only_first), checkpoint)
+        flush(listener, 2)
+        assert [text is None for (text,) in progress_of(observer, "disagreement")] == [True, False]
+
+    @pytest.mark.parametrize(
+        ("recorded", "told", "agrees"),
+        [
+            ({"0": {"t": {"0": 1, "1": 2}}}, {"0": {"t": {"1": 2, "0": 1}}}, True),
+            ({"0": {"t": {"0": 1}}}, {"0": {"t": {"0": 2}}}, False),
+            ({"0": 3, "1": 4}, {"0": 4, "1": 3}, False),
+            ({"0": 3}, {"0": 3, "1": 4}, False),
+            ({"0": None, "1": 4}, {"0": None, "1": 4}, True),
+            ({"left": 3, "right": 4}, {"0": 4, "1": 3}, True),
+            ({"left": 3, "right": 3}, {"0": 3, "1": 4}, False),
+            (None, {"0": 3}, True),
+        ],
+    )
+    def test_what_counts_as_the_same(self, recorded, told, agrees):
+        """Key order is nothing, positions count, named sources match by value, and unknown is no disagreement."""
+        side = LedgerSide("s", RUN, 0, is_recorded=True, end_offsets=recorded)
+        assert (disagreement(heard(end=told), [side]) is None) == agrees
+
+    def test_what_another_run_left_out(self):
+        """A sink that this run has not fed may have been dropped from the query: that is nobody's fault."""
+        gone = LedgerSide("s", str(uuid4()), 0, is_recorded=False, end_offsets=None)
+        short = LedgerSide("s", RUN, 0, is_recorded=False, end_offsets=None)
+        pruned = LedgerSide("s", RUN, 9, is_recorded=False, end_offsets=None)
+        assert disagreement(heard(batch_id=1), [gone]) is None
+        assert "last one in sink 's' is 0" in disagreement(heard(batch_id=1), [short])
+        assert disagreement(heard(batch_id=1), [pruned]) is None
+
+
+class TestFilling:
+    def test_offsets_from_listener(self, spark, url, observer, listen, inbox, checkpoint):
+        """With offsetsFrom=listener the ledger's offsets are open at the commit, and filled by the event."""
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE orders (id int)")
+        listener = listen(url)
+        writer = files(spark, inbox(2)).writeStream.format("pgonce").option("url", url).option("table", "orders")
+        run(writer.option("offsetsFrom", "listener").option("checkpointLocation", checkpoint), checkpoint)
+        flush(listener, 2)
+        rows = observer.execute("SELECT start_offsets, end_offsets FROM pgonce.batches ORDER BY batch_id")
+        assert rows.fetchall() == [
+            ({"0": None}, {"0": {"logOffset": 0}}),
+            ({"0": {"logOffset": 0}}, {"0": {"logOffset": 1}}),
+        ]
+        (row,) = OffsetsStore(url).queries()
+        assert (row.end_offsets, row.guarantee) == ({"0": {"logOffset": 1}}, "ids")
+
+    def test_a_writer_that_is_busy_is_not_waited_for(self, url, observer):
+        """While the next commit holds the writer's row, the batch is filled, and readers find its end there."""
+        publish(url, 0, None, guarantee="ids")
+        with psycopg.connect(url) as committing:
+            committing.execute("SELECT * FROM pgonce.writers FOR UPDATE")
+            store(url, heard(end={"0": {"t": {"0": 7}}}))
+        assert observer.execute("SELECT end_offsets FROM pgonce.writers").fetchone() == (None,)
+        assert OffsetsStore(url).starting_offsets("orders") == '{"t": {"0": 7}}'
+        assert observer.execute("SELECT end_offset FROM pgonce.current_offsets").fetchone() == (7,)
+
+    @pytest.mark.parametrize(
+        ("published", "event"),
+        [
+            ({"guarantee": "offsets"}, {}),
+            ({"guarantee": "ids", "run_id": str(uuid4())}, {}),
+            ({"guarantee": "ids"}, {"batch_id": 1}),
+        ],
+    )
+    def test_what_is_not_its_own_is_left_alone(self, url, observer, published, event):
+        """Offsets that are unknown for another reason, or of another run or batch, are not filled."""
+        publish(url, 0, None, **published)
+        store(url, heard(end={"0": 3}, **event))
+        for table in ("writers", "batches"):
+            assert observer.execute(f"SELECT end_offsets FROM pgonce.{table}").fetchone() == (None,)
+
+    def test_known_offsets_are_never_changed(self, url, observer):
+        """An event that disagrees changes nothing but its own row."""
+        publish(url, 0, {"0": 2}, guarantee="ids")
+        assert store(url, heard(end={"0": 3})) is not None
+        for table in ("writers", "batches"):
+            assert observer.execute(f"SELECT end_offsets FROM pgonce.{table}").fetchone() == ({"0": 2},)
+
+    def test_old_rows_are_pruned(self, url, observer):
+        """The newest events of a query stay, those of other queries are not touched."""
+        ensure_ledger(url)
+        store(url, heard(batch_id=3, query_id="another"))
+        total = KEPT_A_QUERY + 32
+        with engine_for(url).begin() as connection:
+            for batch_id in range(total + 1):
+                store_progress_in_tx(connection, heard(batch_id=batch_id))
+        found = observer.execute("SELECT batch_id FROM pgonce.progress WHERE query_id = %s ORDER BY 1", [QUERY])
+        kept = [number for (number,) in found]
+        assert kept[-1] == total
+        assert KEPT_A_QUERY <= len(kept) < KEPT_A_QUERY + 16
+        assert all(after == before + 1 for before, after in pairwise(kept))
+        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (len(kept) + 1,)
+
+
+class TestTrouble:
+    def test_postgres_away(self, spark, listen, inbox, checkpoint, caplog):
+        """The stream runs to its end, every event is counted, one warning tells it, and no password does."""
+        listener = listen(AWAY)
+        query = run(files(spark, inbox(3)).writeStream.format("noop"), checkpoint)
+        flush(listener, 3)
+        assert query.exception() is None
+        assert listener.dropped == 3
+        warnings = [record.getMessage() for record in caplog.records if record.name == "pgonce"]
+        assert len(warnings) == 1
+        assert "CONNECT_FAILED" in warnings[0]
+        assert "s3cret" not in caplog.text
+
+    def test_a_table_that_is_locked_slows_nobody(self, spark, url, observer, listen, inbox, checkpoint):
+        """While Postgres does not answer, the query goes on; afterwards each event is stored or counted."""
+        ensure_ledger(url)
+        listener = listen(url)
+        with psycopg.connect(url) as blocking:
+            blocking.execute("LOCK TABLE pgonce.progress IN ACCESS EXCLUSIVE MODE")
+            query = run(files(spark, inbox(4)).writeStream.format("noop"), checkpoint)
+            assert query.lastProgress["batchId"] == 3
+            assert heard_of(listener) < 4
+        flush(listener, 4)
+        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (4 - listener.dropped,)
+
+    def test_it_comes_back(self, proxy):
+        """Events of an outage are dropped and counted; when Postgres is back, they are stored again."""
+        listener = OffsetsListener(proxy.url)
+        listener.onQueryProgress(Event(0))
+        flush(listener, 1)
+        proxy.stop()
+        listener.onQueryProgress(Event(1))
+        flush(listener, 2)
+        proxy.start()
+        listener.onQueryProgress(Event(2))
+        assert listener.close(30)
+        assert (listener.stored, listener.dropped) == (2, 1)
+
+    def test_a_full_queue_drops_and_returns(self, url, monkeypatch):
+        """With Postgres hanging and the queue full, a callback returns at once and counts."""
+        monkeypatch.setattr("pgonce.offsets_store.progress.listener._QUEUED_EVENTS", 2)
+        ensure_ledger(url)
+        listener = OffsetsListener(url)
+        with psycopg.connect(url) as blocking:
+            blocking.execute("LOCK TABLE pgonce.progress IN ACCESS EXCLUSIVE MODE")
+            started = time.monotonic()
+            for batch_id in range(50):
+                listener.onQueryProgress(Event(batch_id))
+            assert time.monotonic() - started < 10
+            assert listener.dropped >= 47
+        listener.close(10)
+        assert heard_of(listener) == 50
+
+    def test_close_stores_what_is_queued(self, url, observer):
+        """Closing flushes the queue; what comes later is dropped and counted."""
+        listener = OffsetsListener(url)
+        for batch_id in range(20):
+            listener.onQueryProgress(Event(batch_id))
+        assert listener.close(30)
+        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (20,)
+        listener.onQueryProgress(Event(20))
+        assert listener.dropped == 1
+
+    def test_close_does_not_wait_for_ever(self, url):
+        """What cannot be stored within the time given is counted as dropped."""
+        ensure_ledger(url)
+        listener = OffsetsListener(url)
+        with psycopg.connect(url) as blocking:
+            blocking.execute("LOCK TABLE pgonce.progress IN ACCESS EXCLUSIVE MODE")
+            for batch_id in range(5):
+                listener.onQueryProgress(Event(batch_id))
+            assert not listener.close(0.5)
+        assert listener.dropped >= 4
+
+    def test_an_event_of_an_unknown_form(self, url):
+        """An event that cannot be read is counted; the next one is stored."""
+        listener = OffsetsListener(url)
+        broken = Event(0)
+        del broken.progress.sources
+        listener.onQueryProgress(broken)
+        listener.onQueryProgress(Event(1))
+        assert listener.close(30)
+        assert (listener.dropped, listener.stored) == (1, 1)
+
+
+@pytest.mark.kafka
+def test_lag_on_kafka(spark, url, listen, orders, kafka, topic, checkpoint):
+    """On Kafka, the newest event's latest offsets give the lag of each partition."""
+    name = topic(partitions=2)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for number in range(10):
+        producer.produce(name, str(number), partition=number % 2)
+    assert producer.flush(30) == 0
+    listener = listen(url)
+    stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+    stream = stream.option("subscribe", name).option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 4)
+    rows = stream.load().selectExpr("cast(cast(value AS string) AS int) AS id")
+    # The first batch runs at once; the test is over before the second.
+    rows.writeStream.foreachBatch(orders).queryName("orders").option("checkpointLocation", checkpoint).trigger(
+        processingTime="1 hour"
+    ).start()
+    flush(listener, 1)
+    found = OffsetsStore(url).lag("orders")
+    assert [(row.topic, row.partition, row.end_offset, row.latest_offset, row.lag) for row in found] == [
+        (name, 0, 2, 5, 3),
+        (name, 1, 2, 5, 3),
+    ]
+
+
+class Event:
+    """A progress event as PySpark hands it over."""
+
+    def __init__(self, batch_id=0):
+        self.progress = Progress(batch_id)
+
+
+class Progress:
+    """The fields that the listener reads."""
+
+    def __init__(self, batch_id):
+        self.id, self.runId, self.name, self.batchId = QUERY, RUN, "orders", batch_id
+        self.timestamp = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=batch_id)).isoformat()
+        self.numInputRows, self.durationMs = 1, {"addBatch": 5}
+        self.sources = [{"startOffset": "None", "endOffset": "3", "latestOffset": "None"}]
+
+
+def heard(*, batch_id=0, end=None, query_id=QUERY):
+    """One event, of the run that `publish` publishes for."""
+    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=batch_id)
+    return Heard(query_id, RUN, batch_id, "orders", at, 1, {"0": None}, end or {"0": 3}, {"0": None}, {})
+
+
+def store(url, event):
+    """Store one event in a transaction of its own."""
+    ensure_ledger(url)
+    with engine_for(url).begin() as connection:
+        return store_progress_in_tx(connection, event)

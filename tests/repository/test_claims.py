@@ -1,0 +1,125 @@
+"""Has every time, bound and wait that operations.md and security.md promise a test, and are the numbers the code's?"""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from support.claims import CLAIMS, PAGES, bounds, sentences
+from support.named_tests import ROOT, is_there
+
+from pgonce.offsets_store.commit.commit_watch import _SAID_EVERY_SECONDS
+from pgonce.offsets_store.ledger.record import _PRUNE_EVERY
+from pgonce.offsets_store.postgres.backoff import Backoff
+from pgonce.offsets_store.postgres.connect import (
+    _FREE_CONNECTION_SECONDS,
+    _KEPT_CONNECTIONS,
+    _MAX_CONNECTIONS,
+    parse_url,
+)
+from pgonce.offsets_store.progress.listener import _QUEUED_EVENTS
+from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY
+from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
+from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
+from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.foreach_batch.early_commit import _PATIENCE_SECONDS
+from pgonce.sink.staging.stager import COPY_BYTES
+
+MIB = 1024 * 1024
+
+
+def text_of(pages=PAGES):
+    """All sentences of the pages."""
+    return [sentence for page in pages for sentence in sentences((ROOT / page).read_text())]
+
+
+def test_every_bound_is_listed():
+    """A sentence with a time, a bound or a wait stands in tests/support/claims.py, with the tests that prove it."""
+    found = {page: bounds((ROOT / page).read_text()) for page in PAGES}
+    unlisted = [
+        f"{page}: {sentence}"
+        for page, named in found.items()
+        for sentence in named
+        if not any(claim.words in sentence for claim in CLAIMS)
+    ]
+    assert unlisted == [], "Write a test for each, and list both in tests/support/claims.py."
+
+
+def test_every_listed_sentence_is_there():
+    """What is listed is said, in one sentence."""
+    said = text_of()
+    assert [claim.words for claim in CLAIMS if sum(claim.words in sentence for sentence in said) != 1] == []
+
+
+def test_every_proof_exists():
+    """Each claim has tests, or a reason to have none."""
+    assert [claim.words for claim in CLAIMS if not claim.proofs and not claim.why_none] == []
+    assert [proof for claim in CLAIMS for proof in claim.proofs if not is_there(proof)] == []
+
+
+@pytest.mark.parametrize(
+    ("sentence", "names"),
+    [
+        ("It waits.", True),
+        ("After 0.1 s it goes on.", True),
+        ("Half a second later it looks.", True),
+        ("It keeps 32 MiB at most.", True),
+        ("`lockTimeout` (30) is over.", True),
+        ("Postgres 14 and 15 are tested.", False),
+        ("The table has two columns.", False),
+    ],
+)
+def test_bounds_are_found(sentence, names):
+    """A time, a bound or a wait is seen by its words, and a number alone is none."""
+    assert bool(bounds(f"# Heading of 5 seconds\n\n{sentence}\n\n```\nfor 5 s\n```\n")) == names
+
+
+def default(name):
+    """The default of an argument of ``PostgresBatchWriter``."""
+    return inspect.signature(PostgresBatchWriter).parameters[name].default
+
+
+@pytest.mark.parametrize(
+    ("words", "of_the_code"),
+    [
+        ("`lockTimeout` seconds (30)", default("lock_timeout") == 30),
+        ("`retryTimeout` (120)", default("retry_timeout") == 120),
+        ("`retryTimeout` (120 s)", default("retry_timeout") == 120),
+        (
+            "with the defaults that is after two and a half minutes",
+            default("lock_timeout") + default("retry_timeout") == 150,
+        ),
+        ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
+        ("hold both for half a second", _PATIENCE_SECONDS == 0.5),
+        ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
+        ("a thousand events wait", _QUEUED_EVENTS == 1000),
+        ("newest 1,000 events", KEPT_A_QUERY == 1000),
+        ("pruned at every sixteenth", _PRUNE_EVERY == 16),
+        ("younger than 5 seconds", QUIET_SECONDS == 5),
+        ("`recover_checkpoint` waits 15 seconds", WAIT_SECONDS == 15),
+        ("`connect_timeout` (15 s", parse_url("")["connect_timeout"] == "15"),
+        ("The pool has 64 connections at most", _MAX_CONNECTIONS == 64),
+        ("keeps 4 of them open", _KEPT_CONNECTIONS == 4),
+        ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", _FREE_CONNECTION_SECONDS == 30),
+        ("and every 30 seconds the log says", _SAID_EVERY_SECONDS == 30),
+        ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
+    ],
+)
+def test_numbers_are_those_of_the_code(words, of_the_code):
+    """The number that a page names is the one that the code has."""
+    assert of_the_code
+    assert any(words in sentence for sentence in text_of())
+
+
+def test_pauses_between_tries(monkeypatch):
+    """Pauses begin at 0.1 s and double until 5 s, with jitter below that, and no try begins after the bound."""
+    clock = 0.0
+    monkeypatch.setattr("pgonce.offsets_store.postgres.backoff.time.monotonic", lambda: clock)
+    backoff, pauses = Backoff(60), []
+    while (pause := backoff.next_pause()) is not None:
+        pauses.append(pause)
+        clock += pause
+    for pause, longest in zip(pauses, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * len(pauses)], strict=False):
+        assert longest / 2 <= pause <= longest
+    assert 55 <= clock <= 60

@@ -1,0 +1,231 @@
+"""Do the documents say what is so: codes, verdicts, arguments, commands, links, tests, code?"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.named_tests import is_there
+
+import pgonce
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
+
+ROOT = Path(__file__).parents[2]
+SOURCES = sorted(
+    [*(ROOT / "sink").rglob("*.py"), *(ROOT / "offsets_store").rglob("*.py"), *(ROOT / "pgonce").rglob("*.py")]
+)
+DOCUMENTS = sorted(
+    [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md"), ROOT / "testbed/README.md"]
+)
+CODE = re.compile(r"[A-Z][A-Z0-9]+(_[A-Z0-9]+)*")
+REFUSALS = {verdict.name for verdict in Verdict} - {verdict.name for verdict in PUBLISH | SKIP}
+
+
+def name_of(path):
+    """A file's path in the repository, to be read in a test's id."""
+    return str(path.relative_to(ROOT))
+
+
+def codes_in(tree: ast.AST) -> set[str]:
+    """Every text under a node that could be a code."""
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and CODE.fullmatch(node.value)
+    }
+
+
+class RaisedCodes:
+    """
+    The codes that the source raises, by reading it.
+
+    What takes a code is an error family, a function whose first parameter is called ``code``, or the carrier of a
+    value's code to its error. Each call of one must give its code so that it can be found: as a text, as a verdict's
+    name, or as a variable ``code``, whose assignments (and the tables that they look into) then hold the texts.
+    """
+
+    def __init__(self, sources: dict[str, str]) -> None:
+        self._trees = {name: ast.parse(text) for name, text in sources.items()}
+        self._takers = self._find_takers()
+        self.codes: set[str] = set()
+        self.not_found: list[str] = []
+        for name, tree in self._trees.items():
+            self._read(name, tree)
+
+    def _find_takers(self) -> set[str]:
+        takers = {"PgonceError", "UnfitValueError"}
+        nodes = [node for tree in self._trees.values() for node in ast.walk(tree)]
+        while True:
+            found = {
+                node.name
+                for node in nodes
+                if (isinstance(node, ast.ClassDef) and any(base in takers for base in map(ast.unparse, node.bases)))
+                or (isinstance(node, ast.FunctionDef) and [a.arg for a in node.args.args][:1] == ["code"])
+            }
+            if found <= takers:
+                return takers
+            takers |= found
+
+    def _read(self, name: str, tree: ast.Module) -> None:
+        tables = {
+            target.id: node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) in self._takers:
+                code = node.args[0]
+                if isinstance(code, ast.Constant):
+                    self.codes.add(code.value)
+                elif ast.unparse(code) == "verdict.name":
+                    self.codes |= REFUSALS
+                elif ast.unparse(code) != "code":
+                    self.not_found.append(f"{name}:{node.lineno}: {ast.unparse(code)}")
+            elif isinstance(node, ast.Assign) and "code" in names_in(node.targets):
+                self.codes |= codes_in(node.value)
+                for used in names_in([node.value]) & tables.keys():
+                    self.codes |= codes_in(tables[used])
+
+
+def names_in(nodes: list[ast.expr]) -> set[str]:
+    """The variables that appear in expressions."""
+    return {name.id for node in nodes for name in ast.walk(node) if isinstance(name, ast.Name)}
+
+
+def described_codes() -> list[str]:
+    """The codes that have a row in a table of docs/errors.md."""
+    return re.findall(r"^\| `([A-Z0-9_]+)` \|", (ROOT / "docs/errors.md").read_text(), re.MULTILINE)
+
+
+def test_every_error_code_is_described_once_and_every_description_has_its_error():
+    """docs/errors.md and the source know the same codes."""
+    raised = RaisedCodes({name_of(path): path.read_text() for path in SOURCES})
+    assert raised.not_found == []
+    described = described_codes()
+    assert sorted(described) == sorted(raised.codes)
+
+
+def test_codes_are_found_in_every_form_in_which_the_source_gives_them():
+    """The search above sees a text, a verdict's name, a variable, a table, a helper; and names what it cannot see."""
+    raised = RaisedCodes(
+        {
+            "a": "class Family(PgonceError): ...\n"
+            "_TABLE = {'23': ('FROM_TABLE', 'Words.')}\n"
+            "def helper(code, what): raise Family(code, what, '', '')\n"
+            "raise Family('PLAIN', '', '', '')\n"
+            "helper('BY_HELPER', '')\n"
+            "code = 'ONE_WAY' if x else 'OTHER_WAY'\n"
+            "code, remedy = _TABLE.get(sqlstate, ('DEFAULT_CODE', ''))\n",
+            "b": "raise Family(verdict.name, '', '', '')\nraise Family(pick(), '', '', '')",
+        }
+    )
+    expected = {"PLAIN", "BY_HELPER", "ONE_WAY", "OTHER_WAY", "FROM_TABLE", "DEFAULT_CODE"}
+    assert raised.codes == expected | REFUSALS
+    assert raised.not_found == ["b:2: pick()"]
+
+
+def test_every_verdict_stands_in_the_guarantees():
+    """docs/guarantees.md has a row for each verdict, and for no other."""
+    rows = re.findall(r"^\| `([A-Z]+)` \|", (ROOT / "docs/guarantees.md").read_text(), re.MULTILINE)
+    assert set(rows) == {verdict.name for verdict in Verdict}
+
+
+@pytest.mark.parametrize("way_in", [PostgresBatchWriter, transactional_batch], ids=lambda way: way.__name__)
+def test_every_argument_is_described(way_in):
+    """docs/options.md has each argument of the ways in through foreachBatch."""
+    text = (ROOT / "docs/options.md").read_text()
+    assert [name for name in inspect.signature(way_in).parameters if f"`{name}`" not in text] == []
+
+
+def anchors_of(text: str) -> set[str]:
+    """The anchors that headings get, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", without_code(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def without_code(text: str) -> str:
+    """A document without its code blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def broken_links(document: Path) -> Iterator[str]:
+    """The relative links of a document that lead nowhere."""
+    text = document.read_text()
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+        path, _, anchor = link.partition("#")
+        if "://" in path or path.startswith("mailto:"):
+            continue
+        target = (document.parent / path).resolve() if path else document
+        if not target.exists() or (anchor and anchor not in anchors_of(target.read_text())):
+            yield link
+
+
+def test_every_relative_link_leads_somewhere():
+    """Files that are linked exist, and so do the headings in them."""
+    broken = {name_of(document): list(broken_links(document)) for document in DOCUMENTS}
+    assert {name: links for name, links in broken.items() if links} == {}
+
+
+def test_every_row_of_the_crash_table_names_a_test_that_exists():
+    """ARCHITECTURE.md promises nothing without its proof."""
+    section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Crash table")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\|(.+)\|$", section, re.MULTILINE)[2:]
+    proofs = {row: re.findall(r"`(tests/[^`]+)`", row.rpartition("|")[2]) for row in rows}
+    assert len(proofs) > 10
+    assert [row for row, tests in proofs.items() if not tests or not all(map(is_there, tests))] == []
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """A document's code blocks in one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_python_in_documents_is_python_and_imports_what_there_is():
+    """Every Python block compiles, and what it imports from pgonce is there."""
+    imported = {
+        alias.name
+        for document in DOCUMENTS
+        for block in blocks(document, "python")
+        for node in ast.walk(compile(block, name_of(document), "exec", ast.PyCF_ONLY_AST))
+        if isinstance(node, ast.ImportFrom) and node.module == "pgonce"
+        for alias in node.names
+    }
+    assert {"PostgresBatchWriter", "transactional_batch", "OffsetsStore"} <= imported <= set(pgonce.__all__)
+
+
+def test_the_readme_shows_every_way_in_as_python():
+    """The blocks that the test above reads are there to be read."""
+    text = "\n".join(blocks(ROOT / "README.md", "python"))
+    for name in [
+        'format("pgonce")',
+        "PostgresBatchWriter(",
+        "@transactional_batch(",
+        "OffsetsStore(",
+        "OffsetsListener(",
+    ]:
+        assert name in text
+
+
+def commands_in(document: Path) -> set[tuple[str, str]]:
+    """The commands that a file names, in backticks or in a shell block: ``("pgonce", "status")``."""
+    text = document.read_text()
+    quoted = [*re.findall(r"`([^`\n]+)`", text), *"\n".join(blocks(document, "sh")).splitlines()]
+    return {match.groups() for line in quoted if (match := re.match(r"(pgonce|make) ([a-z-]+)\b", line))}
+
+
+def test_every_command_that_is_named_exists():
+    """A remedy or a document names only commands of ``pgonce`` and targets of make that there are."""
+    named = set().union(*map(commands_in, [*DOCUMENTS, *SOURCES]))
+    there = {("pgonce", command.name or command.callback.__name__) for command in app.registered_commands}
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert {("pgonce", "offsets"), ("make", "test")} <= named
+    assert named - there - {("make", target) for target in targets} == set()

@@ -1,0 +1,280 @@
+"""Does the testbed do what the other tests take for granted?"""
+
+import threading
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, Producer
+from safety_net import is_alive
+from support.fixtures.driver import Driver
+
+
+@pytest.fixture
+def rows(url):
+    """A table of the test's database, and how to count what is in it."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE rows (id int)")
+
+    def count():
+        with psycopg.connect(url) as connection:
+            return connection.execute("SELECT count(*) FROM rows").fetchone()[0]
+
+    return count
+
+
+def insert(url, **options):
+    """Insert one row and commit it; `prepare_threshold=0` sends COMMIT in the extended protocol too."""
+    with psycopg.connect(url, **options) as connection:
+        connection.execute("INSERT INTO rows VALUES (1)")
+        connection.execute("COMMIT", [], prepare=options.get("prepare_threshold") == 0)
+
+
+def copy_in(url, count):
+    """Copy so many rows in."""
+    with (
+        psycopg.connect(url) as connection,
+        connection.cursor() as cursor,
+        cursor.copy("COPY rows FROM STDIN") as copy,
+    ):
+        for number in range(count):
+            copy.write_row([number])
+
+
+class TestPostgres:
+    def test_answers(self, observer):
+        """The test's database answers, is empty, and makes every commit durable before it says so."""
+        assert observer.execute("SHOW synchronous_commit").fetchone() == ("on",)
+        tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
+        assert observer.execute(tables).fetchone() == (0,)
+
+    def test_observer_only_looks(self, observer):
+        """The observer cannot change what it observes."""
+        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
+            observer.execute("CREATE TABLE seen ()")
+
+    def test_both_ways_lead_to_one_database(self, url, tcp_url, database):
+        """The quick URI and the TCP one name the same database."""
+        for way in (url, tcp_url):
+            with psycopg.connect(way) as connection:
+                assert connection.info.dbname == database
+
+    def test_login_must_give_its_password(self, login):
+        """The server checks the role's password, which needs quoting in a URI."""
+        with psycopg.connect(login.url) as connection:
+            assert connection.info.user == login.user
+        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
+            psycopg.connect(login.url, password="another").close()
+
+
+class TestPgBouncer:
+    def test_stands_between(self, pgbouncer, database, rows):
+        """Clients reach the test's database through it, share its one session, and find it again after a restart."""
+        bouncer = pgbouncer(default_pool_size="1")
+        sessions = set()
+        for restarted in (False, True):
+            if restarted:
+                bouncer.kill()
+                with pytest.raises(psycopg.OperationalError):
+                    psycopg.connect(bouncer.url(database))
+                bouncer.start()
+            with psycopg.connect(bouncer.url(database)) as one, psycopg.connect(bouncer.url(database)) as two:
+                for client in (one, two):
+                    client.execute("INSERT INTO rows VALUES (1)")
+                    sessions.add(client.execute("SELECT pg_backend_pid()").fetchone())
+                    client.commit()
+        assert len(sessions) == 2
+        assert rows() == 4
+
+    def test_gives_sessions_by_statement(self, pgbouncer, database):
+        """In statement mode there are no transactions of several statements."""
+        with (
+            psycopg.connect(pgbouncer("statement").url(database)) as client,
+            pytest.raises(psycopg.OperationalError, match="not allowed in statement pooling mode"),
+        ):
+            client.execute("SELECT 1")
+
+    def test_ends_in_order(self, pgbouncer):
+        """It leaves neither a process nor a directory behind."""
+        bouncer = pgbouncer()
+        pid = bouncer.pid
+        bouncer.stop()
+        assert not is_alive(pid)
+
+
+class TestProxy:
+    @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
+    def test_cut_before_commit(self, proxy, rows, threshold):
+        """The client loses the connection, and the row is not there."""
+        proxy.cut_before_commit()
+        with pytest.raises(psycopg.OperationalError):
+            insert(proxy.url, prepare_threshold=threshold)
+        assert (rows(), proxy.commits, proxy.hits["cut_before_commit"]) == (0, 0, 1)
+
+    @pytest.mark.parametrize("threshold", [None, 0], ids=["simple", "prepared"])
+    def test_cut_after_commit(self, proxy, rows, threshold):
+        """The client loses the connection in the same way, and the row is there."""
+        proxy.cut_after_commit()
+        with pytest.raises(psycopg.OperationalError):
+            insert(proxy.url, prepare_threshold=threshold)
+        assert (rows(), proxy.commits, proxy.hits["cut_after_commit"]) == (1, 1, 1)
+
+    def test_cut_during_commit(self, url, proxy, rows):
+        """The client is cut off while the server is still committing; the row comes later."""
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute(
+                "CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS "
+                "$$ BEGIN PERFORM pg_sleep(0.5); RETURN NULL; END $$"
+            )
+            connection.execute(
+                "CREATE CONSTRAINT TRIGGER late AFTER INSERT ON rows DEFERRABLE INITIALLY DEFERRED "
+                "FOR EACH ROW EXECUTE FUNCTION wait()"
+            )
+        proxy.cut_during_commit()
+        with pytest.raises(psycopg.OperationalError):
+            insert(proxy.url)
+        assert rows() == 0
+        with psycopg.connect(url) as connection:
+            connection.execute("LOCK TABLE rows IN EXCLUSIVE MODE")
+        assert rows() == 1
+
+    def test_strikes_once_and_only_where_told(self, proxy, rows):
+        """A fault leaves other transactions alone, strikes one, and leaves the next alone."""
+        proxy.cut_before_commit(touching="INTO rows VALUES (2)")
+        insert(proxy.url)
+        with pytest.raises(psycopg.OperationalError), psycopg.connect(proxy.url) as connection:
+            connection.execute("INSERT INTO rows VALUES (2)")
+        insert(proxy.url)
+        assert (rows(), proxy.commits, proxy.connections) == (2, 2, 3)
+
+    def test_cut_in_copy(self, proxy, rows):
+        """COPY data ends in the middle of a message, and nothing of it is there."""
+        proxy.cut_in_copy(after_bytes=100_000)
+        with pytest.raises(psycopg.OperationalError):
+            copy_in(proxy.url, 100_000)
+        assert (rows(), proxy.hits["cut_in_copy"]) == (0, 1)
+
+    def test_black_hole(self, proxy):
+        """A connection attempt hangs until its own timeout; afterwards the line is good again."""
+        with proxy.black_hole(), pytest.raises(psycopg.errors.ConnectionTimeout):
+            psycopg.connect(proxy.url, connect_timeout=2).close()
+        psycopg.connect(proxy.url).close()
+
+    def test_stopped_refuses_and_starts_again(self, proxy):
+        """A stopped proxy cuts what is open and refuses what comes; its address stays."""
+        with psycopg.connect(proxy.url, autocommit=True) as connection:
+            before = proxy.url
+            proxy.stop()
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT 1")
+        with pytest.raises(psycopg.OperationalError, match="refused"):
+            psycopg.connect(before).close()
+        proxy.start()
+        psycopg.connect(before).close()
+
+    @pytest.mark.parametrize(("when", "while_held", "after_cut"), [("before", 0, 0), ("after", 1, 1)])
+    def test_hold_and_cut(self, proxy, rows, when, while_held, after_cut):
+        """A client is held at COMMIT for as long as the test likes, and then loses its connection."""
+        hold = getattr(proxy, f"hold_{when}_commit")()
+        outcome = []
+
+        def client():
+            try:
+                insert(proxy.url)
+            except psycopg.OperationalError as lost:
+                outcome.append(lost)
+
+        thread = threading.Thread(target=client)
+        thread.start()
+        hold.wait()
+        assert rows() == while_held
+        hold.cut()
+        thread.join(30)
+        assert (rows(), len(outcome)) == (after_cut, 1)
+
+    def test_hold_and_release(self, proxy, rows):
+        """A client that is let go notices nothing."""
+        hold = proxy.hold_before_commit()
+        thread = threading.Thread(target=insert, args=[proxy.url])
+        thread.start()
+        hold.wait()
+        hold.release()
+        thread.join(30)
+        assert rows() == 1
+
+
+@pytest.mark.kafka
+def test_kafka_round_trip(kafka, topic):
+    """What is produced is consumed, in order, after the broker was killed and started again."""
+    name = topic(partitions=1)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": "all"})
+    for number in range(3):
+        producer.produce(name, str(number))
+    assert producer.flush(30) == 0
+    kafka.kill()
+    kafka.start()
+    settings = {
+        "bootstrap.servers": kafka.bootstrap_servers,
+        "group.id": name,
+        "auto.offset.reset": "earliest",
+    }
+    consumer = Consumer(settings)
+    consumer.subscribe([name])
+    try:
+        seen = []
+        while len(seen) < 3:
+            seen += consumer.consume(3, timeout=30)
+        assert [message.value() for message in seen] == [b"0", b"1", b"2"]
+    finally:
+        consumer.close()
+
+
+@pytest.mark.spark
+class TestSpark:
+    def test_session(self, spark):
+        """Two slots, UTC, ANSI as Spark ships it."""
+        assert spark.sparkContext.master == "local[2]"
+        assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+        assert spark.conf.get("spark.sql.ansi.enabled") == "true"
+
+    @pytest.mark.kafka
+    def test_reads_kafka(self, spark, kafka, topic):
+        """The session has the Kafka connector, and it works."""
+        name = topic(partitions=2)
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        producer.produce(name, "hello")
+        assert producer.flush(30) == 0
+        source = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
+        rows = source.option("subscribe", name).load().selectExpr("string(value)").collect()
+        assert [row[0] for row in rows] == ["hello"]
+
+
+_DRIVER = """
+import sys, time
+from pathlib import Path
+from pyspark.sql import SparkSession
+
+def sleep(batches):
+    Path(sys.argv[1]).write_text("a task runs")
+    time.sleep(600)
+    yield from batches
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark.range(1).mapInArrow(sleep, "id long").collect()
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("workers", [True, False])
+def test_sigkilled_driver_leaves_nothing(start_driver, tmp_path, workers):
+    """A driver killed in the middle of a task takes its JVM and its Python workers with it."""
+    script, sign = tmp_path / "driver.py", tmp_path / "sign"
+    script.write_text(_DRIVER.replace("sys.argv[1]", repr(str(sign))))
+    driver: Driver = start_driver(script)
+    driver.wait_for(sign.exists, "a task ran")
+    lived = driver.processes()
+    names = [process.name() for process in lived]
+    assert "java" in names
+    assert sum(name.startswith("python") for name in names) >= 3, names
+    driver.sigkill(workers=workers)
+    assert not driver.processes()
+    assert not any(is_alive(process.pid) for process in lived)

@@ -1,0 +1,84 @@
+"""A topic that was deleted and made anew, and has grown past the old end: only Kafka's id of it tells."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from support.committed_batch import commit, planned
+from support.fixtures.driver import wait_until
+
+from pgonce.offsets_store.errors import OffsetsError, RefusedBatch
+from pgonce.offsets_store.status.kafka_broker import topic_ids
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.identity.topic_ids import with_topic_ids
+from pgonce.sink.settings import destination
+
+pytestmark = pytest.mark.kafka
+
+EVENTS = destination("events", "append", (), None)
+
+
+@pytest.fixture
+def events(url):
+    """The target table."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE events (id bigint, name text)")
+
+
+def make_anew(kafka, name):
+    """Delete a topic and create another of its name."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.delete_topics([name], operation_timeout=10)[name].result(timeout=30)
+    assert wait_until(lambda: name not in admin.list_topics(timeout=10).topics)
+    admin.create_topics([NewTopic(name, num_partitions=1)], operation_timeout=10)[name].result(timeout=30)
+    # The broker answers before it knows of it itself.
+    assert wait_until(lambda: topic_ids([name], kafka.bootstrap_servers))
+
+
+def reading(topic, batch_id, run_id, kafka=None):
+    """Batch N of a query that reads 10 rows of the topic a batch, with the topic's id where a broker is given."""
+    start, end = ({"0": {topic: {"0": at}}} for at in (batch_id * 10, batch_id * 10 + 10))
+    batch = planned(batch_id, run_id=run_id, start=start, end=end)
+    return with_topic_ids(batch, kafka.bootstrap_servers if kafka else None)
+
+
+def test_a_topic_made_anew_is_refused_at_the_next_start(kafka, topic, url, events):
+    """The next run's batch looks like the one that follows, and is not: its rows are another topic's."""
+    name = topic()
+    assert commit(url, reading(name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
+    make_anew(kafka, name)
+    with pytest.raises(RefusedBatch, match=f"reads {name}, which was deleted and made anew") as refused:
+        commit(url, reading(name, 1, "run 2", kafka), EVENTS)
+    assert refused.value.code == "RECREATED"
+
+
+def test_the_same_topic_goes_on(kafka, topic, url, events):
+    """A restart over the same topic is nothing to refuse, and neither is one that does not ask."""
+    name = topic()
+    assert commit(url, reading(name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
+    assert commit(url, reading(name, 1, "run 2"), EVENTS) is Verdict.NEW
+    assert commit(url, reading(name, 2, "run 3", kafka), EVENTS) is Verdict.NEW
+
+
+def test_an_id_stays_known_while_nobody_asks(kafka, topic, url, events):
+    """A run without brokers in between does not make the ledger forget."""
+    name = topic()
+    commit(url, reading(name, 0, "run 1", kafka), EVENTS)
+    commit(url, reading(name, 1, "run 2"), EVENTS)
+    make_anew(kafka, name)
+    with pytest.raises(RefusedBatch, match="RECREATED"):
+        commit(url, reading(name, 2, "run 3", kafka), EVENTS)
+
+
+def test_a_topic_that_is_gone_has_no_id(kafka, topic):
+    """Asked for a topic that is not there, the broker gives nothing, and others are told all the same."""
+    name = topic()
+    assert topic_ids(["no-topic-of-that-name", name], kafka.bootstrap_servers).keys() == {name}
+
+
+def test_no_broker_there(events):
+    """Brokers that do not answer fail the batch: the check that was asked for cannot be made."""
+    batch = planned(start={"0": {"t": {"0": 0}}}, end={"0": {"t": {"0": 10}}}, run_id="nobody there")
+    with pytest.raises(OffsetsError, match="KAFKA_UNREACHABLE"):
+        with_topic_ids(batch, "127.0.0.1:1")
