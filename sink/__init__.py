@@ -1,1 +1,1 @@
-"""The way of a batch into Postgres: what Spark calls, in tasks, in the commit worker and on the driver."""
+"""How a batch gets into Postgres: what Spark calls in tasks, in the commit worker and on the driver."""

@@ -1,8 +1,9 @@
 """
-What does a user see of the way that an error took through pgonce? Nothing: its sentence comes first.
+How much of pgonce's own code does a user see in a traceback? None: the error's sentence comes first.
 
-Runs wherever Spark calls us: planner's, task and commit workers, and the driver. Invariant: an error's text stays as it
-is, and so do the frames of the user's own code and of errors that nobody thought of; ours go to the log, at DEBUG.
+Runs wherever Spark calls us: in the planner's worker, in tasks, in the commit worker and on the driver. Invariant: an
+error's text stays as it is, and so do the frames of the user's own code and those of unexpected errors; our frames go
+to the log, at DEBUG.
 
 Spark puts the whole traceback into the text of its own error, and PySpark shows it twice more.
 """
@@ -28,7 +29,7 @@ _OUR_PACKAGES = {"pgonce", __name__.partition(".")[0], PgonceError.__module__.pa
 
 
 def called_by_spark(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """For what Spark calls in its Python workers, and for what ``foreachBatch`` is given: errors without our frames."""
+    """Hide our frames in errors: for what Spark calls in its Python workers, and for what ``foreachBatch`` is given."""
 
     @functools.wraps(function)
     def at_the_border(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -42,7 +43,7 @@ def called_by_spark(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def calls_users_code(function: Callable[..., object]) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
-    """As :func:`called_by_spark`, for what calls a user's ``function`` in between, whose frames are shown."""
+    """Like :func:`called_by_spark`, for what calls a user's ``function`` in turn: the frames of that are shown."""
     code = getattr(function, "__code__", None)
 
     def decorate(border: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -54,7 +55,7 @@ def calls_users_code(function: Callable[..., object]) -> Callable[[Callable[_P, 
                 _shorten(error, code)
                 raise
             except Exception as error:
-                # An error of the user's, or of Spark's: what came before the function was called is no part of it.
+                # The user's error, or Spark's: frames from before the function was called do not belong to it.
                 if frames := _from(code, error.__traceback__):
                     error.__traceback__ = _joined(frames)
                 raise
@@ -65,7 +66,7 @@ def calls_users_code(function: Callable[..., object]) -> Callable[[Callable[_P, 
 
 
 def _shorten(error: PgonceError, code: CodeType | None) -> None:
-    # Not for the log either: Postgres repeats a whole row in the error that may have been behind this one.
+    # Not even for the log: the cause may be an error of Postgres, which repeats a whole row.
     error.__cause__, error.__suppress_context__ = None, True
     _log.debug("[%s] was raised here", error.code, exc_info=True)
     if _is_sparks_worker():
@@ -73,7 +74,7 @@ def _shorten(error: PgonceError, code: CodeType | None) -> None:
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
     frames = _from(code, error.__traceback__)
     ours = next((n for n, entry in enumerate(frames) if _is_ours(entry)), len(frames))
-    # A bare raise goes on with these, and does not add the frame that it stands in.
+    # A bare raise keeps these frames, and does not add its own.
     error.__traceback__ = _joined(frames[:ours])
 
 
@@ -83,7 +84,7 @@ def _is_sparks_worker() -> bool:
 
 
 def _from(code: CodeType | None, traceback: TracebackType | None) -> list[TracebackType]:
-    """The entries of a traceback from the call of this code on; none, where it was not called."""
+    """The entries of a traceback, beginning with the call of this code; none if it was not called."""
     entries: list[TracebackType] = []
     while traceback is not None:
         if entries or traceback.tb_frame.f_code is code:

@@ -1,5 +1,5 @@
 """
-What can go wrong on the way of a batch's rows into Postgres, in words.
+What can go wrong while a batch's rows go into Postgres?
 
 Runs anywhere. Invariant: as in `pgonce.offsets_store.errors`, the text alone says what happened, what it means for
 the data and what to do next; it names columns, types and at most a key, and never shows a row or a password.

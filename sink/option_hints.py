@@ -1,8 +1,8 @@
 """
-What did the user mean by a name that is no option, or by a value that is written another way?
+What did the user mean by an unknown option, or by a value in another form?
 
-Pure: runs in the planner's worker and on the driver. Invariant: a hint names what exists and where it goes, and never
-repeats a value, which may be a password.
+Pure: runs in the planner's worker and on the driver. Invariant: a hint names only what exists and says where it
+belongs; it never repeats a value, which may be a password.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PASSWORD = "Leave it to ~/.pgpass, a service file or PGPASSWORD, or put it into
 _TABLE = "Set table, for example to sales.orders."
 _NOT_NEEDED = "Leave it out: it is an option of Spark's jdbc writer, and pgonce needs no driver and no batch size."
 
-# What Spark's jdbc writer and other sinks call it, in lower case.
+# Names that Spark's jdbc writer and other sinks use, in lower case.
 _OF_OTHER_WRITERS = {
     "dbtable": _TABLE,
     "tablename": _TABLE,
@@ -63,7 +63,7 @@ _OF_THE_SINK_ALONE = frozenset({"inlinebytes", "receiver", "offsetsfrom"})
 
 def refuse_unknown_options(given: Iterable[str], known: Mapping[str, str]) -> None:
     """
-    Refuse the first name that is no option.
+    Refuse the first name that is not an option.
 
     :param given: names in lower case.
     :param known: the options, by their names in lower case.
@@ -79,7 +79,7 @@ def refuse_unknown_options(given: Iterable[str], known: Mapping[str, str]) -> No
 
 
 def only_known_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Refuse arguments that ``function`` does not have, as options are refused: with what was probably meant."""
+    """Refuse arguments that ``function`` does not have and say, as for options, what was probably meant."""
     parameters = inspect.signature(function).parameters
     named = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
     known = {name.replace("_", ""): name for name in named if name != "self"}
@@ -101,7 +101,7 @@ def only_known_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
 
 def _hint(name: str, known: Mapping[str, str]) -> str:
-    """What was probably meant by ``name``, as a sentence with a space after it; empty where nothing is near."""
+    """What was probably meant by ``name``, as a sentence with a space after it; empty if no option comes close."""
     plain = name.replace("_", "")
     if plain in _OF_OTHER_WRITERS:
         return f"{_OF_OTHER_WRITERS[plain]} "
@@ -115,7 +115,7 @@ def column_names(option: str, names: str | Sequence[str]) -> tuple[str, ...]:
     """
     Column names as the user gave them: a list, or a text with commas between them.
 
-    :raises ConfigurationError: BAD_OPTION, where a Python list became a text on its way into an option.
+    :raises ConfigurationError: BAD_OPTION, if a Python list was turned into text on its way into an option.
     """
     if not isinstance(names, str):
         return tuple(names)
@@ -123,14 +123,14 @@ def column_names(option: str, names: str | Sequence[str]) -> tuple[str, ...]:
     if meant is not None:
         raise bad_option(
             "BAD_OPTION",
-            f"{option}={names!r} is a list of Python's that became a text.",
+            f"{option}={names!r} is a Python list that was turned into text.",
             f'Write the names with commas between them: "{",".join(meant)}".',
         )
     return tuple(name.strip() for name in names.split(",") if name.strip())
 
 
 def _written_list(text: str) -> list[str] | None:
-    """The names in ``"['id', 'day']"``; None for a text that is no list."""
+    """The names in ``"['id', 'day']"``; None for a text that is not a list."""
     try:
         value = ast.literal_eval(text) if text.startswith(("[", "(")) else None
     except (ValueError, SyntaxError):

@@ -2,7 +2,7 @@
 What did the user ask for?
 
 Pure: runs in the planner's worker, the commit worker and the driver. Invariant: an option that is unknown, bad or
-in conflict with another is refused before any row moves, with the nearest right name.
+in conflict with another is refused before any row moves, and the error suggests the nearest valid name.
 """
 
 from __future__ import annotations
@@ -56,10 +56,11 @@ _SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "path", "outputmo
 _SPARK_PREFIXES = ("spark.", "_", "asyncprogresstracking")
 
 DEFAULT_INLINE_BYTES = 8 * 1024 * 1024
-# A receiver costs a connection where staging costs a table; and what is held back until it is sent, is not copied yet.
+# Lower, because sending to a receiver costs a connection where staging costs a table, and because rows that a task
+# holds back are not being copied yet.
 DEFAULT_INLINE_BYTES_WITH_RECEIVER = 1024 * 1024
 SPARKS_ASYNC_INTERVAL_MS = 1000
-# Values of ``receiver`` that are no address.
+# Values of ``receiver`` that are not addresses.
 AUTOMATIC = "auto"
 _NO_RECEIVER = "off"
 
@@ -69,9 +70,9 @@ class SinkOptions:
     """
     The Data Source's options, parsed.
 
-    ``inline_bytes`` bounds what one task puts in its commit message; ``receiver`` is the address at which one listens,
-    "auto", or None; ``async_interval_ms`` is None without asynchronous
-    progress tracking, and 0 where every entry is written.
+    ``inline_bytes`` bounds what one task puts in its commit message; ``receiver`` is the address at which a receiver
+    listens, "auto", or None; ``async_interval_ms`` is None without asynchronous progress tracking, and 0 if every entry
+    is written.
     """
 
     commit: CommitSettings
@@ -88,12 +89,12 @@ class SinkOptions:
 
     @property
     def sink_label(self) -> str:
-        """What tells this sink from others where nobody has asked Postgres which table is meant."""
+        """Tells this sink from others before Postgres has been asked which table is meant."""
         return self.sink_name or self.destination.table
 
     @property
     def has_sparse_log(self) -> bool:
-        """Whether Spark writes the offset log for some batches only, and beside or after them."""
+        """Whether Spark writes the offset log only for some batches, and while they run or afterwards."""
         return bool(self.async_interval_ms)
 
 
@@ -101,7 +102,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     """
     Options as Spark hands them over (keys in any case); ``overwrite`` is Spark's complete output mode.
 
-    :raises ConfigurationError: for what is unknown, bad, missing or in conflict.
+    :raises ConfigurationError: if an option is unknown, bad, missing or in conflict with another.
     """
     given = {name.lower(): value for name, value in raw.items()}
     _refuse_unknown(given)
@@ -109,9 +110,9 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     if not given.get("checkpointlocation"):
         raise bad_option(
             "NO_CHECKPOINT_LOCATION",
-            "The option checkpointLocation is not set on this writer. One that only the session configuration "
-            "(spark.sql.streaming.checkpointLocation) names is not shown to a Python data source, and without the "
-            "checkpoint's offset log no replay can be proven.",
+            "The option checkpointLocation is not set on this writer. One that is only in the session configuration "
+            "(spark.sql.streaming.checkpointLocation) is not shown to a Python data source, and without the "
+            "checkpoint's offset log pgonce cannot prove that a batch is a replay.",
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
     mode = _mode(given, overwrite)
@@ -163,7 +164,7 @@ def _positions(given: Mapping[str, str]) -> PositionColumns | None:
     if not names:
         if "writepositions" in given:
             raise bad_option(
-                "CLASHING_OPTIONS", "writePositions means nothing without positionColumns.", "Set both, or neither."
+                "CLASHING_OPTIONS", "writePositions has no effect without positionColumns.", "Set both, or neither."
             )
         return None
     return position_columns(names, written="writepositions" not in given or _flag(given, "writePositions"))
@@ -176,7 +177,8 @@ def _receiver(given: Mapping[str, str], positions: PositionColumns | None) -> st
     if positions:
         raise bad_option(
             "CLASHING_OPTIONS",
-            "receiver is set, and positionColumns: which rows are stored already is known only when all have come.",
+            "receiver and positionColumns are both set, but which rows are stored already is known only once all rows "
+            "have arrived.",
             "Leave receiver out.",
         )
     return AUTOMATIC if host.lower() == AUTOMATIC else host
@@ -228,7 +230,7 @@ def _number(given: Mapping[str, str], name: str, default: int | None, least: int
     except ValueError:
         value = least - 1
     if value < least:
-        raise bad_option("BAD_OPTION", f"{name}={text!r} is not a whole number from {least}.", "Give such a number.")
+        raise bad_option("BAD_OPTION", f"{name}={text!r} is not a whole number of at least {least}.", "Set one.")
     return value
 
 

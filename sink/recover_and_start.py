@@ -1,8 +1,8 @@
 """
-One call that mends a query's checkpoint where it must, and starts the query.
+One call that repairs a query's checkpoint if it has to, and starts the query.
 
-Runs on the driver, in the caller's thread. Invariant: what mends a checkpoint comes before Spark reads it, and a query
-that Spark would run without delivering rows does not stay started.
+Runs on the driver, in the caller's thread. Invariant: a checkpoint is repaired before Spark reads it, and a query that
+Spark would run without delivering rows does not stay started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 from pgonce.sink.errors import SparkError
 
-# Spark allows asynchronous progress tracking for sinks that it knows; its name is Spark's own.
+# Spark allows asynchronous progress tracking only for sinks that it knows. This internal option of Spark's lifts that.
 _LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"
 
 
@@ -36,15 +36,15 @@ def recover_and_start(
     """
     Start a query whose sink is pgonce, with asynchronous progress tracking if the writer's options ask for it.
 
-    Spark's restart may run batches again whose entries it never wrote down. Here the checkpoint is first made to agree
-    with the ledger (:func:`recover_checkpoint`), and where the two agree already nothing is touched.
+    After a restart Spark may run batches again whose entries it never wrote down. So the checkpoint is first made to
+    agree with the ledger (:func:`recover_checkpoint`); if the two agree already, nothing is touched.
 
     :param writer: the writer, before ``start()``, without a ``checkpointLocation``.
     :param checkpoint_location: as Spark takes it.
     :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
-    :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, where files must be changed.
+    :param quiet_seconds: how long nobody may have written to the checkpoint or the ledger, if files must be changed.
     :param retry_timeout: seconds to wait for a Postgres that is away, as a commit does.
-    :raises RecoveryError: where the checkpoint cannot be mended, or not in this application, or the query runs already.
+    :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; or if the query is running.
     :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE.
     """
     _refuse_update_mode(writer)
@@ -74,7 +74,7 @@ def _refuse_old_executors(planned: Recovery) -> None:
 
 
 def _refuse_update_mode(writer: DataStreamWriter) -> None:
-    # Spark refuses it too, once the query runs, and without a way out: "pgonce does not support Update mode".
+    # Spark refuses it too, but only once the query runs, and names no way out: "pgonce does not support Update mode".
     if _asked_of(writer) == ("pgonce", "update"):
         raise SparkError(
             "UPDATE_MODE",
@@ -86,7 +86,7 @@ def _refuse_update_mode(writer: DataStreamWriter) -> None:
 
 
 def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
-    """The format and the output mode that a writer was given; Spark has no question for that."""
+    """The format and the output mode that a writer was given; Spark has no public way to ask."""
     plan = getattr(writer, "_write_proto", None)
     if plan is not None:
         return plan.format, plan.output_mode.lower()
@@ -100,13 +100,13 @@ def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
     try:
         return value("source"), value("outputMode")
     except Py4JError:
-        # A Spark that keeps them elsewhere says it by itself.
+        # A version of Spark that keeps them elsewhere still refuses update mode by itself.
         return "", ""
 
 
 @contextmanager
 def _unknown_to_the_ledger() -> Iterator[None]:
-    # A query that wrote elsewhere before: adoptCheckpoint is for the sink to judge, at the first batch.
+    # A query that wrote elsewhere before: the sink judges adoptCheckpoint, at the first batch.
     try:
         yield
     except RecoveryError as error:

@@ -1,8 +1,8 @@
 """
-Where a batch goes, and how its commit behaves, whichever way in.
+Where do a batch's rows go, and how, whichever way in is used?
 
-Pure: runs in the planner's worker, the commit worker and the driver. Invariant: settings that exist can work; what
-cannot is refused when they are made.
+Pure: runs in the planner's worker, the commit worker and the driver. Invariant: settings that cannot work are refused
+when they are made.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ def destination(
             "Use mode=upsert, or leave keys out (with createTable they become the primary key).",
         )
     if order_by and mode != "upsert":
-        raise bad_option("CLASHING_OPTIONS", f"orderBy means nothing for mode={mode}.", "Use it with mode=upsert.")
+        raise bad_option("CLASHING_OPTIONS", f"orderBy has no effect with mode={mode}.", "Use it with mode=upsert.")
     if len(set(keys)) != len(keys):
         raise bad_option("BAD_OPTION", f"keys={','.join(keys)} names a column twice.", "Name each key once.")
     return Destination(table.strip(), cast("Mode", mode), keys, order_by, create_table)
 
 
 def asynchronous_progress() -> ConfigurationError:
-    """The refusal of asynchronous progress tracking without positions, whichever way in it was found."""
+    """The error for asynchronous progress tracking without position columns, for both ways in."""
     return bad_option(
         "ASYNC_PROGRESS",
-        "Asynchronous progress tracking is on, with an interval: Spark then writes the offset log for some batches "
-        "only, so a batch that is run again may have another range, and nothing here tells which of its rows are "
-        "stored.",
+        "Asynchronous progress tracking is on, with an interval: Spark then writes the offset log only for some "
+        "batches, so a batch that is run again may have another range, and nothing here tells which of its rows are "
+        "stored already.",
         "Either name the columns that hold Kafka's topic, partition and offset (positionColumns), so that rows that "
-        "are stored are dropped; or set asyncProgressTrackingCheckpointIntervalMs=0, which writes every entry; or "
-        "remove asyncProgressTrackingEnabled.",
+        "are stored already are dropped; or set asyncProgressTrackingCheckpointIntervalMs=0, so that every entry is "
+        "written; or remove asyncProgressTrackingEnabled.",
     )
 
 
@@ -75,12 +75,12 @@ def refuse_unfit_positions(mode: str, *, judged_by_ids: bool = False) -> None:
     if mode == "complete":
         raise bad_option(
             "CLASHING_OPTIONS",
-            "Position columns are given, but the output mode is complete: its rows come from no single record.",
+            "Position columns are given, but the output mode is complete, whose rows do not come from single records.",
             "Leave the position columns out.",
         )
     if judged_by_ids:
         raise bad_option(
             "CLASHING_OPTIONS",
-            "Position columns are given with offsetsFrom=listener: where a run begins would be unknown.",
+            "Position columns are given with offsetsFrom=listener, which does not tell where a run begins.",
             "Use offsetsFrom=checkpoint, or leave the position columns out.",
         )

@@ -1,7 +1,7 @@
 """
-Where does what has arrived wait for a second try, if it is more than memory should hold?
+Where are rows that have arrived kept for a second try, if they are more than memory should hold?
 
-Runs on the driver and in the receiver. Invariant: what is kept is read from any thread, while another one adds to it.
+Runs on the driver and in the receiver. Invariant: any thread can read what is kept while another one adds to it.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pgonce.offsets_store.errors import NOTHING, CommitError
 
 @dataclass(frozen=True)
 class InFile:
-    """Bytes that lie in the file."""
+    """Where some bytes are in the file."""
 
     start: int
     size: int
 
 
 class OverflowFile:
-    """An unnamed file in the temporary directory, made when the first bytes come, gone with this object."""
+    """An unnamed file in the temporary directory, created for the first bytes and deleted with this object."""
 
     def __init__(self) -> None:
         self._file: Any = None
 
     def write(self, body: memoryview) -> InFile:
         """
-        Add ``body`` at the end. For one thread at a time.
+        Add ``body`` at the end. Only one thread may do so at a time.
 
-        :raises CommitError: ROWS_NOT_KEPT, where there is no room.
+        :raises CommitError: ROWS_NOT_KEPT, if there is no room.
         """
         try:
             if self._file is None:
@@ -44,7 +44,7 @@ class OverflowFile:
         except OSError as error:
             raise CommitError(
                 "ROWS_NOT_KEPT",
-                "The batch is larger than what is kept in memory, and its other rows could not be kept in the driver's "
+                "The batch is larger than what is kept in memory, and the rest could not be written to the driver's "
                 f"temporary directory {tempfile.gettempdir()}: {error.strerror}.",
                 NOTHING,
                 "Make room there, or set TMPDIR to a larger disk, and start the query again.",

@@ -2,7 +2,7 @@
 Commit the parcels of one batch.
 
 Runs in the commit worker. Invariant: rows that came inline, were staged or were received go into the target in the one
-transaction that records the batch, and only what the parcels promised.
+transaction that records the batch, and only the rows that the parcels promised do.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def commit_parcels(
     """
     Publish the batch that ``messages`` carry, or skip it.
 
-    :raises PgonceError: in words, where neither can be done.
+    :raises PgonceError: if neither can be done.
     """
     origin, parcels = open_parcels(messages, batch_id)
     reaches = [parcel.reach for parcel in parcels] if options.positions else None
@@ -59,20 +59,21 @@ def commit_parcels(
 
     def identified() -> Batch:
         batch = planned_batch(options, origin, reaches)
-        # One token for all that is tried for this plan: the receiver may have skipped the batch already.
+        # One token for all tries of this plan: the receiver may have skipped the batch already.
         return replace(batch, attempt=receiver.token) if receiver else batch
 
     work = publication(options.sink_name, options.destination, rows, transport(parcels))
-    # Also once a run: a try that failed may have staged rows of which no message ever told.
+    # Sweep at least once in a run: a try that failed may have staged rows that no message ever mentioned.
     may_sweep = bool(rows.staged) or (origin.run_id, table.sink_name) not in _swept
     if receiver and any(parcel.way == "received" for parcel in parcels):
         promise = _promise(parcels, rows)
         answer = finished(options, receiver, origin, promise, identified, work.name_sink)
-        # Attempts that were not chosen may have staged rows, where they did not reach the receiver.
+        # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
         verdict, may_sweep = answer.verdict, may_sweep or answer.may_sweep
     else:
         if receiver and rows.staged:
-            # An attempt that was not chosen may have begun a transaction there, for which this one would have to wait.
+            # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would have
+            # to wait for it.
             give_up(receiver)
         verdict = commit_batch(options.commit, identified(), work)
     if may_sweep:
@@ -118,7 +119,7 @@ def _rows(
 
 
 def transport(parcels: Iterable[Parcel]) -> str:
-    """How the rows came, for the ledger: ``inline``, ``received``, ``staged``, or several of them with ``+``."""
+    """How the rows came, for the ledger: ``inline``, ``received``, ``staged``, or several of them joined by ``+``."""
     ways = {parcel.way for parcel in parcels if parcel.rows}
     return "+".join(sorted(ways)) or "inline"
 
@@ -128,5 +129,5 @@ def _sweep(options: SinkOptions, origin: Origin, label: str) -> None:
         with connect(options.commit.url, autocommit=True) as connection:
             sweep(connection, origin.query_id, label, origin.run_id, origin.batch_id)
     except (psycopg.Error, PgonceError) as error:
-        # The batch is published; what is left over is found by the next batch's sweep.
+        # The batch is published, and the next batch's sweep finds what is left over.
         _log.warning("staging tables are left for the next sweep: %s", error)

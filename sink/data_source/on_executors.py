@@ -1,8 +1,8 @@
 """
-Has an executor what a task needs: pgonce, in the driver's version?
+Does an executor have what a task needs: pgonce, in the driver's version?
 
-Made in the planner's worker, asked in tasks. Invariant: what asks needs nothing but Python's own library, for it runs
-before anything of pgonce is imported, and where nothing of it may be there.
+Made in the planner's worker, runs in tasks. Invariant: the check needs nothing but Python's standard library, because
+it runs before pgonce is imported, and pgonce may not be there at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _WHERE = "the Python of an executor ({python} on host {host})"
 
 def reduced(instance: object) -> tuple[Any, ...]:
     """For ``__reduce__``: an object that, where it cannot be unpickled, says what is missing there."""
-    # Spark's pickler, as around it: a data source that somebody derived from ours may be defined in a script.
+    # With Spark's pickler, because a data source that somebody derived from ours may be defined in a script.
     state = cloudpickle.dumps((type(instance), instance.__dict__))
     return _unpickler(), (state, _version(), str(_missing()), str(_other_version()))
 
@@ -75,7 +75,7 @@ def _unpickler() -> Callable[[bytes, str, str, str], object]:
             import pgonce.sink.data_source.spark_interface as installed
         except ImportError as error:
             raise refusal(missing, error) from None
-        # Kept there, because it costs a millisecond, and this function has no place of its own.
+        # Asking costs a millisecond. The answer is kept in that module, because this function has no module here.
         asked = vars(installed).setdefault("versions_met", set())
         if expected not in asked:
             try:

@@ -1,8 +1,8 @@
 """
-What a task hands to the commit: its rows, or the promise that others have them, and which batch they belong to.
+What does a task hand to the commit? Its rows, or the promise that they are elsewhere, and which batch they belong to.
 
-Made in tasks, opened in the commit worker. Invariant: identity travels in the parcels, because the commit worker is
-told nothing but the batch id.
+Made in tasks, opened in the commit worker. Invariant: the batch's identity travels in the parcels, because Spark tells
+the commit worker nothing but the batch id.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _PARTITIONS_AT_FULL_SIZE = 8
 @dataclass(frozen=True)
 class Parcel(WriterCommitMessage):
     """
-    One task's rows: ``bodies`` of a binary COPY where they travel inline, or marks of ``staged`` rows and their counts,
-    or as which task attempt's the batch's ``receiver``, if it has one, took them.
+    One task's rows: ``bodies`` of a binary COPY if they travel inline; or marks of ``staged`` rows, each with a count;
+    or ``received_as``, the task attempt from which the batch's ``receiver`` took them.
 
-    Where rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` those of all rows.
+    If rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` says how far all reach.
 
-    Rows in the staging table under other marks are not wanted: of attempts that Spark did not choose, and of COPYs that
-    were done again.
+    Rows in the staging table under other marks do not count. They come from attempts that Spark did not choose, and
+    from COPYs that were repeated.
     """
 
     origin: Origin
@@ -58,9 +58,9 @@ def inline_cap(inline_bytes: int, partition_id: int) -> int:
     """
     How many bytes the task of this partition may send inline.
 
-    Tasks do not know how many they are, and four of 200 MB killed a driver: the first eight partitions get
-    ``inline_bytes`` each, later ones 1/4, 1/9, ... of it, so that all together stay below 13.2 times ``inline_bytes``
-    (8 * pi^2 / 6), however many partitions there are.
+    A task does not know how many others there are, and four that sent 200 MB each killed a driver. So the first eight
+    partitions get ``inline_bytes`` each, the next eight 1/4 of it, the next 1/9, and so on: all together stay below
+    13.2 times ``inline_bytes`` (8 * pi^2 / 6), however many partitions there are.
     """
     ring = 1 + partition_id // _PARTITIONS_AT_FULL_SIZE
     return inline_bytes // (ring * ring)
@@ -70,7 +70,7 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
     """
     The parcels of a batch and the origin that they share.
 
-    :raises SparkError: where a task sent nothing (Spark drops the rows of a continuous query), or where they belong
+    :raises SparkError: if a task sent nothing (Spark drops the rows of a continuous query), or if the parcels belong
         to different batches.
     """
     parcels = [message for message in messages if isinstance(message, Parcel)]
@@ -88,6 +88,6 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
             "MIXED_BATCHES",
             f"The commit messages of batch {batch_id} belong to different batches or runs.",
             NOTHING,
-            "Start the query again; if this comes back, report it with the driver's log.",
+            "Start the query again; if this happens again, report it with the driver's log.",
         )
     return origin, parcels

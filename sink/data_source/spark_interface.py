@@ -49,7 +49,7 @@ class PgonceDataSource(DataSource):
         self._plans = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In the commit worker, which alone is sent this pickled; the planner's worker makes its own."""
+        """Runs only in the commit worker, which gets this pickled; the planner's worker makes its own."""
         self.__dict__.update(state)
         self._plans = False
 
@@ -67,7 +67,7 @@ class PgonceDataSource(DataSource):
 
     @called_by_spark
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
-        """Spark calls this for a batch write, which has no offsets to be exactly-once by."""
+        """Spark calls this for a batch write, which has no offsets and so cannot be exactly-once."""
         raise SparkError(
             "NOT_A_BATCH_SINK",
             "pgonce writes streams; a batch DataFrame has no batch id and no offsets.",
@@ -80,17 +80,17 @@ class PgonceDataSource(DataSource):
         """
         Build the writer of one batch.
 
-        :raises PgonceError: where the options, the schema or the checkpoint do not allow one; no row has moved yet.
+        :raises PgonceError: if the options, the schema or the checkpoint do not allow one; no row has moved yet.
         """
         options = parse_options(self.options, overwrite=overwrite)
         if options.positions:
             options.positions.check(schema)
         encode_columns(schema)
-        # At the first batch, not at the first that is too large to travel inline.
+        # Refused at the first batch, not only at the first one that is too large to travel inline.
         why = "rows may have to be staged, which takes a column more; foreachBatch with PostgresBatchWriter needs none"
         refuse_more_columns_than(schema, STAGED_COLUMNS, why)
-        # Not for the commit: another driver may have committed this very batch, which is for the ledger to say; and an
-        # abort that failed would hide the reason and leave the staging table (seen: "Writing job failed.").
+        # Not for the commit: another driver may have committed this very batch, and only the ledger can tell. Not for
+        # an abort: if that failed, it would hide the reason and leave the staging table (seen: "Writing job failed.").
         planned = planned_entry(options) if self._plans else None
         writer = StreamWriter(options, schema, planned)
         if self._plans:
@@ -101,26 +101,26 @@ class PgonceDataSource(DataSource):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One batch's writer: Spark pickles it to the tasks, and builds it anew for the commit."""
+    """One batch's writer: Spark sends it to the tasks, and builds another one for the commit."""
 
     def __init__(self, options: SinkOptions, struct_type: StructType, planned: OffsetLogEntry | None) -> None:
         self.options = options
-        # After Spark has dated the entry, if there is to be one.
+        # If Spark writes an entry for this batch, it has dated it before this moment.
         self.task_writer = TaskWriter(options, struct_type, planned, int(time.time() * 1000))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """On its way to the tasks: where pgonce is missing there, the task says so in words."""
+        """Pickle it in such a way that a task where pgonce is missing says so in plain words."""
         return reduced(self)
 
     def look_first(self) -> None:
         """In the planner's worker: refuse a target that does not fit, before a row is computed."""
         planned, columns = self.task_writer.planned, encode_columns(self.task_writer.written_type)
-        # The login of a later batch may be refused while a password is changed, for which the commit waits.
+        # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
         is_first = planned is not None and planned.batch_id == 0
         look_once(self.options, self.options.commit.url, self.options.destination, columns, at_the_door=is_first)
 
     def find_receiver(self) -> None:
-        """In the planner's worker: find a receiver for what is too large for commit messages, if there is to be one."""
+        """In the planner's worker: find a receiver, if one is wanted, for what is too large for commit messages."""
         receiver = receiver_for(self.options, self.task_writer.written_type)
         self.task_writer = replace(self.task_writer, receiver=receiver)
 
@@ -142,7 +142,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         """
         In the commit worker, when a batch failed: drop what its tasks staged, and what was received.
 
-        A commit that is still under way holds a lock on that table, so it is never taken from under it.
+        A commit that is still under way holds a lock on that table, so the table is never dropped under it.
         """
         parcels = [message for message in messages if isinstance(message, Parcel)]
         for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:

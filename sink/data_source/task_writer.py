@@ -30,7 +30,7 @@ from pgonce.sink.staging.stager import Stager
 
 @dataclass(frozen=True)
 class TaskWriter:
-    """Encodes a partition and sends it inline; where it is too large, to the receiver or the batch's staging table."""
+    """Encodes a partition and sends it inline or, if it is too large, to the receiver or the batch's staging table."""
 
     options: SinkOptions
     struct_type: StructType
@@ -45,12 +45,12 @@ class TaskWriter:
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
         """
-        Encode ``batches``; the parcel is what Spark brings to the commit.
+        Encode ``batches``, and return the parcel that Spark brings to the commit.
 
         :raises EncodingError: for a value that Postgres cannot hold.
-        :raises StagingError: where rows must be staged and this executor cannot.
-        :raises ConnectError: where Postgres stayed away while rows were to be staged.
-        :raises ReceiverError: where the receiver was lost while it took the rows.
+        :raises StagingError: if rows must be staged and this executor cannot.
+        :raises ConnectError: if Postgres stayed away while rows were to be staged.
+        :raises ReceiverError: if the receiver was lost while it took the rows.
         """
         context = TaskContext.get()
         if context is None:

@@ -1,1 +1,1 @@
-"""Which bytes are the rows? From Arrow to the body of a binary COPY."""
+"""Which bytes do rows become? From Arrow to the body of a binary COPY."""

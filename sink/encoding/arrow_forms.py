@@ -2,7 +2,7 @@
 Which Arrow array carries a Spark column's values into binary COPY, and does Postgres hold all of them?
 
 Runs in tasks and in the driver. Pure. Invariant: an array that is returned holds the values that came in; a
-value that Postgres would refuse, or that would turn into another one on its way, is refused here.
+value that Postgres would refuse, or that would change on its way, is refused here.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ _FORMS: dict[type[t.DataType], pa.DataType] = {
     t.TimeType: pa.time64("us"),
 }
 
-# 4714-11-24 BC to 5874897-12-31. Beyond them lie errors without a row, and on the way to them "-infinity":
-# that is what the first day and the first microsecond of the binary format mean. Spark's last microsecond is
-# within.
+# 4714-11-24 BC to 5874897-12-31. Beyond these, Postgres raises errors that name no row, and the first day and the first
+# microsecond of the binary format even become "-infinity". Spark's last microsecond is within the range.
 _FIRST_DAY, _LAST_DAY = -2_440_588, 2_145_042_905
 _FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
 
@@ -58,13 +57,13 @@ def prepare(array: pa.Array, data_type: t.DataType, postgres_type: str) -> pa.Ar
 
 
 def first_unfit(array: pa.Array, data_type: t.DataType, postgres_type: str) -> int:
-    """Return the index of the first value because of which :func:`prepare` raises, given that it does."""
+    """Return the index of the first value that makes :func:`prepare` raise, given that it does."""
     low, high = 0, len(array)
     while high - low > 1:
         middle = (low + high) // 2
         part = array.slice(low, middle - low)
         if isinstance(data_type, t.ArrayType):
-            # Arrow casts all elements that a slice of lists shares with its neighbours; a copy has its own alone.
+            # For a slice of lists Arrow would cast its neighbours' elements, too; a copy has only its own.
             part = part.take(pa.array(range(len(part))))
         try:
             prepare(part, data_type, postgres_type)
@@ -91,7 +90,8 @@ def _form(data_type: t.DataType, sent: pa.DataType) -> pa.DataType:
         return pa.list_(_form(data_type.elementType, getattr(sent, "value_type", sent)))
     if isinstance(data_type, t.DecimalType):
         return pa.decimal128(data_type.precision, data_type.scale)
-    # spark.sql.execution.arrow.useLargeVarTypes decides between the two; views are for other readers to come.
+    # spark.sql.execution.arrow.useLargeVarTypes decides which of the two is sent; anything else, such as a view,
+    # becomes the large one.
     if isinstance(data_type, t.BinaryType):
         return sent if pa.types.is_binary(sent) else pa.large_binary()
     if isinstance(data_type, (t.StringType, t.CharType, t.VarcharType)):
@@ -114,7 +114,7 @@ def _check_range(numbers: pa.Array, first: int, last: int | None) -> None:
     if low is not None and (low < first or (last is not None and high > last)):
         raise UnfitValueError(
             "TIME_OUT_OF_RANGE",
-            "a time outside those of Postgres, which begin at 4714-11-24 BC (dates end at 5874897-12-31)",
+            "a time outside the range of Postgres, which begins at 4714-11-24 BC (dates end at 5874897-12-31)",
             "Set such values to null or to a bound in Spark.",
         )
 
@@ -125,7 +125,7 @@ def _check_text(texts: pa.Array) -> None:
         texts.validate(full=True)
     except pa.ArrowInvalid as error:
         raise _not_utf8() from error
-    # Any zero byte among the column's bytes takes 0.5 ms to see in 1M rows, a search in every text 18 ms.
+    # To look for a zero byte among all bytes of the column takes 0.5 ms for 1M rows; to search every text, 18 ms.
     if _lowest_byte(texts) == 0 and pc.any(pc.match_substring(texts, "\0")).as_py():
         raise _nul()
 
@@ -152,7 +152,7 @@ def _not_utf8() -> UnfitValueError:
     return UnfitValueError(
         "TEXT_NOT_UTF8",
         "a text that is not UTF-8",
-        "Mend it in Spark, for example with make_valid_utf8(the column), or write it as binary.",
+        "Repair it in Spark, for example with make_valid_utf8(the column), or write it as binary.",
     )
 
 

@@ -90,7 +90,7 @@ class CopyEncoder:
 
 
 def _rows(arrays: list[pa.Array], postgres_types: list[str]) -> bytes:
-    # By position: a frame's column may be called as one of ours, and pgpq finds encoders by name.
+    # Named by position: a frame's column may have the name of one of ours, and pgpq finds encoders by name.
     fields = [pa.field(str(position), array.type) for position, array in enumerate(arrays)]
     batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
     builders = {f.name: _builder(f, p) for f, p in zip(fields, postgres_types, strict=True)}

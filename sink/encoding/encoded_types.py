@@ -38,7 +38,7 @@ _LONGEST_VARCHAR = 10_485_760
 _LONGEST_NAME = 63
 _MOST_COLUMNS = 1600
 STAGED_COLUMNS = _MOST_COLUMNS - 1
-"""A staging table has one of its own."""
+"""A staging table has one column of its own."""
 
 _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
     t.NullType: "A column of nulls alone has no type; write cast(null AS the type that the table has).",
@@ -70,7 +70,7 @@ def encode_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     """
     Say how each column of a frame is encoded.
 
-    :raises TypeMappingError: naming the column whose type cannot be held, or that names come twice.
+    :raises TypeMappingError: naming the column whose type Postgres cannot hold, or names that appear twice.
     """
     if not struct_type.fields:
         raise TypeMappingError("NO_COLUMNS", "The frame has no columns.", "Nothing was written.", "Select some.")
@@ -87,19 +87,19 @@ def refuse_more_columns_than(struct_type: t.StructType, most: int, why: str) -> 
     if len(struct_type) > most:
         raise TypeMappingError(
             "TOO_MANY_COLUMNS",
-            f"The frame has {len(struct_type)} columns, and can have {most} here: {why}.",
+            f"The frame has {len(struct_type)} columns, but can have at most {most} here: {why}.",
             "Nothing was written.",
             "Put some of them together in Spark, for example in a struct, which becomes jsonb.",
         )
 
 
 def _refuse_names_that_no_column_has(names: Iterable[str]) -> None:
-    # Postgres cuts longer names in silence, and two cut names may be one.
+    # Postgres cuts longer names silently, and two names may be the same once cut.
     for name in names:
         if not 0 < len(name.encode(errors="replace")) <= _LONGEST_NAME or not is_storable(name):
             raise TypeMappingError(
                 "COLUMN_UNKNOWN",
-                f"No table in Postgres has a column {name!r}: names there have 1 to {_LONGEST_NAME} bytes, and no NUL.",
+                f"No table in Postgres can have a column {name!r}: names have 1 to {_LONGEST_NAME} bytes, and no NUL.",
                 "Nothing was written.",
                 "Rename it in Spark.",
             )

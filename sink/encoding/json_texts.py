@@ -22,7 +22,7 @@ from pyspark.sql import types as t
 _SECOND = 1_000_000
 _DAY = 86_400 * _SECOND
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
-# The Gregorian calendar repeats every 400 years, which takes any date into the years that Python has.
+# The Gregorian calendar repeats every 400 years, so any date can be moved into the years that Python has.
 _CALENDAR_YEARS, _CALENDAR_DAYS = 400, 146_097
 _LAST_YEAR_OF_FOUR_DIGITS = 9999
 
@@ -58,7 +58,7 @@ def _inner(array: pa.Array, data_type: t.DataType) -> list[str]:
 
 
 def _struct_texts(array: pa.StructArray, struct_type: t.StructType) -> list[str]:
-    # Through flatten(), a null struct has null fields: what lies under it is nobody's value.
+    # flatten() gives a null struct null fields, whatever is stored under it.
     names = [_text(field.name) + ":" for field in struct_type]
     columns = [_inner(child, field.dataType) for child, field in zip(array.flatten(), struct_type, strict=True)]
     if not columns:
@@ -68,7 +68,7 @@ def _struct_texts(array: pa.StructArray, struct_type: t.StructType) -> list[str]
 
 
 def _within(array: pa.Array, child: pa.Array) -> pa.Array:
-    """Return the part of a list's or map's child that this slice of it refers to."""
+    """Return the part of a list's or map's child array that this slice refers to."""
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     return child.slice(start, end - start)
 
@@ -80,7 +80,7 @@ def _grouped(array: pa.Array, opening: str, parts: list[str], closing: str) -> l
 
 
 def _key(text: str) -> str:
-    # A key that is no string in JSON is named by its JSON text.
+    # A map's key that is not a string in JSON becomes its JSON text.
     return text if text.startswith('"') else encode_basestring(text)
 
 

@@ -1,7 +1,7 @@
 """
-What has come of a batch's rows, from which attempts of its tasks?
+Which of a batch's rows have arrived, and from which attempts of its tasks?
 
-Runs in the receiver. Invariant: a body is kept until the batch is over, whoever wants it and how often.
+Runs in the receiver. Invariant: a body is kept until the batch is over, and can be read as often as needed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pgonce.sink.data_source.receiver.error_messages import without_rows
 from pgonce.sink.data_source.receiver.messages import Promise
 from pgonce.sink.spool import InFile, OverflowFile
 
-# What has come is kept for a second try; beyond this, in a file.
+# What has arrived is kept for a second try: up to this size in memory, the rest in a file.
 IN_MEMORY_BYTES = 32 * 1024 * 1024
 
 
@@ -60,7 +60,7 @@ class Arrived:
         return sending
 
     def add(self, sending: Sending, body: bytes) -> None:
-        """Keep a body. What hinders that is for whoever commits: the task has nothing to do with it."""
+        """Keep a body. An error here is raised at the commit, because the task cannot do anything about it."""
         self.heard_at = time.monotonic()
         with self._keeping:
             try:
@@ -81,10 +81,10 @@ class Arrived:
 
     def refuse_missing(self, promise: Promise) -> None:
         """
-        Compare with what is promised.
+        Compare what has arrived with what is promised.
 
         :raises ReceiverError: ROWS_NOT_RECEIVED.
-        :raises CommitError: ROWS_NOT_KEPT, or whatever else hindered keeping them.
+        :raises CommitError: ROWS_NOT_KEPT, or any other error that prevented keeping them.
         """
         if self._not_kept is not None:
             raise self._not_kept

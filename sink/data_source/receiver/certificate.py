@@ -1,8 +1,8 @@
 """
-By what is a receiver known? By a certificate of its own, which the plan carries to everybody who speaks with it.
+How is a receiver recognized? By a certificate of its own, which the plan carries to every process that talks to it.
 
-Made in the planner's worker, loaded in the receiver. Invariant: each receiver has a key of its own, which is told to
-no other process.
+Made in the planner's worker, loaded in the receiver. Invariant: each receiver has a key of its own, which no other
+process is told.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 from pgonce.offsets_store.errors import bad_option
 
 _PASSWORD_BYTES = 32
-# It is trusted by being known, and ends with its receiver: no clock has a say, for those of two hosts differ.
+# Valid at any time: callers know this very certificate, it ends with its receiver, and the clocks of two hosts differ.
 _ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 
 
@@ -31,12 +31,12 @@ class Identity:
 
 def new_identity() -> Identity:
     """
-    Draw a key, and sign its certificate with it.
+    Make a key, and a certificate that is signed with it.
 
-    :raises ConfigurationError: NO_RECEIVER_TLS, where the library that can is missing.
+    :raises ConfigurationError: NO_RECEIVER_TLS, if the library that makes them is missing.
     """
     try:
-        # Python's own ssl reads certificates, and makes none.
+        # Python's own ssl module reads certificates, but cannot make them.
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
@@ -44,11 +44,11 @@ def new_identity() -> Identity:
     except ImportError:
         raise bad_option(
             "NO_RECEIVER_TLS",
-            "receiver is set, and the Python package cryptography, which makes the certificate by which tasks know "
-            "the receiver, is not installed on the driver.",
+            "receiver is set, but the Python package cryptography is not installed on the driver. It makes the "
+            "certificate by which tasks recognize the receiver.",
             "Install it there (pip install 'pgonce[receiver]'), or leave receiver out; executors do not need it.",
         ) from None
-    # A curve that hosts in FIPS mode know, too.
+    # A curve that hosts in FIPS mode support, too.
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pgonce receiver")])
     since, until = _ALWAYS
@@ -69,13 +69,13 @@ def new_identity() -> Identity:
 
 
 def context_of(identity: Identity) -> ssl.SSLContext:
-    """How a receiver answers: with this certificate, and TLS 1.3 alone."""
+    """How a receiver answers: with this certificate, and only with TLS 1.3."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Nobody resumes a session; and a caller that hangs up with a ticket unread resets the line, and its last word is
-    # lost.
+    # Nobody resumes a session, and a caller that hangs up without having read a ticket resets the line, so that its
+    # last message is lost.
     context.num_tickets = 0
-    # Python's ssl loads keys from files only. The password, which opens this one, is in none.
+    # Python's ssl loads keys only from files. The password that opens this one is not in a file.
     with NamedTemporaryFile(prefix="pgonce-") as file:
         file.write(ssl.DER_cert_to_PEM_cert(identity.certificate).encode() + identity.key)
         file.flush()
@@ -84,10 +84,10 @@ def context_of(identity: Identity) -> ssl.SSLContext:
 
 
 def context_for(certificate: bytes) -> ssl.SSLContext:
-    """For a caller, who speaks only with a process that has the key of this very certificate."""
+    """For a caller, which talks only to the process that has the key of this very certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # The only certificate that is trusted names no host: it is known as a whole.
+    # The only certificate that is trusted names no host, because callers know the whole certificate.
     context.check_hostname = False
     context.load_verify_locations(cadata=certificate)
     return context

@@ -1,8 +1,8 @@
 """
 What do tasks and the commit say to the receiver?
 
-Runs in tasks and in the commit worker. Invariant: rows are promised only once the receiver has said that it holds them
-all, and while nobody knows what became of them they are called lost, never committed.
+Runs in tasks and in the commit worker. Invariant: rows are promised only once the receiver has said that it holds all
+of them; as long as nobody knows what became of them, they are called lost, never committed.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def send_rows(
     receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int, bodies: Iterable[tuple[bytes, int]]
 ) -> int | None:
     """
-    Send all rows of a task attempt, as bodies with their numbers of rows; how many they were.
+    Send all rows of a task attempt, given as bodies with their row counts, and return how many rows they were.
 
-    None where the receiver cannot be reached, or wants no more rows of this batch: nothing was taken of ``bodies``.
+    If the receiver cannot be reached, or wants no more rows of this batch, return None: nothing was taken from
+    ``bodies``.
 
-    :raises ReceiverError: where it is lost on the way.
+    :raises ReceiverError: if the receiver is lost on the way.
     """
     line = _line_for_rows(receiver, origin, partition_id, attempt_id)
     if line is None:
@@ -37,9 +38,9 @@ def send_rows(
     rows = 0
     try:
         for body, count in bodies:
-            # Not around the loop: what fails in making a body is another matter.
+            # Not around the whole loop: an error while a body is made does not come from the receiver.
             with _broken_is_lost(at_commit=False):
-                # An empty body would say that no more come.
+                # An empty body would mean that no more come.
                 if body:
                     line.send_body(body)
             rows += count
@@ -54,10 +55,10 @@ def send_rows(
 
 def finish(receiver: Receiver, origin: Origin, promise: Promise) -> Verdict:
     """
-    Have the batch committed, and wait for it; the verdict, for which the ledger is to be asked.
+    Have the receiver commit the batch, wait, and return the verdict that it reports; the ledger must confirm it.
 
-    :raises ReceiverError: RECEIVER_LOST, where nobody answers; whether the batch was committed is then in the ledger,
-        if it ``leaves_unknown``.
+    :raises ReceiverError: RECEIVER_LOST, if nobody answers. If that ``leaves_unknown``, only the ledger tells whether
+        the batch was committed.
     :raises PgonceError: what the commit in the receiver raised.
     """
     with _broken_is_lost(at_commit=False):
@@ -82,10 +83,10 @@ def give_up(receiver: Receiver) -> None:
             line.say(say="give up", token=str(receiver.token))
             line.hear()
     except BROKEN as error:
-        _log.info("a receiver is not told that its batch has failed: %s", error)
+        _log.info("a receiver could not be told that its batch has failed: %s", error)
 
 
-# Where nobody answers in time: behind a firewall, or frozen. No task of this worker waits for it again.
+# Receivers that did not answer in time: behind a firewall, or frozen. No task of this worker waits for them again.
 _unreachable: set[tuple[str, int]] = set()
 
 

@@ -32,13 +32,13 @@ class ReceiverError(PgonceError):
 
 
 def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
-    """The error for a receiver that does not answer; ``at_commit``, once it was told which rows are promised."""
+    """The error for a receiver that does not answer; ``at_commit`` if it was told already which rows are promised."""
     why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
     return ReceiverError(
         "RECEIVER_LOST",
         f"The process on the driver that received this batch's rows does not answer: {why}.",
         _ASKED if at_commit else NOTHING,
-        "Start the query again: the ledger tells, and Spark runs the batch again from its source where it has to.",
+        "Start the query again: if the ledger does not have the batch, Spark runs it again from its source.",
     )
 
 
@@ -48,28 +48,28 @@ def without_rows(what: str) -> ReceiverError:
 
 
 def not_kept(verdict: str, batch_id: int) -> ReceiverError:
-    """The error for a batch that is done by the receiver's word, and not by the ledger's."""
+    """The error for a batch that the receiver calls done, but that the ledger does not have."""
     return ReceiverError(
         "NOT_IN_LEDGER",
-        f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), and "
-        "the ledger does not have it.",
+        f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), "
+        "but the ledger does not have it.",
         _ASKED,
-        "Start the query again: Spark runs the batch again from its source. If the database was restored or failed "
-        "over just now, it may lack other batches too: `pgonce doctor` tells. Otherwise report it.",
+        "Start the query again: Spark runs the batch again from its source. If the database has just been restored or "
+        "failed over, it may lack other batches too: `pgonce doctor` finds out. Otherwise report this.",
     )
 
 
 def in_words(error: Exception) -> PgonceError:
     """
-    ``error`` itself, or one of ours for one that nobody thought of.
+    ``error`` itself if it is one of ours, else one of ours in its place.
 
-    That one is logged without its text, which may show a row.
+    An unexpected error is logged without its text, which may show a row.
     """
     if isinstance(error, PgonceError):
         return error
     _log.error("%s:\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
     what = f"The receiver failed with {type(error).__name__}; where, is in the driver's standard error."
-    # It may have failed past COMMIT.
+    # It may have failed after COMMIT.
     return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this comes back, report it.")
 
 

@@ -1,8 +1,8 @@
 """
-How does a batch that is planned get a receiver?
+How does a planned batch get a receiver?
 
-Runs in the planner's worker. Invariant: a receiver is a matter of speed: where none can be had, rows travel as they do
-without one.
+Runs in the planner's worker. Invariant: a receiver only makes a batch faster; if there is none, rows travel as they do
+without the option.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pgonce.sink.options import AUTOMATIC, SinkOptions
 
 _log = logging.getLogger("pgonce.receiver")
 
-# Ctrl-C in the user's terminal is for the driver, which may end its query in order.
+# Ctrl-C in the user's terminal is for the driver, which may end its query in an orderly way.
 _RUN = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
     "from pgonce.sink.data_source.receiver.process import main; main()"
 )
-# A receiver reads at once, but for the second in which it starts.
+# A receiver reads at once, except during the second in which it starts.
 _UNREAD_ORDERS = 64
 
 
@@ -47,7 +47,7 @@ class _Running:
     """
     A receiver that this worker has started.
 
-    What it is told is written by a thread: a batch does not wait for a receiver that does not read.
+    A thread writes what it is told, so that a batch does not wait for a receiver that does not read.
     """
 
     def __init__(self, host: str) -> None:
@@ -58,7 +58,7 @@ class _Running:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=[listening.fileno()],
-                # As this worker finds its modules: Spark adds --py-files to the path, not to the environment.
+                # It must find modules as this worker does: Spark adds --py-files to the path, not to the environment.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             self.host, self.port = host, int(listening.getsockname()[1])
@@ -69,13 +69,14 @@ class _Running:
         self._writing.start()
 
     def expects(self, plan: Plan) -> bool:
-        """Tell it of a batch; False where it is gone, or has stopped reading."""
+        """Tell it of a batch; False if it is gone, or has stopped reading."""
         with suppress(queue.Full):
             if self._process.poll() is None and self._writing.is_alive():
                 self._orders.put_nowait(plan)
                 return True
             self._orders.put_nowait(None)
-        # Where it does not read it is frozen, perhaps with another query's transaction, which its successor will need.
+        # A receiver that does not read is frozen. It may hold a transaction of another query, which would block its
+        # successor.
         self._process.kill()
         self._process.wait()
         return False
@@ -94,10 +95,10 @@ _running: dict[str, _Running] = {}
 
 def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | None:
     """
-    A receiver that expects a batch with these columns; None where there is none, or is to be none.
+    A receiver that expects a batch with these columns; None if there can be none, or if none is wanted.
 
-    :raises ConfigurationError: where ``receiver`` names no address of this host, and never did; or where no certificate
-        can be made.
+    :raises ConfigurationError: if ``receiver`` does not name an address of this host, and never did; or if no
+        certificate can be made.
     """
     if options.receiver is None:
         return None
@@ -126,7 +127,7 @@ def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:
 
 @cache
 def _host_towards(url: str) -> str:
-    """The address of this host that faces Postgres: what is near to the server is near to its executors, too."""
+    """The address at which this host talks to Postgres: what is near the server is near the executors, too."""
     with connect(url) as connection, socket.socket(fileno=os.dup(connection.fileno())) as connected:
         if connected.family == socket.AF_UNIX:
             return "127.0.0.1"

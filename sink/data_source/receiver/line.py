@@ -1,9 +1,9 @@
 """
-How do tasks and commits speak with the receiver?
+How do tasks and commits talk to the receiver?
 
-Runs at both ends. Invariant: a line is TLS 1.3 from its first byte; who dials has seen the certificate that the plan
-names before it says anything, and who answers hears nobody who does not know the secret. What is heard are bodies of a
-COPY and JSON, never objects, and each says beforehand how long it is: where a line ends too early, it broke.
+Runs at both ends. Invariant: a line uses TLS 1.3 from its first byte. The caller says nothing until it has seen the
+certificate that the plan names, and the receiver listens to nobody who does not know the secret. Only bodies of a COPY
+and JSON are sent, never objects, and each is preceded by its length: a line that ends too early is broken.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from uuid import UUID
 from pgonce.sink.data_source.receiver.certificate import context_for
 
 CONNECT_SECONDS = 5
-# The receiver takes what comes at once, and says every second that it still commits. One that is silent for so long is
-# frozen, or its host is gone.
+# The receiver reads at once what arrives, and while it commits it says so every second. If it is silent for this long,
+# it is frozen, or its host is gone.
 SILENCE_SECONDS = 60
 SECRET_BYTES = 32
 
-# What breaks a line: also TLS's own errors, and a wrong certificate or secret, for nobody but a stranger has one.
+# What breaks a line. That includes errors of TLS, and a wrong certificate or secret: only a stranger has one of those.
 BROKEN = (OSError, EOFError)
-# Of these, where nobody answered in time: at connecting, and afterwards.
+# The ones among them that mean that nobody answered in time, while connecting or afterwards.
 SILENT = (TimeoutError,)
 
 _LENGTH = struct.Struct("!Q")
@@ -39,10 +39,10 @@ _NOTICED = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER
 @dataclass(frozen=True)
 class Receiver:
     """
-    Where the receiver of one planned batch listens, and by which certificate it is known; ``token`` is that of the
-    batch's commit, and names it there.
+    Where the receiver of one planned batch listens, and its certificate.
 
-    Travels with the plan to the tasks, and with their commit messages to the commit.
+    ``token`` is the token of the batch's commit, by which the receiver knows the batch. All this travels with the plan
+    to the tasks, and with their commit messages to the commit.
     """
 
     host: str
@@ -53,9 +53,9 @@ class Receiver:
 
     def dial(self, patience: int | None = None) -> Line:
         """
-        A line to it, on which no wait takes longer than ``patience`` seconds, or :data:`SILENCE_SECONDS`.
+        Open a line to it, on which no wait takes longer than ``patience`` seconds (else :data:`SILENCE_SECONDS`).
 
-        :raises OSError: or another of :data:`BROKEN`, where there is none.
+        :raises OSError: or another of :data:`BROKEN`, if that fails.
         """
         context = context_for(self.certificate)
         connected = socket.create_connection((self.host, self.port), timeout=CONNECT_SECONDS)
@@ -72,21 +72,21 @@ class Line:
     """
     One connection: messages as JSON, and bodies of a COPY as they are.
 
-    :param connected: this line's own from now on, also where no line comes of it.
-    :param patience: seconds that any wait for the other side may take; 0 is for ever.
-    :raises OSError: where the other side does not show what ``context`` asks for.
+    :param connected: belongs to this line from now on, which closes it even if the handshake fails.
+    :param patience: seconds that any wait for the other side may take; 0 means for ever.
+    :raises OSError: if the other side does not present what ``context`` asks for.
     """
 
     def __init__(self, connected: socket.socket, context: ssl.SSLContext, patience: int, *, dialled: bool) -> None:
         try:
-            # A message follows another at once, and waits for no acknowledgement: 40 ms, twice a task.
+            # A message does not wait until the one before is acknowledged, which would take 40 ms, twice a task.
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _NOTICED.items():
                 if hasattr(socket, name):
                     connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             connected.settimeout(patience)
-            # The time limit is one for the whole handshake: nobody draws it out byte by byte.
+            # There is one time limit for the whole handshake, so that nobody can draw it out byte by byte.
             self._socket = context.wrap_socket(connected, server_side=not dialled, suppress_ragged_eofs=False)
         except BaseException:
             connected.close()
@@ -98,16 +98,16 @@ class Line:
         self._socket.settimeout(seconds or None)
 
     def show(self, secret: bytes) -> None:
-        """Show that the secret is known here; the certificate has shown to whom."""
+        """Show the secret to the other side, which has already shown its certificate."""
         self._socket.sendall(secret)
 
     def refuse_stranger(self, secret: bytes) -> None:
         """
-        Hear no more of one who does not begin with the secret.
+        Refuse a caller that does not begin with the secret.
 
-        :raises OSError: where that is so.
+        :raises OSError: for such a caller.
         """
-        # What was sent at once comes at once: one wait, however little a stranger says at a time.
+        # The secret is sent in one piece and arrives in one, so there is only one wait: a stranger cannot draw it out.
         if not hmac.compare_digest(self._socket.recv(SECRET_BYTES), secret):
             raise OSError("the caller does not know the secret")
 
@@ -122,7 +122,7 @@ class Line:
         return heard
 
     def send_body(self, body: bytes) -> None:
-        """Send rows; an empty body says that no more come."""
+        """Send rows; an empty body means that no more come."""
         self._socket.sendall(_LENGTH.pack(len(body)))
         if body:
             self._socket.sendall(body)
@@ -140,7 +140,7 @@ class Line:
             if count == 0:
                 raise EOFError("the other side hung up")
             missing = missing[count:]
-        # As it is, for COPY, a file and json read it as they do bytes: a copy would cost as much as the receiving.
+        # Not turned into bytes: COPY, files and json read it as it is, and a copy would cost as much as receiving it.
         return cast("bytes", body)
 
     def close(self) -> None:

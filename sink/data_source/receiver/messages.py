@@ -1,8 +1,8 @@
 """
 What do the planner's worker and the commit worker tell the receiver?
 
-Pure: made in the workers, read in the receiver. Invariant: what is secret goes by the receiver's standard input, and in
-no command line and no environment; of each partition one attempt's rows are wanted, and these in whole.
+Pure: made in the workers, read in the receiver. Invariant: secrets go through the receiver's standard input, never
+through a command line or the environment; of each partition, all rows of exactly one attempt are wanted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgonce.sink.options import SinkOptions
 
 @dataclass(frozen=True)
 class Start:
-    """The first order: who it is, who may speak with it, and with whom it ends."""
+    """The first message: who the receiver is, who may talk to it, and with which process it ends."""
 
     identity: Identity
     secret: bytes = field(repr=False)
@@ -40,8 +40,11 @@ class Plan:
 @dataclass(frozen=True)
 class Promise:
     """
-    All rows of a batch: partition to (attempt, rows) of those that were sent to the receiver; the bodies of those that
-    came ``inline``; mark and count of those that lie in the staging table. ``transport`` says the same for the ledger.
+    All rows of a batch.
+
+    ``received`` says for each partition that was sent to the receiver which attempt's rows are wanted, and how many
+    there are; ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count of the rows in
+    the staging table. ``transport`` says in the ledger's words how the rows came.
     """
 
     transport: str
@@ -57,7 +60,7 @@ class Promise:
 
     @cached_property
     def attempts(self) -> dict[int, int]:
-        """Which attempt's rows are wanted of each partition that was sent."""
+        """For each partition that was sent, the attempt whose rows are wanted."""
         return {partition: attempt for partition, (attempt, _) in self.received.items()}
 
     def as_message(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """
-What became of a batch that the receiver is told to commit?
+What became of a batch that the receiver was told to commit?
 
-Runs in the commit worker. Invariant: nothing counts as done that the ledger does not hold, whatever the receiver says;
-and while the ledger cannot be asked, the outcome is called unknown.
+Runs in the commit worker. Invariant: only what the ledger holds counts as done, whatever the receiver says; as long as
+the ledger cannot be asked, the outcome is called unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger("pgonce")
 
 @dataclass(frozen=True)
 class Answer:
-    """What became of the batch, and whether staging tables up to it may be left."""
+    """What became of the batch, and whether staging tables up to it may be left over."""
 
     verdict: Verdict
     may_sweep: bool
@@ -49,11 +49,11 @@ def finished(
     name_sink: Callable[[Connection], str],
 ) -> Answer:
     """
-    Have the receiver commit the batch, and look into the ledger whether it did; where it is lost, too.
+    Have the receiver commit the batch, and look in the ledger whether it did, even if the receiver is lost.
 
-    :raises ReceiverError: where the batch is not done.
-    :raises RefusedBatch: where the ledger says that it can never be.
-    :raises CommitError: COMMIT_UNKNOWN, where the ledger cannot be asked.
+    :raises ReceiverError: if the batch is not done.
+    :raises RefusedBatch: if the ledger says that it can never be.
+    :raises CommitError: COMMIT_UNKNOWN, if the ledger cannot be asked.
     :raises PgonceError: what the commit in the receiver raised.
     """
     claimed: Verdict | None = None
@@ -83,17 +83,17 @@ def finished(
 
 
 def _kept(options: SinkOptions, origin: Origin, token: UUID) -> KeptAttempt | None:
-    """What the ledger has of the attempt; None where it does not say, and is to be asked with patience."""
+    """What the ledger has of the attempt; None if it could not be asked at once, and has to be asked with patience."""
     try:
         return kept_attempt(options.commit.url, origin.query_id, options.sink_label, origin.batch_id, token)
     except (PgonceError, psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
-        # By its kind: another's text may be a statement.
+        # Only the kind of error: the text of one that is not ours may hold a statement.
         _log.info("the ledger is asked again under the writer's lock: %s", type(error).__name__)
         return None
 
 
 def _by_token(kept: KeptAttempt, claimed: Verdict | None) -> Verdict | None:
-    """What the ledger has of the attempt, in the receiver's words where it has said them; None for nothing."""
+    """The verdict that the ledger holds of the attempt, as the receiver called it if it did; None if there is none."""
     if kept.published:
         return claimed if claimed not in (None, Verdict.REPLAY) else Verdict.LANDED
     return Verdict.REPLAY if kept.skipped else None

@@ -2,7 +2,7 @@
 The receiver: takes the rows of batches that its planner's worker has planned, and commits them.
 
 A process of its own, on the driver, started by the planner's worker (Spark ends idle workers after a minute, and a
-batch may last longer). Invariant: it outlives neither Spark's daemon nor, where nothing is left to do, its planner.
+batch may last longer). Invariant: it ends with Spark's daemon, and soon after its planner if nothing is left to do.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ _log = logging.getLogger("pgonce.receiver")
 
 # The first large task of a batch may be a slow one.
 IDLE_SECONDS = 600.0
-# Where the planner's worker is gone, no other batch is planned here.
+# Once the planner's worker is gone, no more batches come.
 LEFT_ALONE_SECONDS = 60.0
-# A task may ring before the plan has been read, for both are sent at once.
+# A task may call before the plan has been read, because both are sent at the same time.
 _PLAN_SECONDS = 10.0
-# Of so many batches that are over it is known that no plan will come.
+# How many batches that are over are remembered: whoever calls for one of them need not wait for its plan.
 _REMEMBERED = 100
 _LOOK_SECONDS = 0.5
 _SAY_ALIVE_SECONDS = 1.0
-# A stranger may ring and say nothing, or keep more lines open than this process may have.
+# A stranger may call and say nothing, or keep more lines open than this process may have.
 _IDENTIFY_SECONDS = 10
 _DEAF_SECONDS = 0.1
 
@@ -68,7 +68,7 @@ class Receptions:
             self._changed.notify_all()
 
     def of(self, token: UUID) -> Reception | None:
-        """The reception of a planned batch, None where it is over."""
+        """The reception of a planned batch; None if the batch is over."""
         with self._changed:
             self._changed.wait_for(lambda: token in self._planned or token in self._over, timeout=_PLAN_SECONDS)
             return self._planned.get(token)
@@ -110,7 +110,7 @@ def main() -> None:
     while receptions.has_work() and _lives(start.daemon_pid):
         receptions.wake()
         time.sleep(_LOOK_SECONDS)
-    # Not by returning, for threads may be waiting: Postgres aborts what is open.
+    # Not by returning, because threads may be waiting. Postgres rolls back what is open.
     os._exit(0)
 
 
@@ -133,7 +133,7 @@ def _take_plans(receptions: Receptions) -> None:
     except EOFError:
         receptions.is_alone = True
     except Exception:  # noqa: BLE001 (without plans every task would wait in vain)
-        _log.exception("the planner's worker is not understood")
+        _log.exception("what the planner's worker sent was not understood")
         os._exit(1)
 
 
@@ -164,8 +164,8 @@ def _converse(connected: socket.socket, context: ssl.SSLContext, secret: bytes, 
                     line.say(over=True)
     except BROKEN as error:
         _log.info("a line broke: %s", error)
-    except Exception as error:  # noqa: BLE001 (whoever rang is told by the line's end)
-        _log.error("a line was not understood: %s", in_words(error))
+    except Exception as error:  # noqa: BLE001 (the caller notices that the line ends)
+        _log.error("what a caller sent was not understood: %s", in_words(error))
 
 
 def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:
@@ -209,7 +209,7 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: 
             if committing.is_alive():
                 line.say(alive=True)
     finally:
-        # Also where the commit worker has hung up: it tells Spark that the batch has failed.
+        # Even if the commit worker has hung up, because it then tells Spark that the batch has failed.
         receptions.end(token)
     line.say(**answers[0])
 

@@ -2,7 +2,7 @@
 How far is the commit of a batch whose rows are received?
 
 Runs in the receiver. Invariant: no row is committed before the commit worker has said which attempts' rows are wanted,
-and only exactly these; what was copied before is a guess, which is thrown away where it was wrong.
+and then exactly those are. What was copied before is a guess, and is rolled back if it was wrong.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from pgonce.sink.target.publish import publication
 
 _log = logging.getLogger("pgonce.receiver")
 
-# A batch of fewer times inlineBytes is there in whole before its transaction begins.
+# A batch smaller than this many times inlineBytes has arrived in whole before its transaction begins.
 BEGIN_AT_INLINE_BYTES = 2
-# So long may a transaction wait for the next rows; it holds the writer's row.
+# How long a transaction may wait for the next rows: it holds the writer's row.
 QUIET_SECONDS = 30.0
-# So long is a batch kept of which nothing was heard since: its last task may be a slow one.
+# How long a batch is kept after the last sign of it: its last task may be a slow one.
 FORGOTTEN_SECONDS = 6 * 3600.0
 
 
@@ -54,7 +54,7 @@ class Reception:
     """
     The rows of one planned batch, and its transaction.
 
-    :param token: that of the batch's commit.
+    :param token: the token of the batch's commit.
     :param struct_type: the columns that are written, as the tasks encode them.
     """
 
@@ -73,16 +73,16 @@ class Reception:
 
     @property
     def writer(self) -> tuple[str, str]:
-        """Whose batch it is: a query runs one batch at a time."""
+        """The writer whose batch this is: a query runs one batch at a time."""
         return self._options.checkpoint_location, self._options.sink_label
 
     def may_be_finished(self) -> bool:
-        """Whether rows are here that somebody may still want."""
+        """Whether there are rows here that somebody may still want."""
         silent = time.monotonic() - self._arrived.heard_at
         return not self._is_over and self._arrived.has_unbroken() and silent < FORGOTTEN_SECONDS
 
     def open(self, origin: Origin, partition_id: int, attempt_id: int) -> Sending | None:
-        """A task attempt begins to send; None where its rows are not wanted."""
+        """A task attempt begins to send; None if its rows are not wanted."""
         with self._changed:
             self._origin = self._origin or origin
             if self._is_over or self._promise or self._origin != origin:
@@ -90,7 +90,7 @@ class Reception:
             return self._arrived.open(partition_id, attempt_id)
 
     def take(self, sending: Sending, body: bytes) -> bool:
-        """Keep ``body``, unless the batch is over; from a certain size on, the batch's transaction begins."""
+        """Keep ``body``, unless the batch is over; once there is enough, the batch's transaction begins."""
         if self._is_over:
             return False
         self._arrived.add(sending, body)
@@ -115,9 +115,9 @@ class Reception:
 
     def finish(self, origin: Origin, promise: Promise) -> Verdict:
         """
-        Commit what is promised, or skip it; the verdict.
+        Commit what is promised, or skip it, and return the verdict.
 
-        :param origin: of the batch that the commit worker means.
+        :param origin: the origin of the batch that the commit worker means.
         :raises ReceiverError: ROWS_NOT_RECEIVED.
         :raises PgonceError: what the commit raises.
         """
@@ -135,7 +135,7 @@ class Reception:
             if self._early_outcome and self._early_outcome[1] in PUBLISH:
                 return self._early_outcome[1]
             batch = self._identified()
-            # What was skipped before the promise may be another batch by now.
+            # What was skipped before the promise came may be another batch by now.
             if self._early_outcome and self._early_outcome[0] == batch:
                 return self._early_outcome[1]
             return self._commit(batch, self._options.commit)
@@ -143,7 +143,7 @@ class Reception:
             raise without_rows(f"The receiver was told to leave this batch alone: {why}.") from None
 
     def give_up(self) -> None:
-        """The batch has failed, or is done: nobody wants its rows."""
+        """The batch has failed, or is done: nobody needs its rows any more."""
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -163,13 +163,13 @@ class Reception:
     def _commit_early(self) -> None:
         try:
             batch = self._identified()
-            # Patience is for the promised rows: who only guesses should not hold up, or end, another transaction.
+            # Patience is for promised rows: a guess should not hold up another transaction, or end it.
             self._early_outcome = batch, self._commit(batch, replace(self._options.commit, retry_timeout=0))
         except PutOffError as why:
-            _log.info("a batch is begun again when all its rows are there: %s", why)
+            _log.info("a batch begins again when all its rows are there: %s", why)
         except Exception as error:  # noqa: BLE001 (what does not pass is met again)
             self._outcome_unknown = left_unknown(error)
-            _log.warning("a batch is begun again when all its rows are there: %s", in_words(error))
+            _log.warning("a batch begins again when all its rows are there: %s", in_words(error))
 
     def _identified(self) -> Batch:
         assert self._origin is not None  # noqa: S101 (rows have come, and with them their origin)
@@ -209,7 +209,7 @@ class Reception:
         yield from promise.inline
 
     def _guessed_bodies(self, batch: Batch) -> Iterator[bytes]:
-        """The rows of the first attempt of each partition, as they come; an error where others are wanted."""
+        """The rows of the first attempt of each partition, as they arrive; an error if others are wanted."""
         guessed: dict[int, Sending] = {}
         for number in itertools.count():
             with self._changed:
