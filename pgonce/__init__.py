@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
     from pgonce.sink.recover_and_start import recover_and_start
 else:
-    # When they are asked for: the command line works where there is no Spark, and most of these do not.
+    # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _MODULES = {
         "BatchTransaction": "pgonce.sink.foreach_batch.transaction",
         "OffsetsListener": "pgonce.offsets_store.progress.listener",

@@ -1,1 +1,1 @@
-"""How ``foreachBatch`` runs: a writer for one table, and a decorator for a function of the user's."""
+"""How ``foreachBatch`` runs: a writer for one table, and a decorator for the user's own function."""

@@ -1,8 +1,8 @@
 """
 How do a frame's rows reach the driver while tasks still make others?
 
-Runs on the driver. Invariant: what arrives is taken at once, whoever wants it when: Spark sends it from the thread that
-schedules the tasks of the whole application, and a slow reader would hold them all up.
+Runs on the driver. Invariant: what arrives is read at once, no matter when it is needed: Spark sends it from the thread
+that schedules the tasks of the whole application, and a slow reader would hold them all up.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from pyspark.util import local_connect_and_auth
 from pgonce.offsets_store.errors import CommitError
 from pgonce.sink.spool import InFile, OverflowFile
 
-# A batch that is smaller has arrived in whole before any of it is written.
+# A smaller batch has arrived in whole before any of it is written.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
-# What has arrived is kept, because a lost connection makes a second try; beyond this, in a file.
+# What has arrived is kept, because a lost connection leads to a second try: up to this size in memory, the rest in a
+# file.
 IN_MEMORY_BYTES = 64 * 1024 * 1024
 
 
@@ -34,7 +35,7 @@ class ArrivingBatches:
     """
     The record batches of a frame, in the order in which tasks end; iterate over them as often as needed.
 
-    To make one runs the frame. To iterate waits for the rows that are still to come, and raises what Spark raised once
+    Creating one runs the frame. Iterating waits for the rows that are still to come, and raises what Spark raised if
     its job has failed.
     """
 
@@ -50,7 +51,7 @@ class ArrivingBatches:
         running = cast("Any", frame)
         self._context = running._sc
         self._tag = f"pgonce-{uuid.uuid4()}"
-        # As Spark's own _collect_as_arrow does, up to where it would wait for the last row.
+        # As Spark's own _collect_as_arrow does, up to the point where it would wait for the last row.
         self._context.addJobTag(self._tag)
         try:
             with SCCallSiteSync(self._context):
@@ -64,9 +65,9 @@ class ArrivingBatches:
 
     def wait(self, seconds: float | None = None) -> bool:
         """
-        Wait, no longer than ``seconds``, until :data:`BEFORE_BEGIN_BYTES` are there, or all; whether they are.
+        Wait, at most ``seconds``, until :data:`BEFORE_BEGIN_BYTES` or all rows are there; return whether they are.
 
-        Raises what Spark raised, once its job has failed.
+        Raises what Spark raised if its job has failed.
         """
         with self._changed:
             is_enough = self._changed.wait_for(lambda: self._at_end or self._bytes >= BEFORE_BEGIN_BYTES, seconds)
@@ -87,14 +88,14 @@ class ArrivingBatches:
         self._raise_error()
 
     def rows(self) -> int:
-        """Wait for all rows; their number."""
+        """Wait for all rows, and return their number."""
         with self._changed:
             self._changed.wait_for(lambda: self._at_end)
         self._raise_error()
         return self._rows
 
     def close(self) -> None:
-        """Nobody wants the rows any more: cancel Spark's job, if it still runs."""
+        """Nobody needs the rows any more: cancel Spark's job if it is still running."""
         with self._changed:
             if self._at_end:
                 return
@@ -106,7 +107,7 @@ class ArrivingBatches:
     def _raise_error(self) -> None:
         if isinstance(self._error, CommitError):
             raise self._error
-        # Asked in the caller's thread: for another one, Spark would keep a thread of its own.
+        # Asked in the caller's thread, because Spark would keep one more thread of its own for any other.
         if self._server is not None:
             with unwrap_spark_exception():
                 self._server.getResult()
@@ -116,7 +117,7 @@ class ArrivingBatches:
 
     def _received(self) -> Iterator[pa.RecordBatch]:
         yield from pa.ipc.open_stream(self._stream)
-        # The right order of the batches follows, and Spark fails where nobody takes it.
+        # The right order of the batches follows, and Spark fails if nobody reads it.
         self._stream.read()
 
     def _take(self) -> None:

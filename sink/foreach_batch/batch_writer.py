@@ -37,21 +37,21 @@ class PostgresBatchWriter:
     :param table: target table, as SQL names it (``events``, ``sales.orders``, ``app."Orders"``).
     :param mode: ``append``; ``upsert`` by ``keys``; ``complete`` replaces the table's rows with every batch.
     :param keys: columns that tell rows apart; with ``create_table`` also the primary key.
-    :param order_by: for doubled keys in one batch: the greatest value of this column wins.
+    :param order_by: if a batch has a key twice, the row with the greatest value in this column wins.
     :param sink_name: tells two writers of one query apart; the qualified table by default.
-    :param create_table: create the table from the frame's schema where it is missing.
+    :param create_table: create the table from the frame's schema if it is missing.
     :param pin_table: refuse a batch whose table is not the one of the batches before (dropped and created again,
         exchanged, renamed), instead of noting that.
-    :param position_columns: the columns that hold Kafka's topic, partition and offset, in this order: a batch that
-        overlaps what is stored is then no error, for rows that are stored are dropped.
+    :param position_columns: the columns that hold Kafka's topic, partition and offset, in this order. A batch that
+        overlaps what is stored is then not an error, because rows that are stored already are dropped.
     :param write_positions: whether these columns are also written to the table.
-    :param bootstrap_servers: Kafka brokers (host:port,...) to ask at each start whether a topic was made anew.
+    :param bootstrap_servers: Kafka brokers (host:port,...) to ask at each start whether a topic was created again.
     :param retain_batches: how many batch records the ledger keeps, at least 100.
-    :param adopt_checkpoint: id of the first batch to publish of a query that has run with another sink.
+    :param adopt_checkpoint: for a query that has run with another sink, the id of the first batch to publish.
     :param replaces: id of the query whose place this one takes.
     :param independent: this query has nothing to do with others that feed the table.
     :param lock_timeout: seconds to wait for a lock before looking who holds it.
-    :param retry_timeout: seconds to go on trying after errors that pass.
+    :param retry_timeout: seconds to keep trying after temporary errors.
     :raises ConfigurationError: at once, for arguments that cannot work.
     """
 
@@ -97,11 +97,11 @@ class PostgresBatchWriter:
 
     @called_by_spark
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
-        """Publish one batch, or skip it where it is proven to be published; what foreachBatch calls."""
+        """Publish one batch, or skip it if it is proven to be published already; foreachBatch calls this."""
         batch = batch_of(frame, batch_id, by_position=self._positions is not None)
         batch = with_topic_ids(batch, self._bootstrap_servers)
         self._look_first(batch, frame)
-        # For a replay too, and to its end: a stateful query fails where its frame is not run.
+        # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
         with arriving_rows(frame, self._positions, batch) as (rows, arriving):
             self._commits.commit(batch, rows, arriving, self._work)
             rows.count()

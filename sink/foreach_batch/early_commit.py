@@ -1,8 +1,8 @@
 """
-When does a small batch's transaction begin? Beside Spark's job, where the rows come soon.
+When does a small batch's transaction begin? While Spark's job is still running, if the rows are expected soon.
 
 Runs in the foreachBatch function on the driver. Invariant: an early transaction is one try that writes nothing before
-the rows are there; whatever goes wrong with it is met again, and said, by a commit that begins when they are.
+the rows are there; whatever goes wrong in it is met again, and then raised, by a commit that begins once they are.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pgonce.sink.target.batch_rows import BatchRows
 
 _log = logging.getLogger("pgonce")
 
-# Where the rows of a run's last batch were there so soon, the next one's transaction begins beside Spark's job.
+# If the rows of a run's last batch came within this time, the next batch's transaction begins while Spark's job runs.
 _SOON_SECONDS = 0.25
-# It waits for them no longer than this, for it holds the writer's row.
+# It waits for them no longer than this, because it holds the writer's row.
 _PATIENCE_SECONDS = 0.5
 
 
 class _RowsNotYetError(Exception):
-    """The rows let a transaction wait that has begun already."""
+    """The rows are not there yet, and a transaction that has begun already waits for them."""
 
 
 class EarlyCommits:
-    """Commits one batch after another; whether the next begins early, the last one's rows say."""
+    """Commits one batch after another; the next one begins early if the last one's rows came soon."""
 
     def __init__(self, settings: CommitSettings) -> None:
         self._settings = settings
-        # Of a run, so that none of its first batches, which are slow, begins early.
+        # The run's id, because a run's first batches are slow, and must not begin early.
         self._run_with_quick_rows: str | None = None
 
     def commit(
@@ -45,7 +45,7 @@ class EarlyCommits:
         """
         Publish ``batch``, or skip it.
 
-        :param rows: made of what is ``arriving``.
+        :param rows: made from what is ``arriving``.
         :raises PgonceError: what the commit raises.
         :raises PySparkException: what Spark's job raises.
         """
@@ -53,9 +53,9 @@ class EarlyCommits:
         is_early = self._run_with_quick_rows == batch.run_id
         if is_early:
             try:
-                # Patience with Postgres is for rows that are there.
+                # Only a commit whose rows are there waits for Postgres.
                 commit_batch(replace(self._settings, retry_timeout=0), batch, work_of(_patient(rows, arriving)))
-            except Exception as why:  # noqa: BLE001 (what does not pass is met again)
+            except Exception as why:  # noqa: BLE001 (an error that lasts is met again)
                 outcome_unknown = left_unknown(why)
                 reason = why if isinstance(why, PgonceError) else type(why).__name__
                 _log.info("batch %s begins again when its rows are there: %s", batch.batch_id, reason)

@@ -28,7 +28,7 @@ from pgonce.sink.target.batch_rows import BatchRows
 
 @contextmanager
 def collected_rows(frame: DataFrame) -> Iterator[BatchRows]:
-    """As :func:`arriving_rows`, once there are enough to begin with."""
+    """Like :func:`arriving_rows`, but wait until there are enough rows to begin with."""
     with arriving_rows(frame) as (rows, arriving):
         arriving.wait()
         yield rows
@@ -41,12 +41,12 @@ def arriving_rows(
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
-    Where the block fails, Spark's job is cancelled: its rows are not wanted any more.
-    They come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises, and
-    so does the second of the pair, which is there to wait for them.
+    If the block fails, Spark's job is cancelled, because its rows are no longer needed.
+    Rows come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises, and
+    so does the second object of the pair, which is there to wait for the rows.
 
-    :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION where one does
-        not, and POSITION_OUTSIDE where it is not in the range of ``batch``.
+    :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION for a row that
+        has none, and POSITION_OUTSIDE for one that is not in the range of ``batch``.
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
     :raises ConfigurationError: POSITION_COLUMNS, before any job runs.
     """
@@ -81,7 +81,7 @@ def _rows(
             yield part.filter(kept(places, stored)) if stored else part
 
     def since(stored: Offsets) -> BatchRows:
-        # Asked where the rows are written and where they are recorded, and each time the rows would be read again.
+        # Asked when the rows are written and again when they are recorded; without the cache, each would read them all.
         @cache
         def count() -> int:
             return sum(part.num_rows for part in chosen(stored)) if stored else arriving.rows()
@@ -95,5 +95,5 @@ def _encoded(struct_type: StructType, batches: Iterable[pa.RecordBatch]) -> Iter
     encoder = CopyEncoder(struct_type)
     names = struct_type.names
     for batch in batches:
-        # By name only where columns are left out: a frame may have two of one name until Postgres refuses it.
+        # Selected by name only if columns are left out: a frame may have two of one name until Postgres refuses it.
         yield encoder.encode(batch if batch.num_columns == len(names) else batch.select(names))

@@ -26,8 +26,8 @@ class BatchTransaction:
     """
     One batch's transaction: write frames into any tables, run any SQL.
 
-    The function that gets it may be called again for the same batch after a lost connection or a deadlock, in a new
-    transaction: keep its other side effects out of it.
+    The function that gets it may be called again for the same batch, in a new transaction, after a lost connection or a
+    deadlock: it should have no other side effects.
     """
 
     def __init__(self, connection: Connection, batch: Batch) -> None:
@@ -45,7 +45,7 @@ class BatchTransaction:
 
     @property
     def start_offsets(self) -> Offsets | None:
-        """Source id to offset where the batch begins, inclusive; None where unknown (batch 0 of most sources)."""
+        """Source id to offset where the batch begins, inclusive; None if unknown (batch 0 of most sources)."""
         return self._batch.start
 
     @property
@@ -59,15 +59,15 @@ class BatchTransaction:
         return self._connection
 
     def append(self, frame: DataFrame, table: str) -> int:
-        """Add the frame's rows to ``table``; their number."""
+        """Add the frame's rows to ``table``, and return their number."""
         return self._write(frame, destination(table, "append", (), None))
 
     def upsert(self, frame: DataFrame, table: str, keys: Sequence[str], *, order_by: str | None = None) -> int:
-        """Insert the frame's rows or update those with the same ``keys``; ``order_by`` picks among doubled keys."""
+        """Insert the frame's rows or update those with the same ``keys``; ``order_by`` picks among rows of one key."""
         return self._write(frame, destination(table, "upsert", column_names("keys", keys), order_by))
 
     def replace(self, frame: DataFrame, table: str) -> int:
-        """Put the frame's rows in the place of all rows of ``table``; readers never see it empty."""
+        """Replace all rows of ``table`` with the frame's rows; readers never see it empty."""
         return self._write(frame, destination(table, "complete", (), None))
 
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> CursorResult[Any]:

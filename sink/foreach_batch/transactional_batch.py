@@ -1,5 +1,5 @@
 """
-``foreachBatch`` with a function of the user's: whatever it writes is committed with the batch's offsets.
+``foreachBatch`` with the user's own function: whatever it writes is committed with the batch's offsets.
 
 Runs on the driver, in the thread that calls the function. Invariant: the batch's identity and offsets come from the
 running query itself, never from what the caller passes or the function remembers.
@@ -49,11 +49,11 @@ def transactional_batch(
     retry_timeout: float = 120.0,
 ) -> Callable[[Callable[[DataFrame, BatchTransaction], None]], BatchFunction]:
     """
-    Make a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
+    Turn a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.
 
-    A proven replay does not call it. ``name`` is the sink's name in the ledger: keep it when the function changes. With
-    ``position_columns``, the frame comes without the rows that are stored already. The other parameters are those of
-    :class:`PostgresBatchWriter`.
+    It is not called for a proven replay. ``name`` is the sink's name in the ledger: keep it when the function changes.
+    With ``position_columns``, the frame comes without the rows that are stored already. The other parameters are those
+    of :class:`PostgresBatchWriter`.
 
     :raises ConfigurationError: at once, for arguments that cannot work.
     """
@@ -91,7 +91,7 @@ def transactional_batch(
             batch = with_topic_ids(batch_of(frame, batch_id, by_position=positions is not None), bootstrap_servers)
             verdict = commit_batch(settings, batch, work)
             if verdict in SKIP:
-                # A stateful query fails where a batch's frame is never run.
+                # A stateful query fails if a batch's frame is never run.
                 frame.write.format("noop").mode("overwrite").save()
 
         return write_batch

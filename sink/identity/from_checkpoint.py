@@ -1,8 +1,8 @@
 """
-Which batch is this, says the checkpoint?
+Which batch is this, according to the checkpoint?
 
 Runs in the planner's worker, in the commit worker and in a receiver. Invariant: a batch is described by the files that
-Spark wrote before its tasks ran, read anew for every batch.
+Spark wrote before its tasks ran, and they are read again for every batch.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterabl
     """
     The batch that ``origin`` names, with the offsets that the checkpoint gives it; its sink is named later.
 
-    :param reaches: how far the rows of each task reach, where they carry their positions.
-    :raises CheckpointError: where its files cannot be read in time, or belong to another query.
-    :raises SparkError: where they are not those of the batch that was planned.
-    :raises EncodingError: where rows carry positions that are not in its range.
+    :param reaches: how far the rows of each task reach, if they carry their positions.
+    :raises CheckpointError: if its files cannot be read in time, or belong to another query.
+    :raises SparkError: if they are not those of the batch that was planned.
+    :raises EncodingError: if rows carry positions that are not in its range.
     """
     if origin.planned is None and options.async_interval_ms is None:
         raise SparkError(
             "NO_IDENTITY",
-            "The rows came without the entry of offsets/ with which their batch was planned.",
+            "The rows do not say with which entry of offsets/ their batch was planned.",
             NOTHING,
-            "Write with df.writeStream on PySpark 4.1 to 4.3; if this comes back, report it with the driver's log.",
+            "Write with df.writeStream on PySpark 4.1 to 4.3; if this happens again, report it with the driver's log.",
         )
     checkpoint = Checkpoint(options.checkpoint_location)
     refuse_other_query(checkpoint, origin)
@@ -59,7 +59,7 @@ def refuse_without_positions(batch: Batch) -> str:
     """
     The id of the one source whose positions the rows of ``batch`` carry.
 
-    :raises SparkError: where the query keeps state, or does not read exactly one source, Kafka.
+    :raises SparkError: if the query keeps state, or does not read exactly one source, Kafka.
     """
     known = batch.end or batch.planned_end or batch.resumes_at or {}
     if batch.stateful or len(known) != 1 or not says_which_rows(known):
@@ -75,7 +75,7 @@ def refuse_without_positions(batch: Batch) -> str:
 
 
 def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
-    """:raises CheckpointError: where the checkpoint belongs to another query."""
+    """:raises CheckpointError: if the checkpoint belongs to another query."""
     query_id = checkpoint.query_id()
     if query_id != origin.query_id:
         raise CheckpointError(
@@ -91,15 +91,15 @@ def describe_batch(
     checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
 ) -> Batch:
     """
-    As :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
+    Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
 
-    :param planned_at: the batch's ``batchTimestampMs``, where somebody knows it otherwise than from the checkpoint.
+    :param planned_at: the batch's ``batchTimestampMs``, if it is known from elsewhere than the checkpoint.
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
     if origin.planned is None:
         is_other_entry = not origin.may_have_planned(log)
     else:
-        # Its bytes tell; clocks do not count, for an entry that is run again may be another host's.
+        # Its bytes are compared, not clocks: an entry that is run again may have been written on another host.
         is_other_entry = origin.planned != OffsetLogEntry(origin.batch_id, log.sha256)
     if is_other_entry or planned_at not in (None, log.metadata.get("batchTimestampMs")):
         raise rewritten(origin.batch_id)
@@ -113,9 +113,9 @@ def describe_batch(
 
 def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> Batch:
     """
-    The batch, where Spark has written the entries of some batches only, and perhaps not yet this one's.
+    The batch, if Spark has written the entries of only some batches, and perhaps not yet this one's.
 
-    An entry of this number is noted, but proves no replay: nothing tells whether it is this driver's.
+    An entry with this number is noted, but does not prove a replay: nothing tells whether this driver wrote it.
     """
     found = checkpoint.find_offset_log(origin.batch_id)
     log = found if found and origin.may_have_planned(found) else None
@@ -125,7 +125,7 @@ def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | 
     batch = batch_of_query(
         checkpoint, origin, query_name, log=log, previous=entry, start=entry[1].offsets if entry and is_next else None
     )
-    # Not as the end: only the rows tell how far this batch reached.
+    # The entry's end is not the batch's: only the rows tell how far this batch reached.
     return replace(batch, end=None, planned_end=batch.end, entry_is_its_own=False)
 
 

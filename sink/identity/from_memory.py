@@ -1,8 +1,8 @@
 """
-Which range has the running query planned, where Spark may never write it down?
+Which range has the running query planned, if Spark may never write it down?
 
-Runs on the driver, in the thread that called the foreachBatch function. Invariant: the text is that which Spark would
-write into ``offsets/N``, to the byte, so that a checkpoint can be mended with it.
+Runs on the driver, in the thread that called the foreachBatch function. Invariant: the text is byte for byte what Spark
+would write into ``offsets/N``, so that a checkpoint can be repaired with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, o
     """
     The batch that ``query`` runs, from the offsets that it holds in memory; its sink is named later.
 
-    :raises SparkError: where another driver has written this batch's entry.
+    :raises SparkError: if another driver has written this batch's entry.
     """
     context = query.latestExecutionContext()
     log = checkpoint.find_offset_log(origin.batch_id)

@@ -1,5 +1,5 @@
 """
-Which batch is this, says the running query itself?
+Which batch is this, according to the running query itself?
 
 Runs on the driver, in the thread that called the foreachBatch function. Invariant: a batch is described by what Spark
 itself read or wrote for it, through Spark's own file system, so Python needs no credentials for the checkpoint.
@@ -49,10 +49,10 @@ class RunningQuery:
 
 def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> Batch:
     """
-    The micro-batch that ``frame`` is, as Spark's own query and checkpoint describe it; its sink is named later.
+    The micro-batch of ``frame``, as Spark's own query and checkpoint describe it; its sink is named later.
 
-    :param by_position: whether its rows carry their positions in Kafka: they lie in the range that the query planned.
-    :raises SparkError: where this is no foreachBatch call of a running query, or its checkpoint is a temporary one.
+    :param by_position: whether its rows carry their positions in Kafka, which are in the range that the query planned.
+    :raises SparkError: if this is not a foreachBatch call of a running query, or if its checkpoint is temporary.
     """
     query_id, running_batch_id, job_group = _identity(frame)
     if running_batch_id != batch_id:
@@ -65,14 +65,14 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> B
     run = _run(frame, query_id, job_group)
     origin = Origin(query_id, run.run_id, batch_id, planned=None)
     if batch_id == 0:
-        # Two drivers that begin a checkpoint together may each believe that its file metadata is theirs.
+        # Two drivers that begin a checkpoint at the same time may each believe that its file metadata is theirs.
         refuse_other_query(run.checkpoint, origin)
-    # Not every file system renames so that of two drivers only one believes that offsets/N is its own; the query
+    # On some file systems, two drivers that rename a file to offsets/N may each believe that it is theirs. The query
     # itself knows when it planned the batch.
     if run.async_interval_ms:
         batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin)
     else:
-        # Also with interval 0: once the entry is there, the range of a batch that is run again cannot differ.
+        # With interval 0, too: once the entry is there, a batch that is run again has the same range.
         planned_at = run.query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
         batch = describe_batch(run.checkpoint, origin, run.name, planned_at)
     batch = replace(batch, folders=run.folders)
@@ -88,7 +88,7 @@ def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
     if context is None:
         raise SparkError(
             "SPARK_CONNECT",
-            "This is Spark Connect: a foreachBatch function there runs without a way to ask which query it serves.",
+            "This is Spark Connect, where a foreachBatch function has no way to ask which query it serves.",
             NOTHING,
             'Use format("pgonce"), which works over Spark Connect, or run the query on a classic session.',
         )
@@ -105,7 +105,8 @@ def _identity(frame: DataFrame) -> tuple[str, int, str | None]:
     return query_id, int(batch_id), context.getLocalProperty("spark.jobGroup.id")
 
 
-# By run id, which is new at every start: a run's own questions, some twenty trips to the JVM, are asked once.
+# By run id, which is new at every start. What does not change during a run takes some twenty trips to the JVM, and is
+# asked once.
 _runs: dict[str, RunningQuery] = {}
 
 
@@ -116,9 +117,9 @@ def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery
     query = _running_query(frame, query_id)
     _refuse_temporary_checkpoint(query)
     root = query.resolvedCheckpointRoot()
-    # Plain files cost a fraction of a millisecond, the same through the JVM four.
+    # To read plain files takes a fraction of a millisecond; to read them through the JVM takes four.
     files = open_location(root) if root.startswith("file:") else SparkFiles(root, frame.sparkSession)
-    # The run id is asked of the query: the job group is the user's to change.
+    # The query is asked for the run id, because the user may change the job group.
     run = RunningQuery(
         query,
         query_id,
@@ -128,7 +129,7 @@ def _run(frame: DataFrame, query_id: str, job_group: str | None) -> RunningQuery
         _async_interval(query),
         source_folders(query),
     )
-    # What this keeps of the JVM would outlive its run.
+    # The JVM's objects that are kept here would outlive their run.
     for other in list(_runs.values()):
         if not _is_active(other):
             _runs.pop(other.run_id, None)
@@ -146,7 +147,7 @@ def _is_active(run: RunningQuery) -> bool:
 
 def _running_query(frame: DataFrame, query_id: str) -> Any:
     session = frame.sparkSession
-    # The frame's session is a clone without queries; the state that all sessions share has every one of them.
+    # The frame's session is a clone without queries; the state that all sessions share has all of them.
     running = session._jsparkSession.sharedState().activeStreamingQueries()
     jvm: Any = session.sparkContext._jvm
     query = running.get(jvm.java.util.UUID.fromString(query_id))
@@ -170,14 +171,14 @@ def _refuse_temporary_checkpoint(query: Any) -> None:
         raise SparkError(
             "TEMPORARY_CHECKPOINT",
             "This query has no checkpointLocation, so Spark made a temporary one and a new query id: after a "
-            "restart it would begin from the start of its source, and nothing could tell.",
+            "restart it would begin at the start of its source, and nothing would notice.",
             NOTHING,
             'Set .option("checkpointLocation", ...) on the writer.',
         )
 
 
 def _async_interval(query: Any) -> int:
-    """Milliseconds between two entries that asynchronous progress tracking writes; 0 where every one is written."""
+    """Milliseconds between two entries that asynchronous progress tracking writes; 0 if every one is written."""
     kind = query.getClass().getSimpleName()
     if kind == _MICRO_BATCH:
         return 0

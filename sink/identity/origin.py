@@ -24,9 +24,9 @@ class Origin:
     """
     The batch a parcel belongs to.
 
-    ``planned`` is None where the checkpoint is not read (offsetsFrom=listener), or where the entry may come later than
-    the planning (asynchronous progress tracking); ``planned_by_ms`` is when the planner's worker ran, by the clock by
-    which Spark dates an entry.
+    ``planned`` is None if the checkpoint is not read (offsetsFrom=listener), or if the entry may be written after the
+    planning (asynchronous progress tracking); ``planned_by_ms`` is when the planner's worker ran, by the same clock
+    that Spark uses to date entries.
     """
 
     query_id: str
@@ -36,6 +36,6 @@ class Origin:
     planned_by_ms: int | None = None
 
     def may_have_planned(self, entry: OffsetLog) -> bool:
-        """Whether an entry was there when this batch was planned: one that was planned later is another run's."""
+        """Whether an entry was there when this batch was planned: one that was planned later belongs to another run."""
         planned_at = entry.metadata.get("batchTimestampMs")
         return self.planned_by_ms is None or not isinstance(planned_at, int) or planned_at <= self.planned_by_ms

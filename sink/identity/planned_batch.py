@@ -22,7 +22,7 @@ def planned_batch(options: SinkOptions, origin: Origin, reaches: Iterable[Reach]
     """
     The batch that ``origin`` names, as the checkpoint describes it; its sink is named later.
 
-    :param reaches: how far the rows of each task reach, where they carry their positions.
+    :param reaches: how far the rows of each task reach, if they carry their positions.
     :raises PgonceError: as :func:`pgonce.sink.identity.from_checkpoint.batch_from_checkpoint` and
         :func:`pgonce.sink.identity.topic_ids.with_topic_ids`.
     """

@@ -1,5 +1,5 @@
 """
-Which entry of the checkpoint's ``offsets/`` is the batch that Spark is about to run?
+Which entry of the checkpoint's ``offsets/`` describes the batch that Spark is about to run?
 
 Runs in the planner's worker, before a task starts. Invariant: a query whose trigger would drop its rows is refused
 here.
@@ -22,10 +22,10 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
     """
     The newest entry of the offset log, which must be that of the batch being planned.
 
-    A synchronous micro-batch query writes ``offsets/N`` before it plans batch N and ``commits/N`` after it. Where the
-    newest entry is committed, or there is none, Spark runs another way.
+    A synchronous micro-batch query writes ``offsets/N`` before it plans batch N and ``commits/N`` after it. If the
+    newest entry is committed, or there is none, Spark runs the query in some other way.
 
-    :raises SparkError: where that is so.
+    :raises SparkError: in that case.
     """
     checkpoint = Checkpoint(checkpoint_location)
     newest = checkpoint.newest_offset_entry()
@@ -50,7 +50,7 @@ def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
     None with offsetsFrom=listener, where the checkpoint need not be readable, and with asynchronous progress tracking,
     where the entry may come later.
 
-    :raises SparkError: as :func:`newest_uncommitted_entry`; with the listener too, where the checkpoint can be read.
+    :raises SparkError: like :func:`newest_uncommitted_entry`; with the listener too, if the checkpoint can be read.
     """
     if options.async_interval_ms is not None:
         _refuse_continuous(options.checkpoint_location, options.async_interval_ms)
@@ -70,8 +70,8 @@ def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
     """
     Refuse a query that has the options of asynchronous progress tracking, but runs continuously.
 
-    Where an entry is due, as it is for the first batch that a run plans, it comes within milliseconds. A continuous
-    query writes its first one after an epoch, which begins only when this has returned.
+    If an entry is due, as it is for the first batch that a run plans, it comes within milliseconds. A continuous query
+    writes its first entry after an epoch, which begins only when this function has returned.
     """
     if checkpoint_location in _micro_batch:
         return
@@ -91,7 +91,7 @@ def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
 
 
 def _written_within(interval_ms: int, checkpoint_location: str) -> bool:
-    """Whether a micro-batch was written down so lately that the next entry is not due."""
+    """Whether a micro-batch was written down so recently that the next entry is not due yet."""
     ids, _ = Checkpoint(checkpoint_location).batch_ids()
     newest = Checkpoint(checkpoint_location).find_offset_log(ids[-1]) if ids else None
     planned_at = newest.metadata.get("batchTimestampMs") if newest else None

@@ -1,8 +1,8 @@
 """
-Which folders does a query read files from, says the running query?
+Which folders does a query read files from, according to the running query?
 
-Runs on the driver, in the thread that called the foreachBatch function. Invariant: what Spark does not describe in the
-one form that is known is left out, and so proves nothing.
+Runs on the driver, in the thread that called the foreachBatch function. Invariant: a source that Spark does not
+describe in the one known form is left out, and so proves nothing.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LOCAL = "file:"
 
 
 def source_folders(query: Any) -> dict[str, tuple[str, ...]]:
-    """Source id to the folder that Spark describes the source by, under each name that it has; files only."""
+    """For each source of files, its id and the folder that it reads, under every name that the folder has."""
     try:
         described = _described(query)
     except Py4JError:
-        # A Spark that keeps its sources otherwise: then nobody knows.
+        # A version of Spark that keeps its sources elsewhere: then the folders are unknown.
         return {}
     found = {source_id: _FILE_SOURCE.fullmatch(text) for source_id, text in described.items()}
     return {source_id: _names(match[1]) for source_id, match in found.items() if match}
@@ -35,7 +35,7 @@ def _described(query: Any) -> dict[str, str]:
 
 
 def _names(folder: str) -> tuple[str, ...]:
-    """The folder as it is described, and where links lead."""
+    """The folder as Spark describes it, and the one that its links lead to."""
     if not folder.startswith(_LOCAL):
         return (folder,)
     path = folder.removeprefix(_LOCAL)

@@ -1,5 +1,5 @@
 """
-How are a checkpoint's files read where only Spark can?
+How are a checkpoint's files read if only Spark can read them?
 
 Runs on the driver. Invariant: they are read through Spark's own file system, so Python needs no credentials for the
 store, and no error shows any.
@@ -40,7 +40,7 @@ class SparkFiles(CheckpointFiles):
                 "CHECKPOINT_UNREADABLE",
                 f"Spark could not read {self.shown}/{name}: {error.java_exception.getClass().getName()}.",
                 NOTHING,
-                "Mend what keeps the driver from its own checkpoint, and start the query again.",
+                "Find out what keeps the driver from reading its own checkpoint, and start the query again.",
             ) from None
 
     def _read(self, path: str) -> bytes:

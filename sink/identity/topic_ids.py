@@ -1,8 +1,8 @@
 """
 Is the topic still the one that was read before?
 
-Runs in the commit worker, in a receiver, or on the driver. Invariant: the brokers are asked once a run, before its
-first batch: while the query is stopped, nothing else would tell that a topic was made anew.
+Runs in the commit worker, in a receiver, or on the driver. Invariant: the brokers are asked once in each run, before
+its first batch, because nothing else tells that a topic was created again while the query was stopped.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Which rows are stored already, where each carries its position in Kafka?"""
+"""Which rows are stored already, if each carries its position in Kafka?"""

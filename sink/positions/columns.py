@@ -1,8 +1,8 @@
 """
 Which columns say where in Kafka each row comes from?
 
-Pure: runs in tasks and on the driver. Invariant: a row without a whole position is refused, never taken for one that
-may be dropped or kept.
+Pure: runs in tasks and on the driver. Invariant: a row without a complete position is refused; it is neither dropped
+nor kept.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PositionColumns:
         return self.topic, self.partition, self.offset
 
     def check(self, struct_type: StructType) -> None:
-        """:raises ConfigurationError: where the frame lacks one of them, or it has another type than Kafka's."""
+        """:raises ConfigurationError: if the frame lacks one of them, or if one has another type than Kafka's."""
         for name, meaning, spark_type in zip(self.names, _NAMES, _SPARK_TYPES, strict=True):
             field = next((field for field in struct_type.fields if field.name == name), None)
             if field is None or not isinstance(field.dataType, spark_type):
@@ -55,9 +55,9 @@ class PositionColumns:
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """
-        The positions of a batch's rows, topics as a dictionary.
+        The positions of a batch's rows, with the topics as a dictionary array.
 
-        :raises EncodingError: where a row has none.
+        :raises EncodingError: if a row has none.
         """
         arrays = [batch.column(batch.schema.get_field_index(name)) for name in self.names]
         for name, array in zip(self.names, arrays, strict=True):
@@ -65,11 +65,11 @@ class PositionColumns:
                 row = array.is_null().index(pa.scalar(value=True)).as_py() + 1
                 raise EncodingError(
                     "NULL_POSITION",
-                    f"Column {name!r}, which is part of the rows' position in Kafka, is null in row {row} of a part of "
-                    "its task: such a row could neither be kept nor dropped.",
+                    f"Column {name!r}, which is part of the rows' position in Kafka, is null in row {row} of one of "
+                    "its task's Arrow batches: such a row can neither be kept nor dropped.",
                     NOTHING,
-                    "Give every row the position of the Kafka record that it comes from. Rows that come from no single "
-                    "record (aggregates, outer joins) cannot be written by position.",
+                    "Give every row the position of the Kafka record that it comes from. Rows that do not come from a "
+                    "single record (aggregates, outer joins) cannot be written by position.",
                 )
         topic, partition, offset = arrays
         # Indices of 32 bits: a batch may have more topics than a smaller dictionary would hold.
@@ -77,7 +77,7 @@ class PositionColumns:
 
 
 def position_columns(names: Sequence[str], *, written: bool) -> PositionColumns:
-    """:raises ConfigurationError: where these are not three different names: topic, partition, offset."""
+    """:raises ConfigurationError: if these are not three different names: topic, partition, offset."""
     if len(names) != len(_NAMES) or len(set(names)) != len(_NAMES) or not all(names):
         raise bad_option(
             "BAD_OPTION",

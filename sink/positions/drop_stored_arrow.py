@@ -1,8 +1,8 @@
 """
 Which rows of Arrow batches, or of the COPY bodies made from them, are stored already?
 
-Pure: runs in the commit worker, in the receiver and on the driver. Invariant: a row is dropped only where its position
-lies below what is stored.
+Pure: runs in the commit worker, in the receiver and on the driver. Invariant: a row is dropped only if its position is
+below what is stored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pgonce.sink.encoding.copy_bodies import body_rows
 
 
 def kept(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:
-    """Which rows lie at or past what is stored."""
+    """Which rows are at or past what is stored."""
     keep = pa.repeat(pa.scalar(value=True), len(part))
     for topics in stored.values():
         for topic, partitions in topics.items():

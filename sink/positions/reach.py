@@ -1,8 +1,8 @@
 """
 How far do the positions of rows reach, and do they lie in the range that their batch reads?
 
-Pure: runs in tasks, in the commit worker and on the driver. Invariant: columns that hold something else than Kafka's
-positions are refused before a row could be dropped by them.
+Pure: runs in tasks, in the commit worker and on the driver. Invariant: columns that hold anything but Kafka's positions
+are refused before a row could be dropped because of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pgonce.sink.positions.columns import _NAMES
 
 def refuse_outside(span: Span, batch: Batch) -> None:
     """
-    Compare the places of some of a batch's rows with its range, as far as that is known.
+    Compare the positions of some of a batch's rows with its range, as far as that is known.
 
     :raises EncodingError: naming the first partition whose rows say that they come from elsewhere.
     """
     after = places(span.next)
-    # Where Spark writes down some batches only, an earlier batch's end is still a bound.
+    # If Spark writes down only some batches, an earlier batch's end is still a bound.
     begins, ends = places(batch.start or batch.resumes_at), places(batch.end)
     for place, first in places(span.first).items():
         last = after[place] - 1
@@ -35,14 +35,14 @@ def refuse_outside(span: Span, batch: Batch) -> None:
             _, topic, partition = place
             raise EncodingError(
                 "POSITION_OUTSIDE",
-                f"Rows say that they are records {first} to {last} of partition {partition} of topic {topic!r}, where "
+                f"Rows say that they are records {first} to {last} of partition {partition} of topic {topic!r}, but "
                 f"the batch reads from {begin}" + (f" and ends before {end}." if batch.end is not None else " on."),
                 NOTHING,
                 "Name the columns that hold topic, partition and offset as the Kafka source gives them, unchanged.",
             )
 
 
-# Topic to partition to (least position, the one after the greatest): what a parcel says of its rows.
+# Topic to partition to (least position, one past the greatest): what a parcel says about its rows.
 Reach = dict[str, dict[str, tuple[int, int]]]
 
 
@@ -58,7 +58,7 @@ def reach(parts: Iterable[pa.RecordBatch]) -> Reach:
 
 
 def widen(found: Reach, further: Reach) -> None:
-    """Let ``found`` reach as far as ``further`` does, too."""
+    """Extend ``found`` so that it reaches as far as ``further`` does."""
     for topic, partitions in further.items():
         known = found.setdefault(topic, {})
         for partition, (first, after) in partitions.items():
@@ -67,7 +67,7 @@ def widen(found: Reach, further: Reach) -> None:
 
 
 def span_of(source_id: str, reaches: Iterable[Reach]) -> Span:
-    """What parcels say together of a batch's rows."""
+    """What all parcels together say about a batch's rows."""
     whole: Reach = {}
     for one in reaches:
         widen(whole, one)

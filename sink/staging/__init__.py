@@ -1,1 +1,1 @@
-"""Where do rows wait that are too many for a commit message?"""
+"""Where do rows wait if they are too many for a commit message?"""

@@ -26,7 +26,7 @@ class StagedRows:
     """
     The rows that the commit messages promised: mark to row count.
 
-    None of those that lie below the positions ``stored`` are wanted; ``positions`` name their columns.
+    Rows below the positions ``stored`` are left out; ``positions`` names the columns that hold a row's position.
     """
 
     table: StagingTable
@@ -51,7 +51,7 @@ class StagedRows:
         return sql.SQL("{} AND NOT ({})").format(promised, self._stored_before(self.positions, self.stored))
 
     def _stored_before(self, columns: PositionColumns, stored: Offsets) -> sql.Composable:
-        """The condition that picks rows below the stored positions; inline rows were picked before they came here."""
+        """The condition that picks rows below the stored positions; inline rows were sorted out before they came."""
         below = sql.SQL(
             "{mark} OPERATOR(pg_catalog.<>) {inline} AND {topic} OPERATOR(pg_catalog.=) {t} "
             "AND {partition} OPERATOR(pg_catalog.=) {p} AND {offset} OPERATOR(pg_catalog.<) {position}"
@@ -87,7 +87,7 @@ class StagedRows:
 
 
 def refuse_missing_table(connection: psycopg.Connection, staged: StagedRows) -> None:
-    """:raises StagingError: where somebody has dropped the staging table."""
+    """:raises StagingError: if somebody has dropped the staging table."""
     exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
     if exists is None or exists[0] is None:
         mark, rows = staged.promised[0]

@@ -2,7 +2,7 @@
 How does a task stage its rows while connections break?
 
 Runs in a task, on an executor. Invariant: rows are promised only under a mark whose COPY was acknowledged; a COPY whose
-answer was lost is done again under another mark, and what the first one may have left is wanted by nobody.
+answer was lost is repeated under another mark, and rows that the first one may have left are never used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger("pgonce.staging")
 # Spark gives a task its rows once, so those of a COPY are held until it is acknowledged: this much, encoded. A
 # partition of 350,000 rows of 88 bytes is one COPY, and a connection costs a tenth of copying that.
 COPY_BYTES = 32 * 1024 * 1024
-# A mark is the task attempt's id and the number of the COPY: 32 TiB a task, and ids up to 2 ** 43.
+# A mark combines the task attempt's id and the number of the COPY: enough for 32 TiB a task, and ids up to 2 ** 43.
 _COPIES_AN_ATTEMPT = 1 << 20
 
 
@@ -48,7 +48,7 @@ class Stager:
     Stages the rows of one task attempt in the batch's staging table, COPY by COPY.
 
     :param attempt_id: Spark's task attempt id, which is unique in a run.
-    :param retry_timeout: seconds in which a COPY may be begun again after errors that pass.
+    :param retry_timeout: for how many seconds a COPY may be started again after temporary errors.
     :param lock_timeout: seconds that each wait for a lock may take.
     """
 
@@ -70,10 +70,10 @@ class Stager:
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> tuple[tuple[int, int], ...]:
         """
-        Stage all rows; what to promise: mark to row count, for each COPY that was acknowledged.
+        Stage all rows, and return what to promise: mark and row count of each COPY that was acknowledged.
 
-        :raises StagingError: where this executor lacks what staging needs, or lost connections for too long.
-        :raises ConnectError: where Postgres stayed away for too long.
+        :raises StagingError: if this executor lacks what staging needs, or lost connections for too long.
+        :raises ConnectError: if Postgres stayed away for too long.
         """
         return tuple(self._copied([first], batches) for first in batches)
 
@@ -103,7 +103,7 @@ class Stager:
                 size += len(body)
                 yield body
             while size < COPY_BYTES and (batch := next(batches, None)) is not None:
-                # Held before it is encoded, for Spark does not give it again.
+                # Held before it is encoded, because Spark does not give it again.
                 held.append(batch)
                 body = encoder.encode(batch)
                 size += len(body)
@@ -123,10 +123,10 @@ class Stager:
             return StagingError(
                 "STAGING_FAILED",
                 f"A task waited {self._retry_timeout:g} s for a lock before it could stage its rows in "
-                f"{SCHEMA}.{self._table.name}; it is still held: {self._watch.holders} (the last try: "
+                f"{SCHEMA}.{self._table.name}; the lock is still held: {self._watch.holders} (the last try: "
                 f"{scrub(' '.join(str(error).split()))}).",
                 "Nothing of this batch was written to the target; Spark tries the task again.",
-                "End that session or wait for it; lockTimeout and retryTimeout set how long is waited.",
+                "End that session or wait for it; lockTimeout and retryTimeout set how long a task waits.",
             )
         why = f"SQLSTATE {error.sqlstate}" if error.sqlstate else "the connection was lost"
         return StagingError(

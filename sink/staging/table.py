@@ -1,7 +1,7 @@
 """
 Staging tables: where tasks put rows that are too many for a commit message.
 
-``create`` and ``fill`` run in executors; the rest runs in the commit. Invariant: a staging table is registered in the
+``stage_rows`` runs in executors; the rest runs in the commit. Invariant: a staging table is registered in the
 transaction that creates it, and dropped only once its batch is decided or its run is over.
 """
 
@@ -32,7 +32,7 @@ ATTEMPT_COLUMN = "pgonce_task_attempt"
 # Inline rows of the same batch join the staged ones in the commit; marks count from 0.
 INLINE_ATTEMPT = -1
 
-# What is still in use now, the next sweep finds.
+# The next sweep finds what is still in use now.
 _SWEEP_LOCK_SECONDS = 1.0
 
 
@@ -53,7 +53,7 @@ class StagingTable:
     def name(self) -> str:
         """Unique for run, sink and batch: a run id is new at every start of a query."""
         of = hashlib.sha256(f"{self.query_id}/{self.run_id}/{self.sink_name}".encode()).hexdigest()[:24]
-        # Postgres cuts names after 63 bytes without a word; this has 51 at most.
+        # Postgres cuts names silently after 63 bytes; this one has at most 51.
         return f"staged_{of}_{self.batch_id}"
 
     @property
@@ -77,20 +77,20 @@ def stage_rows(
     watch: LockWatch | None = None,
 ) -> None:
     """
-    Copy rows into the batch's staging table, creating it where they are the first: all of them, or none.
+    Copy rows into the batch's staging table, all of them or none; create the table if they are the first.
 
-    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`). ``watch`` says how long a lock is waited for,
-    and sees who holds it.
+    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`). ``watch`` says how long to wait for a lock,
+    and finds out who holds it.
 
     :raises psycopg.Error: what Postgres says; :mod:`~pgonce.sink.staging.stager` knows what may be tried again.
-        Where the connection was lost, the rows may be there.
+        If the connection was lost, the rows may be there.
     """
     ensure_ledger(url)
     watch = watch or LockWatch(url, LOCK_SECONDS, armed=True)
     with connect(url, autocommit=True) as connection:
         _create(connection, table, columns, watch)
         statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
-        # In a transaction for its settings' sake: a task's host that vanishes keeps no session, and no lock.
+        # In a transaction because of its settings: if the task's host vanishes, its session and its locks do not stay.
         with connection.transaction(), connection.cursor() as cursor:
             enter_in_tx(connection, watch.lock_timeout)
             _copy(cursor, statement, bodies)
@@ -136,23 +136,23 @@ def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
         "WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)",
         [f"{SCHEMA}.{table.name}"],
     ).fetchone()
-    # Roles that share a ledger can all create tables in its schema, and a trigger on one would run as whoever writes.
+    # Roles that share a ledger can all create tables in its schema, and a trigger on one runs as the role that writes.
     if owner is not None and owner[0] != owner[1]:
         raise StagingError(
             "STAGING_FAILED",
-            f"{SCHEMA}.{table.name}, which is the staging table of this batch by its name, belongs to role {owner[0]}.",
+            f"{SCHEMA}.{table.name} has the name of this batch's staging table, but belongs to role {owner[0]}.",
             "Nothing of this batch was written to the target.",
             "Find out who made that table, drop it, and start the query again; all processes of a query must connect "
-            "with one role.",
+            "as the same role.",
         )
     return owner is not None
 
 
 def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id: str, last_batch_id: int) -> None:
     """
-    Drop the writer's staging tables up to batch ``last_batch_id``, which ``run_id`` has published: its own, and those
-    that were there when it became the owner. A successor may fill others for the same ids; and age alone decides
-    nothing, for a backfill may stage for hours.
+    Drop the writer's staging tables up to batch ``last_batch_id``, which ``run_id`` has published: the run's own, and
+    those that were there when it became the owner. Others may belong to a successor, which fills them for the same ids.
+    Age alone decides nothing, because a backfill may stage for hours.
     """
     with connection.transaction():
         enter_in_tx(connection, _SWEEP_LOCK_SECONDS)

@@ -1,5 +1,5 @@
 """
-What are the rows of a batch, to a commit that writes them?
+What does a commit need to know about the rows that it writes?
 
 Made in the commit worker, in the receiver, or on the driver. Invariant: the rows can be read as often as a commit is
 tried.
@@ -21,10 +21,10 @@ class BatchRows:
     """
     The rows of one batch for one table.
 
-    ``bodies`` gives the inline rows as bodies of a binary COPY, anew at every call (a lost connection makes a second
-    try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both, and waits for those
-    that are still to come. Where rows carry their positions, ``since`` picks those at or past the stored ones (of the
-    staged rows, Postgres picks).
+    ``bodies`` gives the inline rows as bodies of a binary COPY, from the beginning at every call (a lost connection
+    leads to a second try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both, and
+    waits for those that are still to come. If rows carry their positions, ``since`` picks those at or past the stored
+    ones (among the staged rows, Postgres picks them).
     """
 
     columns: tuple[EncodedColumn, ...]

@@ -1,8 +1,8 @@
 """
-What does Postgres's catalogue say of the target table?
+What does Postgres's catalogue say about the target table?
 
-Runs in the commit. Invariant: names are resolved by Postgres's own rules and the user's search_path, and read anew for
-every batch, because people alter tables under a stream; the catalogue itself is read under ours.
+Runs in the commit. Invariant: names are resolved by Postgres's own rules and the user's search_path, again for every
+batch, because people alter tables under a stream; the catalogue itself is read under our search_path.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TargetColumn:
     """
     A column of the table: its type without and with its modifier (``numeric``, ``numeric(10,2)``), and both as numbers.
 
-    Where the type is a domain, they are those of what it is made of.
+    If the type is a domain, they are those of its base type.
     """
 
     column_name: str
@@ -65,7 +65,7 @@ class TargetTable:
 
 @dataclass(frozen=True)
 class ResolvedName:
-    """A table's schema and name, and its ``relkind``; None where there is no such table."""
+    """A table's schema and name, and its ``relkind``; None if there is no such table."""
 
     schema: str
     name: str
@@ -91,7 +91,7 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
 
 def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedName, TargetTable | None]:
     """
-    The same, and the table as the catalogue has it now, or None where there is none.
+    Like :func:`resolve_table`, and the table as the catalogue has it now, or None if there is none.
 
     Read for every batch: people alter tables under a stream.
     """
@@ -102,12 +102,12 @@ def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedN
 
 
 def look_up_statements(table: str) -> sql.Composed:
-    """One text that asks all that :func:`looked_up` reads."""
+    """One text that asks for all that :func:`looked_up` reads."""
     return sql.SQL("; ").join([_resolve(table), search_path.under_ours(sql.SQL(_DESCRIBE))])
 
 
 def looked_up(cursor: psycopg.Cursor[Any], table: str) -> tuple[ResolvedName, TargetTable | None]:
-    """Read the answers; the cursor is left at the one after them, which puts the user's search_path in force again."""
+    """Read the answers; the cursor is left at the next one, that of the statement that restores the search_path."""
     found = _resolved(cursor.fetchone(), table)
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
@@ -131,7 +131,7 @@ def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
     if schema is None and name is not None:
         raise TargetError(
             "SCHEMA_MISSING",
-            f"table={table!r} names no schema, and none of those on the role's search_path exists.",
+            f"table={table!r} names no schema, and no schema on the role's search_path exists.",
             NOTHING,
             "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
         )
@@ -146,14 +146,14 @@ def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
     if [schema, name][-len(parts) :] != parts[-2:]:
         raise TargetError(
             "BAD_TABLE_NAME",
-            f"table={table!r} is a longer name than Postgres keeps; cut, it would be that of {schema}.{name}.",
+            f"table={table!r} is longer than the names that Postgres keeps: cut off, it would mean {schema}.{name}.",
             NOTHING,
-            "Write names as Postgres keeps them: of at most 63 bytes.",
+            "Use names of at most 63 bytes, which Postgres keeps as they are.",
         )
     return ResolvedName(schema, name, kind)
 
 
-# What to_regclass and parse_ident raise for a text that is no name.
+# What to_regclass and parse_ident raise for a text that is not a name.
 _NO_NAME = (
     psycopg.errors.InvalidName,
     psycopg.errors.InvalidParameterValue,
@@ -161,8 +161,8 @@ _NO_NAME = (
     psycopg.errors.FeatureNotSupported,
 )
 
-# Everything is qualified, for the user's search_path is in force: it is what decides here. What was found is kept for
-# the next statement of the same text.
+# Everything is qualified, because the user's search_path is in force here and decides. The oid that is found is kept
+# for the next statement of the same text.
 _RESOLVE = """
 SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
        c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL,
@@ -178,8 +178,8 @@ FROM pg_catalog.pg_partition_tree({oid}) AS t JOIN pg_catalog.pg_class AS p ON p
 WHERE p.relpersistence <> 'p' OR p.relkind NOT IN ('r', 'p') LIMIT 1
 """
 
-# Domains are resolved to what they are made of, however deep: a domain's binary form is its base type's (COPY runs
-# its checks), while an explicit cast to a domain would cut text.
+# Domains are resolved to their base types, however deep: a domain has its base type's binary form (and COPY runs its
+# checks), while an explicit cast to a domain would cut text.
 _DESCRIBE = f"""
 WITH RECURSIVE resolved AS (
     SELECT a.attrelid, a.attnum, a.atttypid AS type_oid, a.atttypmod AS typmod

@@ -25,7 +25,7 @@ from pgonce.sink.target.missing_table import missing_table, refuse_missing_schem
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How one encoded column gets into one table column, whose type is ``full_type`` (of a domain the base type)."""
+    """How one encoded column gets into one table column, whose type is ``full_type`` (a domain's base type)."""
 
     source: str
     target: str
@@ -37,7 +37,7 @@ def check_table(table: TargetTable) -> None:
     """
     Refuse a table that cannot hold rows durably, or that would do something else with them.
 
-    :raises TargetError: saying which and why.
+    :raises TargetError: saying what is wrong with it.
     """
     name = table.qualified_name
     if table.kind not in ("r", "p"):
@@ -64,9 +64,10 @@ def check_table(table: TargetTable) -> None:
     if table.rules:
         raise TargetError(
             "TARGET_HAS_RULES",
-            f"{name} has rewrite rules. COPY ignores them and INSERT obeys them, so a batch's size would decide.",
+            f"{name} has rewrite rules. COPY ignores them and INSERT obeys them, so a batch's size would decide "
+            "whether they apply.",
             NOTHING,
-            "Replace the rules by triggers, which both obey.",
+            "Replace the rules with triggers, which both obey.",
         )
 
 
@@ -85,7 +86,7 @@ def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[
     """
     How each encoded column gets into the table.
 
-    Names match exactly, or else without regard to case where only one column does.
+    Names match exactly, or else without regard to case if only one column does.
 
     :raises TargetError: for columns that the table lacks, needs, generates itself, or cannot hold.
     """
@@ -165,10 +166,10 @@ def target_for(
     found: ResolvedName | None = None,
 ) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
     """
-    The checked target of a batch, locked, and the plan of its columns; creates the table where the user asked for that.
+    The checked target of a batch, locked, and the plan of its columns; creates the table if the user asked for that.
 
-    :param found: what is known of the table's name in this transaction.
-    :raises TargetError: where the table is missing, unfit, or does not take these columns.
+    :param found: what is known about the table's name in this transaction.
+    :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
     found, table = lock_table(connection, destination.table, found)
     if table is None:

@@ -1,9 +1,9 @@
 """
-Can this table take these rows, as far as Postgres can say before one of them is computed?
+Can this table take these rows, as far as Postgres can tell before any of them is computed?
 
 Runs in the planner's worker and in the foreachBatch function, before Spark's job. Invariant: it proves nothing for the
-commit, which looks again; it takes no lock for which anybody waits, writes nothing and leaves no session; and what
-Postgres cannot say now is left to the commit, which waits for it.
+commit, which looks again; it takes no lock that anybody waits for, writes nothing and leaves no session; and what
+Postgres cannot tell now is left to the commit, which waits for it.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pgonce.sink.target.statements import plan_upsert
 
 _log = logging.getLogger("pgonce")
 
-# Spark waits for this look, so it is no place for patience.
+# Spark waits for this look, so it must be short.
 _CONNECT_SECONDS = 5
 _BOUNDS = (
     "SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '1s', true)"
 )
 
 
-# What this process has seen to fit already. It proves nothing for later, so once is enough.
+# What this process has already seen to fit. A look proves nothing for later, so one is enough.
 _seen_to_fit: set[tuple[Hashable, Destination, tuple[EncodedColumn, ...]]] = set()
 
 
@@ -41,7 +41,7 @@ def look_once(
     """
     Refuse a table that is missing or unfit; once for each ``query``, table and frame.
 
-    :param at_the_door: whether a server that does not let us in is refused here too, and not left to the commit.
+    :param at_the_door: whether an error at login is raised here, and not left to the commit.
     :raises ConfigurationError: BAD_URL.
     :raises ConnectError: CONNECT_REFUSED.
     :raises TargetError: as the commit would.
@@ -57,9 +57,9 @@ def look_once(
     except ConnectError as error:
         if at_the_door and not error.may_pass:
             raise
-        _log.info("the target is looked at by the commit: %s", error)
+        _log.info("the commit will look at the target: %s", error)
     except psycopg.Error as error:
-        _log.info("the target is looked at by the commit: SQLSTATE %s", error.sqlstate)
+        _log.info("the commit will look at the target: SQLSTATE %s", error.sqlstate)
     else:
         _seen_to_fit.add((query, destination, columns))
 

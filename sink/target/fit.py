@@ -2,8 +2,8 @@
 May the encoded form of a Spark column go into a given Postgres column, and how?
 
 Pure; runs in the driver. Invariant: whatever is accepted here arrives in Postgres as the value that Spark
-held, or Postgres raises. Where Postgres would round, cut or shift a value without a word, it is refused.
-(Spaces past the end of a varchar(n) are the one exception: the SQL standard has them cut.)
+held, or Postgres raises. If Postgres would round, cut or shift a value silently, the column is refused.
+(Spaces past the end of a varchar(n) are the one exception: the SQL standard says that they are cut.)
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["EncodedColumn", "Fit", "Fitting", "encode_columns", "fit"]
 
 _MICROSECONDS = 6
 
-# The names under which the catalogue knows what `format_type` spells out for people.
+# The catalogue's own names for types that `format_type` spells out for people.
 _ALIASES = {
     "bigint": "int8",
     "integer": "int4",
@@ -37,7 +37,7 @@ _ALIASES = {
 
 _NUMBERS = frozenset({"int2", "int4", "int8", "numeric"})
 
-# Lossless in every value, or checked by Postgres itself (22003, numeric out of range), as assignments.
+# Assignments that keep every value, or that Postgres itself checks (22003, numeric out of range).
 _ASSIGNABLE = {
     "int2": {"int4", "int8", "numeric", "float4", "float8"},
     "int4": {"int2", "int8", "numeric", "float8"},
@@ -46,8 +46,8 @@ _ASSIGNABLE = {
     "date": {"timestamp"},
 }
 
-# What text may not become through its input function: numbers and times (the frame should hold them as such),
-# types that cut without a word ("char", name), and bytea, whose text form is an escape syntax.
+# Types that may not be read from text: numbers and times (the frame should hold them as such), types that cut
+# silently ("char", name), and bytea, whose text form is an escape syntax.
 _NOT_FROM_TEXT = {
     *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "money", "bytea", '"char"', "name"),
     *("date", "time", "timetz", "timestamp", "timestamptz", "oid", "xid", "xid8", "cid", "tid"),
@@ -93,10 +93,10 @@ class Fit(Enum):
 @dataclass(frozen=True)
 class Fitting:
     """
-    The answer of :func:`fit`: for CAST what to select of the copied rows, for REFUSED why, as a sentence.
+    The answer of :func:`fit`: for CAST, what to select from the copied rows; for REFUSED, the reason as a sentence.
 
-    ``cast_type`` is empty where assignment alone converts. It never has a type modifier: ``x::varchar(3)``
-    would cut in silence, where assigning to a varchar(3) column raises 22001.
+    ``cast_type`` is empty if assignment alone converts. It never has a type modifier: ``x::varchar(3)`` would
+    cut silently, while assigning to a varchar(3) column raises 22001.
     """
 
     fit: Fit
@@ -113,7 +113,7 @@ def fit(encoded: EncodedColumn, target_type_name: str, target_typmod_type: str) 
     Say whether an encoded column may be copied straight into a target column, needs a cast, or is refused.
 
     :param target_type_name: ``format_type(type, NULL)``: ``bigint``, ``character varying``, ``public.mood``.
-        Of a domain the base type, however deep: its binary form is that one, and COPY runs the domain's
+        For a domain, its base type, however deep: they share a binary form, and COPY runs the domain's
         checks, while an explicit cast to a domain over varchar(n) would cut.
     :param target_typmod_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
     """
@@ -134,7 +134,7 @@ def fit(encoded: EncodedColumn, target_type_name: str, target_typmod_type: str) 
     if source == "jsonb" and target in {"json", "text", "varchar"}:
         return Fitting(Fit.CAST, "json" if target == "json" else "text")
     if source == "text" and (target in _ARRAYS_FROM_TEXT if is_array else target not in _NOT_FROM_TEXT):
-        # Without a modifier "bit" means bit(1) and would cut; bit varying holds all, assignment checks.
+        # Without a modifier "bit" means bit(1) and would cut; bit varying holds any length, and assignment checks it.
         return Fitting(Fit.CAST, ("varbit" if target == "bit" else target) + ("[]" if is_array else ""))
     lossy = _LOSSY.get((source, target), "no conversion keeps every value: cast in Spark")
     return _refused(encoded, target_typmod_type, lossy)
@@ -146,7 +146,7 @@ def _refused(encoded: EncodedColumn, target: str, why: str) -> Fitting:
 
 
 def _rounded(encoded: EncodedColumn, source: str, target: str, modifiers: tuple[int, ...]) -> str:
-    """Return why the target's precision would change values in silence, or an empty text."""
+    """Return why the target's precision would change values silently, or an empty text."""
     if source in _NUMBERS and target in _NUMBERS and (target != "numeric" or modifiers):
         scale = _modifiers(encoded.ddl_type)[1] if source == "numeric" else 0
         kept = modifiers[1] if target == "numeric" else 0

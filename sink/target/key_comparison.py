@@ -1,7 +1,7 @@
 """
 How does the target tell keys apart, and which of two rows is the newer?
 
-Runs in the commit. Invariant: two rows have one key exactly where the unique index that ON CONFLICT asks calls them
+Runs in the commit. Invariant: two rows have the same key exactly if the unique index that ON CONFLICT uses calls them
 equal, by its collations and operator classes; the newer one is found by the collation of the table's own column.
 """
 
@@ -19,7 +19,7 @@ from pgonce.sink.target.statements import Comparison, Upsert
 
 
 class ComparedColumn(NamedTuple):
-    """A column of a unique index; ``index_oid`` is 0 for the table's own column. None is what needs no word."""
+    """A column of a unique index; ``index_oid`` is 0 for the table's own column. None means the default."""
 
     index_oid: int
     column: str
@@ -30,8 +30,8 @@ class ComparedColumn(NamedTuple):
     less: str | None
 
 
-# Not named are the database's collation and a type's own operator class. ON CONFLICT takes any unique index on the key
-# columns, whatever its collations, its operator classes, and the columns that it INCLUDEs; but none on expressions.
+# The database's collation and a type's default operator class are not named. ON CONFLICT takes any unique index on the
+# key columns, whatever its collations, its operator classes, and the columns that it INCLUDEs; but none on expressions.
 _COMPARED = """
 SELECT x.index_oid, x.attname::text, cn.nspname::text, c.collname::text, c.collisdeterministic, pn.nspname::text,
        p.oprname::text
@@ -65,10 +65,10 @@ def compared_statement(table: TargetTable, upsert: Upsert) -> sql.Composed:
 
 def comparisons(rows: Iterable[tuple[Any, ...]], upsert: Upsert) -> dict[str, Comparison]:
     """
-    What is to be said of the columns that are not compared as their type is by itself, by their names.
+    By name, how columns are compared that do not follow the default of their type.
 
-    Of several unique indexes on the keys, the one that calls more of them equal decides. Where another one calls equal
-    what this one does not, Postgres refuses the rows.
+    If there are several unique indexes on the keys, the one that calls more keys equal decides. If another one calls
+    keys equal that this one does not, Postgres refuses the rows.
     """
     found = (ComparedColumn(*row) for row in rows)
     of_index = {

@@ -1,5 +1,5 @@
 """
-How does the target table stay what the catalogue says of it, until the batch is committed?
+How does the target table stay as the catalogue describes it, until the batch is committed?
 
 Runs in the commit. Invariant: the table is locked before it is described, in the mode in which it is then written. What
 could change its columns, their types, its rules or where its rows are kept needs a lock that conflicts with this one.
@@ -25,7 +25,7 @@ from pgonce.sink.target.catalogue import (
 _WRITABLE = ("r", "p")
 
 # Parsing an INSERT takes the lock that writing takes, keeps it until the transaction ends, and asks for no privilege.
-# LOCK TABLE wants one on the whole table, which a role with INSERT on some of its columns does not have.
+# LOCK TABLE needs one on the whole table, which a role with INSERT on only some of its columns does not have.
 _LOCK = sql.SQL("PREPARE pgonce_lock AS INSERT INTO {} DEFAULT VALUES; DEALLOCATE pgonce_lock")
 _LOCK_ANSWERS = 2
 
@@ -34,11 +34,11 @@ def lock_table(
     connection: psycopg.Connection, table: str, found: ResolvedName | None = None
 ) -> tuple[ResolvedName, TargetTable | None]:
     """
-    As :func:`look_up_table`, for a table that is locked first; what cannot be written to is described without a lock.
+    Like :func:`look_up_table`, but lock the table first; what cannot be written to is described without a lock.
 
-    :param found: what :func:`resolve_table` has said of ``table`` in this transaction; it saves a round trip.
-    :raises psycopg.errors.LockNotAvailable: where others keep it locked for longer than ``lock_timeout``.
-    :raises psycopg.errors.SerializationFailure: where the table was altered after the transaction's snapshot was taken.
+    :param found: what :func:`resolve_table` has said about ``table`` in this transaction; it saves a round trip.
+    :raises psycopg.errors.LockNotAvailable: if others keep it locked for longer than ``lock_timeout``.
+    :raises psycopg.errors.SerializationFailure: if the table was altered after the transaction's snapshot was taken.
     """
     found = found or resolve_table(connection, table)
     while found.kind in _WRITABLE:
@@ -55,7 +55,7 @@ def lock_table(
         if described is not None and now.qualified_name == found.qualified_name:
             _refuse_older_snapshot(described, types)
             return now, described
-        # The name has come to mean another table. The lock on the first one does no harm.
+        # Meanwhile the name means another table. The lock on the first one does no harm.
         found = now
     return look_up_table(connection, table)
 
@@ -66,8 +66,8 @@ def _types(cursor: psycopg.Cursor) -> list[tuple[int, int]]:
 
 
 def _refuse_older_snapshot(table: TargetTable, row_type: list[tuple[int, int]]) -> None:
-    # At repeatable read the catalogue is read as it was when the transaction took its snapshot, whatever was waited for
-    # since; the row type of a table is always the present one.
+    # At repeatable read the catalogue is read as it was when the transaction took its snapshot, even if it has waited
+    # for something since; the row type of a table is always the current one.
     if not table.is_current or [(column.type_oid, column.typmod) for column in table.columns] != row_type:
         raise psycopg.errors.SerializationFailure(
             f"{table.qualified_name} was altered after this transaction had taken its snapshot"
@@ -76,9 +76,9 @@ def _refuse_older_snapshot(table: TargetTable, row_type: list[tuple[int, int]]) 
 
 def unsafe_partition(connection: psycopg.Connection, table: TargetTable) -> str | None:
     """
-    A partition that a crash would empty, asked once rows are written: until then, others could attach one.
+    A partition that a crash would empty; asked after rows are written, because until then others could attach one.
 
-    Partitions with rows of the batch are locked by them.
+    The partitions that took rows of the batch are locked by that.
     """
     if table.kind != "p":
         return None

@@ -1,5 +1,5 @@
 """
-Which table did the user mean, where there is none of that name?
+Which table did the user mean, if there is none of that name?
 
 Runs where a target is looked up: in the commit, and before Spark's job. Invariant: it only reads the catalogue, and its
 statement runs under our search_path.
@@ -40,7 +40,7 @@ def missing_table(connection: psycopg.Connection, found: ResolvedName) -> Target
 
 
 def refuse_missing_schema(connection: psycopg.Connection, schema: str) -> None:
-    """:raises TargetError: where the schema in which a table should be is not there."""
+    """:raises TargetError: if the schema in which a table should be does not exist."""
     exists = "SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s)) IS NOT NULL"
     if connection.execute(exists, [schema]).fetchone() != (True,):
         raise TargetError(

@@ -1,8 +1,8 @@
 """
 Put a batch's rows into their target table, inside the transaction that records the batch.
 
-Runs in the commit. Invariant: the rows reach the target by COPY only where their bytes are the columns' own;
-everywhere else through a table of the encoded types and an INSERT that assigns, so that Postgres checks.
+Runs in the commit. Invariant: rows are copied straight into the target only if their bytes are those of its columns'
+types. Otherwise they go through a table of the encoded types and an INSERT, whose assignments Postgres checks.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
     """
     The work of a commit that writes ``rows`` into one table; ``transport`` says in the ledger how they came.
 
-    The sink is the user's name for it, else the qualified target table.
+    The sink's name is the one that the user gave it, else the qualified target table.
     """
-    # What the sink's name was taken from, for the same transaction.
+    # The table after which the sink was named, for the same transaction.
     found: ResolvedName | None = None
 
     def name_sink(connection: Connection) -> str:
@@ -65,11 +65,11 @@ def publish_rows_in_tx(
     connection: psycopg.Connection, destination: Destination, rows: BatchRows, found: ResolvedName | None = None
 ) -> TargetTable:
     """
-    Write ``rows`` as ``destination`` says; the table that they are in.
+    Write ``rows`` as ``destination`` says, and return the table that they are in.
 
-    :param found: what is known of the table's name in this transaction.
-    :raises TargetError: where the table is unfit or lacks what the mode needs.
-    :raises StagingError: where staged rows are missing or too many.
+    :param found: what is known about the table's name in this transaction.
+    :raises TargetError: if the table is unfit or lacks what the mode needs.
+    :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     table, plan = target_for(connection, destination, rows.columns, found)
@@ -88,10 +88,10 @@ def _write_rows_in_tx(
 ) -> None:
     upsert = plan_upsert(destination, plan)
     written = Written(table, plan, rows.columns, upsert, rows.positions)
-    # Nothing is written before there are rows, for which some wait here.
+    # Nothing is written before there are rows; some commits wait for them here.
     bodies = rows.bodies()
     if destination.mode == "complete":
-        # Not TRUNCATE: it takes the table from its readers, and older snapshots would see it empty.
+        # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty.
         connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))
     if rows.staged is None and upsert is None and _goes_straight(table, plan):
         try:
@@ -128,8 +128,8 @@ def _write_gathered_in_tx(
     cursor = connection.cursor()
     cursor.execute(sql.SQL("; ").join([SAVEPOINT, insert, RELEASE]), prepare=False)
     cursor.nextset()
-    # What is promised and nothing else was inserted: one reading of the table is enough. Triggers of the user's may
-    # have left rows out, so only a count tells what else it means.
+    # If as many rows were inserted as were promised, the staging table need not be read again. If not, the user's
+    # triggers may have left rows out, so only a count tells whether staged rows are missing.
     if rows.staged is not None and not rows.staged.stored and cursor.rowcount != rows.count():
         check_staged_rows(connection, rows.staged)
 
@@ -154,7 +154,7 @@ def _gathered(connection: psycopg.Connection, rows: BatchRows, bodies: Iterable[
 
 
 class _RowsFailedError(Exception):
-    """Rows could not be had; psycopg tells the server what this is called, and nothing of what happened."""
+    """Rows could not be read; psycopg tells the server the name of this class, and nothing about what happened."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__()
@@ -178,8 +178,8 @@ def _copy(
 
 
 def _until_failure(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """The bodies; what fails in making one is put aside, for Postgres logs the text of what ends a COPY."""
+    """The bodies; an error in making one is put aside, because Postgres logs the text of an error that ends a COPY."""
     try:
         yield from bodies
-    except Exception as error:  # noqa: BLE001 (raised again where the COPY has ended)
+    except Exception as error:  # noqa: BLE001 (raised again once the COPY has ended)
         raise _RowsFailedError(error) from None

@@ -1,12 +1,12 @@
 """
-Which value did Postgres refuse, and of which row?
+Which value did Postgres refuse, and in which row?
 
-Runs in the commit, only once Postgres has refused rows. Invariant: a transaction that had failed has failed still when
-this is done; what is said are columns, types, and of the row its key, its position or its place, never another value.
+Runs in the commit, only once Postgres has refused rows. Invariant: a transaction that had failed is still failed when
+this is done; the error tells columns and types, and the row's key, position or place, but never another value.
 
-Postgres names the column for a COPY alone. Of an INSERT of gathered rows each column is tried by itself: its values are
-assigned, one after the other, to a table that has only that column, and a sequence, which no rollback takes back, has
-counted them.
+Postgres names the column only for a COPY. For an INSERT of gathered rows, each column is tried by itself: its values
+are assigned, one after the other, to a table that has only that column. A sequence counts them, because a rollback does
+not reset it.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from pgonce.sink.target.fit import Fit
 from pgonce.sink.target.statements import Upsert, value_of
 
 SAVEPOINT = sql.SQL("SAVEPOINT pgonce_rows")
-"""To be sent with the first statement that may refuse gathered rows: they are there still when it has."""
+"""To be sent with the first statement that may refuse gathered rows, so that they are still there afterwards."""
 RELEASE = sql.SQL("RELEASE SAVEPOINT pgonce_rows")
 """To be sent with the last one."""
 
 _BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_rows")
-# There is none of this name: the transaction fails again. The server's log has the name.
+# There is no savepoint of this name, so the transaction fails again. The server's log shows the name.
 _FAIL = sql.SQL('ROLLBACK TO SAVEPOINT "pgonce: the batch was refused"')
-# A table of any size is read in one order, so that a row is found by its number; and not for long, for the writer's row
-# is locked.
+# A table of any size is read in one order, so that a row can be found by its number. There is a time limit, because the
+# writer's row is locked.
 _IN_ORDER = sql.SQL(
     "SET LOCAL statement_timeout = '60s'; SET LOCAL synchronize_seqscans = off; "
     "SET LOCAL max_parallel_workers_per_gather = 0; CREATE TEMPORARY SEQUENCE pgonce_row_number"
@@ -76,7 +76,7 @@ class Written:
         return f"column {column.target} ({column.full_type}; in Spark{source} {spark_type})"
 
     def row(self, values: Sequence[object] | None, number: int | None) -> str:
-        """A row by what tells it, else by its place."""
+        """A row, named by the columns that tell it from others, or else by its place."""
         if values:
             of = ", ".join(f"{n} = {_shortened(v)}" for n, v in zip(self.telling, values, strict=True))
             return f"the row with {of}"
@@ -99,7 +99,7 @@ def note_copied(
     written: Written,
     bodies: Callable[[], Iterable[bytes]],
 ) -> None:
-    """Note at ``error`` which value of a COPY into the target was refused, as far as Postgres says so."""
+    """Add a note to ``error``: which value of a COPY into the target was refused, as far as Postgres says."""
     # "COPY events, line 3, column name", in the server's language.
     context = (error.diag.context or "").rpartition("\n")[2]
     line = re.search(rf"COPY {re.escape(written.table.name)}\D*(\d+)(.*)", context)
@@ -109,7 +109,7 @@ def note_copied(
     found = [column for column in written.plan if rest.endswith(f" {column.target}")]
     try:
         values = _read(connection, written, bodies(), number)
-    except Exception:  # noqa: BLE001 (rows that cannot be had again; what Postgres refused is what is raised)
+    except Exception:  # noqa: BLE001 (rows that cannot be read again; the error of Postgres is what is raised)
         values = None
     where = written.row(values, number)
     column = max(found, key=lambda column: len(column.target), default=None)
@@ -119,7 +119,7 @@ def note_copied(
 def _read(
     connection: psycopg.Connection, written: Written, bodies: Iterable[bytes], number: int
 ) -> list[object] | None:
-    """What tells the row of that number, out of the bytes that were copied."""
+    """The values that tell the row of that number from others, read from the bytes that were copied."""
     rows = (memoryview(body)[start:end] for body in bodies for start, end in body_rows(memoryview(body)))
     row = next(itertools.islice(rows, number - 1, None), None)
     if row is None:
@@ -143,11 +143,11 @@ def note_gathered(
     source: sql.Identifier,
     wanted: sql.Composable,
 ) -> None:
-    """Note at ``error`` which value of the wanted rows of ``source`` was refused, where that can be found out."""
+    """Add a note to ``error``: which value of the wanted rows of ``source`` was refused, if that can be found out."""
     if not _is_about_values(error) or connection.info.transaction_status is not TransactionStatus.INERROR:
         return
     search = _Search(connection, error, written, source, wanted)
-    # Nothing is noted where the role may make no temporary table, or the line is lost, or it takes too long.
+    # There is no note if the role may not create a temporary table, if the connection is lost, or if it takes too long.
     with suppress(psycopg.Error):
         connection.execute(_BACK)
         connection.execute(_IN_ORDER, prepare=False)
@@ -161,7 +161,7 @@ def note_gathered(
 
 @dataclass(frozen=True)
 class _Search:
-    """The search for what made ``error``, among the wanted rows of ``source``."""
+    """The search for the value that caused ``error``, among the wanted rows of ``source``."""
 
     connection: psycopg.Connection
     error: psycopg.Error
@@ -170,18 +170,18 @@ class _Search:
     wanted: sql.Composable
 
     def null(self) -> str | None:
-        """Of a NOT NULL violation Postgres names the column."""
+        """For a NOT NULL violation Postgres names the column."""
         name = self.error.diag.column_name if self.error.sqlstate == "23502" else None
         column = next((column for column in self.written.plan if column.target == name), None)
         if column is None:
             return None
         is_null = sql.SQL("({}) AND {} IS NULL").format(self.wanted, sql.Identifier(column.source))
         row = self._telling(is_null, 1)
-        # Else a trigger has made it null.
+        # If there is no such row, a trigger has made the value null.
         return f"It is {self.written.described(column)} in {self.written.row(row, None)}" if row is not None else None
 
     def value(self) -> str | None:
-        """The first column one of whose values fails as the batch did; those that are likely to are tried first."""
+        """The first column with a value that fails as the batch did; the likely columns are tried first."""
         if self.error.diag.table_name:
             # A constraint of the table, not of a column's type.
             return None
@@ -194,7 +194,7 @@ class _Search:
 
     def _first_refused(self, column: ColumnPlan) -> int | None:
         """The number of the first wanted row whose value is refused."""
-        # It is drawn before the value is cast or assigned; as it is volatile, the inner SELECT is not pulled up.
+        # A number is drawn before the value is cast or assigned: nextval is volatile, so the inner SELECT is kept.
         try_all = sql.SQL(
             "CREATE TEMPORARY TABLE pgonce_probe ON COMMIT DROP AS SELECT {name} FROM {table} WITH NO DATA; "
             "SELECT pg_catalog.setval('pg_temp.pgonce_row_number', 1, false); "
@@ -222,7 +222,7 @@ class _Search:
         return None
 
     def _telling(self, wanted: sql.Composable, number: int) -> tuple[object, ...] | None:
-        """What tells the wanted row of that number, as text."""
+        """The values that tell the wanted row of that number from others, as text."""
         names = map(sql.Identifier, self.written.telling)
         values = sql.SQL(", ").join(sql.SQL("{}::pg_catalog.text").format(name) for name in names)
         query = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1 OFFSET {}").format(values, self.source, wanted, number - 1)

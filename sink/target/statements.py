@@ -1,8 +1,8 @@
 """
 The SQL that moves gathered rows into the target: append, upsert, complete.
 
-Pure; runs in the commit. Invariant: identifiers are composed, never formatted, and an upsert either has one row a key
-or is refused.
+Pure; runs in the commit. Invariant: identifiers are composed, never formatted, and an upsert either has one row for
+each key or is refused.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pgonce.sink.target.checked_table import ColumnPlan
 
 @dataclass(frozen=True)
 class Comparison:
-    """How a column's values are compared, where it is not as their type is by itself: collation, operator ``<``."""
+    """How a column's values are compared if they do not follow the default of their type: collation, operator ``<``."""
 
     collation: sql.Identifier | None
     less: sql.Composable | None
@@ -32,7 +32,7 @@ class Upsert:
     """
     The columns that tell rows apart, and the one that says which of two rows of a key is the newer.
 
-    ``comparisons`` are the target's, by its columns' names; those that are not named need none.
+    ``comparisons`` are the target's, by column name; columns that are not named follow the default of their type.
     """
 
     keys: tuple[ColumnPlan, ...]
@@ -44,7 +44,7 @@ def plan_upsert(destination: Destination, plan: Sequence[ColumnPlan]) -> Upsert 
     """
     The upsert that ``destination`` asks for, or None for the other modes.
 
-    :raises TargetError: where keys or orderBy name a column that the rows do not have.
+    :raises TargetError: if keys or orderBy name a column that the rows do not have.
     """
     if destination.mode != "upsert":
         return None
@@ -74,8 +74,8 @@ def insert_statement(
     plan: Sequence[ColumnPlan],
     upsert: Upsert | None = None,
 ) -> sql.Composed:
-    """``INSERT ... SELECT`` of the wanted rows of ``source``, by key where ``upsert`` is given."""
-    # Under another name, for a table may be called excluded.
+    """``INSERT ... SELECT`` of the wanted rows of ``source``, by key if ``upsert`` is given."""
+    # Under another name, because a table may be called excluded.
     return sql.SQL("INSERT INTO {} AS target ({}) {}{}").format(
         table.identifier,
         _names(column.target for column in plan),
@@ -93,7 +93,7 @@ def merge_statement(
     bounds: tuple[int, int] | None,
 ) -> sql.Composed:
     """
-    ``MERGE`` of the wanted rows of ``source`` by key; there must be columns that are no keys.
+    ``MERGE`` of the wanted rows of ``source`` by key; there must be columns that are not keys.
 
     :param bounds: least and greatest value of the first key, both inclusive: the index need not be read beyond.
     """
@@ -105,7 +105,7 @@ def merge_statement(
         conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.>=) {}").format(first, least))
         conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.<=) {}").format(first, greatest))
     assignments = (sql.SQL("{0} = source.{0}").format(sql.Identifier(name)) for name in _rest(upsert, plan))
-    # ONLY, for ON CONFLICT does not look into tables that inherit either.
+    # ONLY, because ON CONFLICT does not look into tables that inherit either.
     return sql.SQL(
         "MERGE INTO ONLY {} AS target USING ({}) AS source ON {} WHEN MATCHED THEN UPDATE SET {} "
         "WHEN NOT MATCHED THEN INSERT ({}) VALUES ({})"
@@ -123,9 +123,9 @@ def key_facts_statement(
     source: sql.Identifier, wanted: sql.Composable, upsert: Upsert, *, bounded: bool
 ) -> sql.Composed:
     """
-    How many of the wanted rows have NULL in a key; where ``bounded``, also the first key's least and greatest value.
+    How many of the wanted rows have NULL in a key; if ``bounded``, also the first key's least and greatest value.
 
-    Such rows conflict with nothing, so each replay would add another.
+    Rows with NULL in a key conflict with nothing, so each replay would add another.
     """
     is_null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in upsert.keys)
     bounds = sql.SQL("pg_catalog.min({0}), pg_catalog.max({0})" if bounded else "NULL, NULL").format(
@@ -139,14 +139,14 @@ def key_facts_statement(
 def _selected(
     source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: Upsert | None
 ) -> sql.Composed:
-    """The wanted rows, their columns named and typed as the target's; of doubled keys the newest row."""
+    """The wanted rows, with columns named and typed as in the target; of rows with the same key, the newest."""
     distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)
     values = (sql.SQL("{} AS {}").format(_value(column, upsert), sql.Identifier(column.target)) for column in plan)
     return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
 
 
 def value_of(column: ColumnPlan) -> sql.Composable:
-    """A gathered column's value, cast where the target's type takes it by a cast only."""
+    """A gathered column's value, cast if the target's type takes it only by a cast."""
     cast = column.fitting.cast_type
     # Postgres was asked for the type's name under our search_path: one without a schema is pg_catalog's.
     schema = sql.SQL("" if not cast or "." in cast else "pg_catalog.")
@@ -157,7 +157,7 @@ def _value(column: ColumnPlan, upsert: Upsert | None) -> sql.Composable:
     value = value_of(column)
     if upsert is None or column not in (*upsert.keys, upsert.order_by):
         return value
-    # What the rows are sorted by, they are sorted by as the table has it.
+    # Rows are sorted by values as the table will hold them.
     assigned = _as_assigned(value, column.full_type)
     comparison = upsert.comparisons.get(column.target)
     if comparison is None or comparison.collation is None:
@@ -170,17 +170,17 @@ _CUT_TO = re.compile(r"character varying\((\d+)\)")
 
 def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
     """
-    A text as the column's type will have it, as far as that changes which texts are equal.
+    A text as the column will hold it, as far as that changes which texts are equal.
 
-    Not by a cast to the full type, which would cut a text that is too long; assigning it is an error.
+    It is not cast to the full type, because that would cut a text that is too long, while assigning one is an error.
     """
     if full_type == "bpchar" or re.fullmatch(r"character\(\d+\)", full_type):
-        # Without a length it cuts nothing, and spaces at the end do not count.
+        # Without a length the type cuts nothing, and spaces at the end do not count.
         return sql.SQL("{}::pg_catalog.bpchar").format(value)
     cut_to = _CUT_TO.fullmatch(full_type)
     if cut_to is None:
         return value
-    # The standard has spaces beyond the length cut.
+    # The SQL standard says that spaces beyond the length are cut.
     return sql.SQL(
         "CASE WHEN pg_catalog.char_length({value}) OPERATOR(pg_catalog.>) {length} "
         "AND pg_catalog.rtrim(pg_catalog.substr({value}, {after})) OPERATOR(pg_catalog.=) '' "
@@ -192,10 +192,10 @@ def _by_key(upsert: Upsert) -> tuple[sql.Composable, sql.Composable]:
     keys = _names(key.target for key in upsert.keys)
     by_keys = sql.SQL(", ").join(_sorted_by(key.target, upsert) for key in upsert.keys)
     if upsert.order_by is None:
-        # Without DISTINCT ON two rows of one key fail with 21000: what a user who names no order must hear. Sorted,
-        # so that two writers of the same keys lock them in the same order.
+        # Without DISTINCT ON two rows of one key fail with 21000, as they should if the user names no order. Sorted, so
+        # that two writers of the same keys lock them in the same order.
         return sql.SQL(""), sql.SQL(" ORDER BY {}").format(by_keys)
-    # Rows that tie: of those of one task the one that came last, where rows travel inline; tasks have no order.
+    # Of rows that tie, the last one wins if they travelled inline and come from one task; tasks have no order.
     order = sql.SQL(" ORDER BY {}, {} DESC NULLS LAST, ctid DESC").format(
         by_keys, sql.Identifier(upsert.order_by.target)
     )
@@ -219,7 +219,7 @@ def _on_conflict(upsert: Upsert, plan: Sequence[ColumnPlan]) -> sql.Composable:
 
 
 def _rest(upsert: Upsert, plan: Sequence[ColumnPlan]) -> list[str]:
-    """The columns that are no keys."""
+    """The columns that are not keys."""
     return [column.target for column in plan if column not in upsert.keys]
 
 

@@ -1,11 +1,11 @@
 """
 How do gathered rows get into the target by key?
 
-Runs in the commit. Invariant: a large batch is a MERGE only where that leaves the rows that ``INSERT ... ON CONFLICT``
-would leave, and nobody can tell which of them it was, for only the batch's size decides.
+Runs in the commit. Invariant: a large batch is a MERGE only if that leaves the rows that ``INSERT ... ON CONFLICT``
+would leave and nobody can tell which of the two it was, because only the batch's size decides.
 
-For each row ON CONFLICT asks the index, inserts on trial, and confirms that in the WAL; MERGE joins all rows with the
-index first (ADR 13).
+ON CONFLICT looks each row up in the index, inserts it on trial, and confirms that in the WAL; MERGE first joins all
+rows with the index (ADR 13).
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT
 from pgonce.sink.target.statements import Upsert, insert_statement, key_facts_statement, merge_statement
 
 MERGED_ROWS = 50_000
-"""Fewer are no matter of speed."""
+"""With fewer rows, the difference in speed does not matter."""
 
 _FIRST_VERSION = 150000
 
-# What makes both the same, told of a table by its catalogue:
+# When both do the same to a table, as far as the catalogue tells:
 # - MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the keys in
-#   their order, for a join goes through the rows in the index's.
-# - Triggers see which it was. Of a row that is there, ON CONFLICT checks the one that was proposed too, with defaults
-#   for the columns that the batch does not bring: no such column may have one, and no CHECK or EXCLUDE may be there.
+#   their order, because a join goes through the rows in the order of the index.
+# - Triggers see which of the two it was. If a row exists already, ON CONFLICT also checks the row that was proposed,
+#   with defaults for the columns that the batch does not bring: no such column may have a default, and there may be no
+#   CHECK and no EXCLUDE.
 # - ON CONFLICT refuses tables with any deferrable unique index, and reads all columns.
-# - At the higher isolation levels Postgres 17 lost another's update in MERGE, without an error.
+# - At the higher isolation levels Postgres 17 lost another session's update in MERGE, without an error.
 _SAME_AS_ON_CONFLICT = """
 SELECT EXISTS (
     SELECT FROM pg_class AS c JOIN pg_index AS i ON i.indrelid = c.oid
@@ -67,8 +68,8 @@ SELECT EXISTS (
 )
 """
 
-# Through the index only, and no more of it than rows are looked up, as ON CONFLICT would: for a batch that is small
-# beside its table Postgres might otherwise read the whole table, believing it to lie on a slow disk.
+# The index is used, and only as much of it as rows are looked up, as with ON CONFLICT. Otherwise Postgres might read
+# the whole table for a batch that is small beside it, because it assumes that the table is on a slow disk.
 _PLANNED = {"seq_page_cost": "1", "random_page_cost": "1", "enable_hashjoin": "off"}
 _PLAN = sql.SQL("SELECT {}").format(
     sql.SQL(", ").join(
@@ -97,13 +98,13 @@ def upsert_in_tx(
     """
     Insert the wanted rows of ``source``, or update those with the same keys.
 
-    :raises TargetError: NULL_KEYS; DOUBLED_KEYS, where orderBy cannot choose.
+    :raises TargetError: NULL_KEYS; DOUBLED_KEYS, if orderBy cannot choose.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     is_large = row_count >= MERGED_ROWS
     facts = key_facts_statement(source, wanted, upsert, bounded=is_large and _has_integer_first(table, upsert))
     cursor = connection.cursor()
-    # One trip for all.
+    # One round trip for all.
     described = search_path.under_ours(compared_statement(table, upsert))
     cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
     cursor.nextset()
@@ -130,8 +131,8 @@ def upsert_in_tx(
 def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
     return TargetError(
         "DOUBLED_KEYS",
-        f"Two rows of the batch have one key in {table.qualified_name}, though they were told apart by "
-        f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or it has "
+        f"Two rows of the batch have the same key in {table.qualified_name}, though they differ in "
+        f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or the table has "
         "several unique indexes on them that do not call the same keys equal.",
         NOTHING,
         "Change keys in Spark as the trigger does, so that orderBy can choose among them, or keep one of the indexes.",
@@ -155,7 +156,7 @@ def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence
     """Whether nobody could tell MERGE from ON CONFLICT."""
     if connection.info.server_version < _FIRST_VERSION or table.row_security:
         return False
-    # Where a row is there and there is nothing to update, MERGE does not wait for who may be deleting it.
+    # If a row exists and there is nothing to update, MERGE does not wait for a session that may be deleting the row.
     if len(upsert.keys) == len(plan) or any(key.fitting.fit is not Fit.EXACT for key in upsert.keys):
         return False
     same = sql.SQL(_SAME_AS_ON_CONFLICT).format(
@@ -172,14 +173,14 @@ def _texts(names: Iterable[str]) -> sql.Composed:
 
 
 def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
-    """Whether the first key is an integer in the rows and in the table, so that its bounds tell what to read of it."""
+    """Whether the first key is an integer in the rows and in the table, so that its bounds limit what is read."""
     first = upsert.keys[0]
     types = {column.column_name: column.base_type for column in table.columns}
     return first.fitting.fit is Fit.EXACT and types[first.target] in ("smallint", "integer", "bigint")
 
 
 def merged(connection: psycopg.Connection, merge: sql.Composed) -> bool:
-    """Run ``merge``; False where nothing was done, because ON CONFLICT is needed, or knows better what is wrong."""
+    """Run ``merge``; False if nothing was done because ON CONFLICT is needed, or can tell better what is wrong."""
     try:
         with connection.transaction():
             connection.cursor().execute(sql.SQL("; ").join([_PLAN, merge, _UNPLAN]), prepare=False)
@@ -188,7 +189,7 @@ def merged(connection: psycopg.Connection, merge: sql.Composed) -> bool:
     return True
 
 
-# Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table knows no MERGE.
+# Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table does not support MERGE.
 _FOR_ON_CONFLICT = (
     psycopg.errors.IntegrityError,
     psycopg.errors.CardinalityViolation,

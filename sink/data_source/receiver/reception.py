@@ -167,7 +167,7 @@ class Reception:
             self._early_outcome = batch, self._commit(batch, replace(self._options.commit, retry_timeout=0))
         except PutOffError as why:
             _log.info("a batch begins again when all its rows are there: %s", why)
-        except Exception as error:  # noqa: BLE001 (what does not pass is met again)
+        except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
             self._outcome_unknown = left_unknown(error)
             _log.warning("a batch begins again when all its rows are there: %s", in_words(error))
 
