@@ -144,7 +144,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Leave the pooler one session more", why_none="advice; what needs the session is proven with its own sentence"
     ),
     Claim(
-        "A **password that is rotated** may change in Postgres first",
+        "with the same `url` waits as it does for a restart",
         (
             f"{_WAITS}::test_a_password_that_is_rotated_is_waited_for",
             f"{_WAITS}::test_a_password_that_stays_wrong_fails_in_the_end",
@@ -189,6 +189,7 @@ CLAIMS: tuple[Claim, ...] = (
         (f"{_RECOVERY_AWAY}::test_it_waits_and_goes_on", f"{_RECOVERY_AWAY}::test_the_bound_is_that_of_a_commit"),
     ),
     Claim("Both ends call a line dead after", (f"{_VANISHED}::TestBounds::test_the_defaults", _NUMBERS)),
+    Claim("and have a `tcp_user_timeout` of 60 s", (f"{_VANISHED}::TestBounds::test_the_defaults", _NUMBERS)),
     Claim("would send that again for 15 minutes", why_none="what TCP does by itself"),
     Claim(
         "a listener notices after at most 60 s",
@@ -214,7 +215,7 @@ CLAIMS: tuple[Claim, ...] = (
         "its commit ends such a session after one `lockTimeout`",
         (_FROZEN, f"{_RUNNING}::test_a_session_that_a_dead_host_left"),
     ),
-    Claim("if it is not given, the idle time and so many intervals", (f"{_VANISHED}::TestBounds::test_what_url_sets",)),
+    Claim("if it is not given, the idle time plus that many intervals", (f"{_VANISHED}::TestBounds::test_what_url_sets",)),
     Claim("For example, to notice after 20 s", (f"{_VANISHED}::TestBounds::test_what_url_sets",)),
     Claim(
         "takes no rows for so long (a COPY that waits for a lock",
