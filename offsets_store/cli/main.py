@@ -13,9 +13,9 @@ from typing import Annotated
 import psycopg
 import typer
 
-from pgonce.offsets_store.cli import recover
-from pgonce.offsets_store.cli import tables as show
+from pgonce.offsets_store.cli import by_hand, recover, tables
 from pgonce.offsets_store.cli.explain import explanation, nearest
+from pgonce.offsets_store.cli.output import print_json
 from pgonce.offsets_store.cli.terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
 from pgonce.offsets_store.ledger.migrations import grants, init_sql, migrate
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
@@ -50,9 +50,9 @@ def status(url: Url = "", as_json: Json = False) -> None:
     with errors_as_text():
         known = OffsetsStore(url).status()
         if as_json:
-            show.print_json(show.status_records(known))
+            print_json(tables.status_records(known))
         elif known:
-            show.print_table(show.status_table(known))
+            tables.print_table(tables.status_table(known))
         else:
             typer.echo("The ledger is empty: no batch has been published yet.")
 
@@ -78,10 +78,10 @@ def offsets(
             return
         found = store.status_of(query, sink, bootstrap_servers)
         if as_json:
-            show.print_json(show.offsets_records(found))
+            print_json(tables.offsets_records(found))
             return
         for writer, lag in found:
-            show.print_table(show.offsets_table(writer, lag))
+            tables.print_table(tables.offsets_table(writer, lag))
 
 
 @app.command()
@@ -96,9 +96,9 @@ def history(
     with errors_as_text():
         batches = OffsetsStore(url).history(query, sink, limit)
         if as_json:
-            show.print_json(show.history_records(batches))
+            print_json(tables.history_records(batches))
         else:
-            show.print_table(show.history_table(batches))
+            tables.print_table(tables.history_table(batches))
 
 
 @app.command()
@@ -115,7 +115,7 @@ def init(
             return
         applied = _init(url, role)
         if as_json:
-            show.print_json({"applied": applied, "role": role})
+            print_json({"applied": applied, "role": role})
             return
         done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
         typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
@@ -153,7 +153,7 @@ def _root(
 
 app.command()(recover.doctor)
 app.command()(recover.recover)
-app.command()(recover.accept)
-app.command()(recover.retire)
-app.command()(recover.forget)
+app.command()(by_hand.accept)
+app.command()(by_hand.retire)
+app.command()(by_hand.forget)
 app.command("new-checkpoint")(recover.new_checkpoint)

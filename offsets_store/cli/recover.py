@@ -1,9 +1,8 @@
 """
-What people do about a query that is refused: ``pgonce doctor``, ``recover``, ``accept``, ``retire``, ``forget`` and
-``new-checkpoint``.
+What people do about a checkpoint: ``pgonce doctor``, ``recover`` and ``new-checkpoint``.
 
-Runs in a shell, without Spark, under a role that owns the ledger. Invariant: what a command will do is shown before it
-is done, and without the option that says so it does nothing.
+Runs in a shell, without Spark, under a role that owns the ledger. Invariant: without ``--yes`` a command only shows
+what it would do.
 """
 
 from __future__ import annotations
@@ -14,40 +13,36 @@ from typing import Annotated
 import typer
 
 from pgonce.offsets_store.checkpoint.files import open_location
-from pgonce.offsets_store.cli import tables as show
-from pgonce.offsets_store.cli.terms import ExitCode, Json, Query, Sink, Url, errors_as_text
-from pgonce.offsets_store.errors import CheckpointError
-from pgonce.offsets_store.recovery import doctor as diagnosis
-from pgonce.offsets_store.recovery import interventions
-from pgonce.offsets_store.recovery import new_checkpoint as rebuilding
-from pgonce.offsets_store.recovery.acceptance import refused_verdict
-from pgonce.offsets_store.recovery.forget import Forgetting, forget_query
-from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_sinks
-from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
+from pgonce.offsets_store.cli.output import offsets_text, print_json, print_lines, text_of
+from pgonce.offsets_store.cli.terms import (
+    NOT_DONE,
+    ExitCode,
+    Json,
+    Query,
+    QuietFor,
+    Url,
+    Wait,
+    Yes,
+    errors_as_text,
+)
+from pgonce.offsets_store.recovery.diagnosis import Diagnosis, Finding
+from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.first_contact import ANY_SINK
+from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
+from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 from pgonce.offsets_store.recovery.refused_recovery import no_checkpoint
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
-from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.recovery.undo import undo_recovery
 
 _EXIT_CODES = {
-    diagnosis.Finding.AGREE: ExitCode.OK,
-    diagnosis.Finding.RECOVERABLE: ExitCode.RECOVERABLE,
-    diagnosis.Finding.NEEDS_PERSON: ExitCode.NEEDS_PERSON,
-    diagnosis.Finding.UNCERTAIN: ExitCode.NEEDS_PERSON,
+    Finding.AGREE: ExitCode.OK,
+    Finding.RECOVERABLE: ExitCode.RECOVERABLE,
+    Finding.NEEDS_PERSON: ExitCode.NEEDS_PERSON,
+    Finding.UNCERTAIN: ExitCode.NEEDS_PERSON,
 }
 
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would be done.")]
-QuietFor = Annotated[
-    float,
-    typer.Option(min=0, help="Seconds for which nothing of the query may have been written: a running one writes."),
-]
-Wait = Annotated[
-    float,
-    typer.Option(
-        min=0, help="Seconds to wait, at most, for Postgres to answer, and until nothing shows a running query."
-    ),
-]
 
 
 def doctor(
@@ -67,12 +62,35 @@ def doctor(
     written down; 7: the checkpoint cannot be read.
     """
     with errors_as_text():
-        found = diagnosis.examine(checkpoint, url, sink=sink, query_name=query_name)
+        found = examine(checkpoint, url, sink=sink, query_name=query_name)
         if as_json:
-            show.print_json(found.record())
+            print_json(found.record())
         else:
-            typer.echo(show.printable("\n".join(show.diagnosis_lines(found))))
+            print_lines(_diagnosis_lines(found))
     raise typer.Exit(_EXIT_CODES[found.finding])
+
+
+def _diagnosis_lines(found: Diagnosis) -> list[str]:
+    again = "which is planned already" if found.runs_again else "which is yet to be planned"
+    begins, ends = (offsets_text(at).replace("\n", ", ") for at in (found.begins, found.ends))
+    return [
+        f"Checkpoint {found.location} of query {text_of(found.query_id)}:",
+        f"  offsets/ ends with batch {text_of(found.newest_offsets)}, commits/ with {text_of(found.newest_commit)}.",
+        *(
+            f"Sink {sink.sink_name}: last batch {sink.last_batch_id}, end "
+            + offsets_text(sink.end_offsets).replace("\n", ", ")
+            for sink in found.sinks
+            if sink.last_batch_id is not None
+        ),
+        f"Next start: batch {found.next_batch_id}, {again}, from {begins} to {ends}.",
+        *(f"  {_sink_called(sink.sink_name)}: {sink.verdict.name}, {sink.says}" for sink in found.sinks),
+        *found.remarks,
+        found.advice,
+    ]
+
+
+def _sink_called(name: str) -> str:
+    return "any other sink" if name == ANY_SINK else name
 
 
 def recover(
@@ -95,9 +113,9 @@ def recover(
         if done.query_id is None:
             raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
         if as_json:
-            show.print_json({**dataclasses.asdict(done), "is_needed": done.is_needed})
+            print_json({**dataclasses.asdict(done), "is_needed": done.is_needed})
         else:
-            typer.echo(show.printable("\n".join(_recovery_lines(done))))
+            print_lines(_recovery_lines(done))
 
 
 def _recovery_lines(recovery: Recovery) -> list[str]:
@@ -108,104 +126,6 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
         lines.append(f"Done. What was replaced lies in {recovery.kept_in}; `pgonce recover --undo` brings it back.")
     elif recovery.is_needed:
         lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
-    return lines
-
-
-def accept(
-    query: Query,
-    *,
-    batch: Annotated[int, typer.Option(min=0, help="The batch that Spark runs next, and that is refused.")],
-    reason: Annotated[str, typer.Option(help="Why this batch may follow; the ledger keeps it.")],
-    url: Url = "",
-    sink: Sink = None,
-    checkpoint: Annotated[
-        str | None, typer.Option(help="The query's checkpoint, if not where the ledger says.")
-    ] = None,
-    yes: Yes = False,
-) -> None:
-    """Let one batch through that is refused, once, where nothing can prove or mend it. Rows may be lost or doubled."""
-    with errors_as_text():
-        interventions.refuse_no_reason(reason)
-        query_id, location, chosen = _chosen_sink(url, query, sink)
-        interventions.refuse_gone(chosen)
-        facts = _read_if_possible(checkpoint, location)
-        interventions.refuse_accepted(chosen, batch)
-        verdict = refused_verdict(query_id, facts, chosen, batch)
-        typer.echo(
-            show.printable(
-                f"Query {query_id}, sink {chosen.sink_name}: stands at batch {chosen.last_batch_id}, end "
-                f"{chosen.end_offsets}.\n"
-                f"Batch {batch} would be refused as {verdict.name}: {verdict.value}.\n"
-                "Accepted, its rows are published, whatever they are, and the stored offsets move to its end. Nothing "
-                "proves that no row is lost or doubled."
-            )
-        )
-        if yes:
-            interventions.accept(url, chosen, batch, reason)
-    typer.echo("Accepted, once: start the query." if yes else _NOT_DONE)
-
-
-def retire(
-    query: Query,
-    *,
-    url: Url = "",
-    sink: Sink = None,
-    reason: Annotated[str | None, typer.Option(help="Why; the ledger keeps it.")] = None,
-    yes: Yes = False,
-) -> None:
-    """Say that a sink of a query is gone for good: it is refused if it comes back, and recovery leaves it out."""
-    with errors_as_text():
-        query_id, _, chosen = _chosen_sink(url, query, sink)
-        interventions.refuse_gone(chosen)
-        typer.echo(
-            show.printable(
-                f"Query {query_id}, sink {chosen.sink_name}: stands at batch {chosen.last_batch_id}.\nRetired, it is "
-                "refused for good, and left out where a checkpoint is compared with the ledger."
-            )
-        )
-        if yes:
-            interventions.retire(url, chosen, reason)
-    typer.echo("Retired." if yes else _NOT_DONE)
-
-
-def forget(
-    query: Query,
-    *,
-    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
-    url: Url = "",
-    sink: Sink = None,
-    quiet_for: QuietFor = QUIET_SECONDS,
-    wait: Wait = 0,
-    yes: Yes = False,
-) -> None:
-    """Take a query out of the way of a new one that loads its tables from the beginning; rows stay, so empty them."""
-    with errors_as_text():
-        found = forget_query(
-            query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
-        )
-        lines = [*_forget_lines(found), "Forgotten. Start the new query on a new checkpoint." if yes else _NOT_DONE]
-        typer.echo(show.printable("\n".join(lines)))
-
-
-def _forget_lines(found: Forgetting) -> list[str]:
-    lines = [f"Query {found.query_id} ({found.query_name or 'no name'}):"]
-    lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}" for sink in found.sinks]
-    lines.append(
-        "Forgotten, it is refused (FENCED) if it comes back, and a new query may feed this from the beginning of its "
-        "source.\nThe rows stay where they are, and would be doubled by a query that reads the same again. So empty "
-        "the tables before you start it:"
-    )
-    lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
-    lines += [
-        f"  (and what was written as {name}: which tables these are, nobody has recorded)"
-        for name, tables in found.tables.items()
-        if not tables
-    ]
-    lines += [
-        f"But {name} is fed by {', '.join(others)} too: their rows would go with it, and not come again."
-        for name, others in found.others.items()
-        if others
-    ]
     return lines
 
 
@@ -220,35 +140,7 @@ def new_checkpoint(
 ) -> None:
     """Write a checkpoint from the ledger, for a stateless query whose own is lost: same query id, same batch."""
     with errors_as_text():
-        plan = rebuilding.new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
+        plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
         lines = [f"Query {plan.query_id}: {plan.does}, at {path}.", *(f"  write      {name}" for name, _ in plan.files)]
-        lines.append("Done. Start the query with this checkpointLocation." if yes else _NOT_DONE)
-        typer.echo(show.printable("\n".join(lines)))
-
-
-_NOT_DONE = "Nothing was changed. Give --yes to do it."
-
-
-def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | None, SinkFacts]:
-    """The query's id, where the ledger says that its checkpoint is, and the one sink that is meant."""
-    store = OffsetsStore(url)
-    writer = store.latest(query, sink)
-    with store._reading() as connection:
-        sinks = read_sinks(
-            connection, writer.query_id, range(max(0, (writer.batch_id or 0) - 100), writer.batch_id or 0)
-        )
-    chosen = next(found for found in sinks if found.sink_name == writer.sink_name)
-    return writer.query_id, writer.checkpoint_location, chosen
-
-
-def _read_if_possible(given: str | None, recorded: str | None) -> CheckpointFacts | None:
-    if given is not None:
-        named = read_checkpoint(open_location(given))
-        if named.query_id is None:
-            raise no_checkpoint(named)
-        return named
-    try:
-        found = read_checkpoint(open_location(recorded)) if recorded else None
-    except CheckpointError:
-        return None
-    return found if found is not None and found.query_id is not None else None
+        lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
+        print_lines(lines)

@@ -8,29 +8,18 @@ is unknown reads ``?`` in one and null in the other.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
-from uuid import UUID
 
 from rich.console import Console
 from rich.table import Table
 
-from pgonce.offsets_store.offsets.compare import Offsets, is_kafka
-from pgonce.offsets_store.recovery.doctor import Diagnosis
-from pgonce.offsets_store.recovery.first_contact import ANY_SINK
-from pgonce.offsets_store.status.lag import total_lag
+from pgonce.offsets_store.cli.output import json_text, offsets_text, printable, text_of
+from pgonce.offsets_store.status.lag import Status, total_lag
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
 
-Status = tuple[StoredWriter, list[PartitionLag]]
-
 _WIDTH_FOR_WHOLE_IDS = 100
-
-
-def print_json(answer: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(answer, indent=2, default=_encode))  # noqa: T201 (this is the output)
 
 
 def status_records(status: Iterable[Status]) -> list[dict[str, Any]]:
@@ -55,19 +44,19 @@ def status_table(status: Sequence[Status]) -> Table:
             _lines(
                 writer.query_name or "-",
                 writer.query_id,
-                f"run {_text(writer.run_id)}",
+                f"run {text_of(writer.run_id)}",
                 f"replaced by\n{writer.replaced_by}" if writer.replaced_by else "",
                 f"retired {_time(writer.retired_at)}" if writer.retired_at else "",
             ),
             _lines(writer.sink_name, f"at {writer.target_change}" if writer.target_change else ""),
             _lines(
-                _text(writer.batch_id),
+                text_of(writer.batch_id),
                 _time(writer.updated_at),
                 "judged by ids (weaker)" if writer.guarantee == "ids" else "",
                 f"{writer.disagreements} disagree" if writer.disagreements else "",
             ),
-            _offsets(writer.end_offsets),
-            _text(total_lag(lag)),
+            offsets_text(writer.end_offsets),
+            text_of(total_lag(lag)),
             str(writer.replays),
             style="dim" if old else None,
         )
@@ -102,17 +91,17 @@ def offsets_table(writer: StoredWriter, lag: Iterable[PartitionLag]) -> Table:
     """One row a topic and partition, or a source."""
     table = _table("Source", "Topic", "Partition", "End offset", "Newest", "Lag")
     table.title = printable(
-        f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {_text(writer.batch_id)}"
+        f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {text_of(writer.batch_id)}"
     )
     for row in lag:
         _add_row(
             table,
-            _text(row.source_id),
+            text_of(row.source_id),
             row.topic or "-",
             "-" if row.partition is None else str(row.partition),
-            _json(row.end_offset),
-            _json(row.latest_offset),
-            _text(row.lag),
+            json_text(row.end_offset),
+            json_text(row.latest_offset),
+            text_of(row.lag),
         )
     return table
 
@@ -135,35 +124,11 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
             ),
             batch.sink_name,
             _lines(str(batch.rows), f"{batch.dropped_rows} dropped" if batch.dropped_rows else ""),
-            _offsets(batch.start_offsets),
-            _offsets(batch.end_offsets),
+            offsets_text(batch.start_offsets),
+            offsets_text(batch.end_offsets),
             str(batch.replays),
         )
     return table
-
-
-def diagnosis_lines(found: Diagnosis) -> list[str]:
-    """What the doctor found, line by line."""
-    again = "which is planned already" if found.runs_again else "which is yet to be planned"
-    begins, ends = (_offsets(at).replace("\n", ", ") for at in (found.begins, found.ends))
-    return [
-        f"Checkpoint {found.location} of query {_text(found.query_id)}:",
-        f"  offsets/ ends with batch {_text(found.newest_offsets)}, commits/ with {_text(found.newest_commit)}.",
-        *(
-            f"Sink {sink.sink_name}: last batch {sink.last_batch_id}, end "
-            + _offsets(sink.end_offsets).replace("\n", ", ")
-            for sink in found.sinks
-            if sink.last_batch_id is not None
-        ),
-        f"Next start: batch {found.next_batch_id}, {again}, from {begins} to {ends}.",
-        *(f"  {_sink_called(sink.sink_name)}: {sink.verdict.name}, {sink.says}" for sink in found.sinks),
-        *found.remarks,
-        found.advice,
-    ]
-
-
-def _sink_called(name: str) -> str:
-    return "any other sink" if name == ANY_SINK else name
 
 
 def print_table(table: Table) -> None:
@@ -188,45 +153,9 @@ def _add_row(table: Table, *cells: str, style: str | None = None) -> None:
     table.add_row(*map(printable, cells), style=style)
 
 
-def printable(text: str) -> str:
-    """``text`` without what a terminal would obey (escape sequences) or hide (marks that turn text around)."""
-    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
-
-
 def _lines(*parts: str) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _offsets(offsets: Offsets | None) -> str:
-    if offsets is None:
-        return "?"
-    return "\n".join((f"{source}: " if len(offsets) > 1 else "") + _offset(at) for source, at in offsets.items())
-
-
-def _offset(offset: Any) -> str:
-    if not is_kafka(offset):
-        return _json(offset)
-    return "\n".join(
-        f"{topic} " + " ".join(f"{partition}:{parts[partition]}" for partition in sorted(parts, key=int))
-        for topic, parts in sorted(offset.items())
-    )
-
-
-def _json(value: Any) -> str:
-    return "?" if value is None else json.dumps(value, ensure_ascii=False)
-
-
-def _text(value: Any) -> str:
-    return "?" if value is None else str(value)
-
-
 def _time(when: datetime) -> str:
     return f"{when.astimezone():%Y-%m-%d %H:%M:%S}"
-
-
-def _encode(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, UUID):
-        return str(value)
-    raise TypeError(type(value).__name__)

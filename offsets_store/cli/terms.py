@@ -7,7 +7,6 @@ says which kind it was.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -15,7 +14,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from pgonce.offsets_store.cli import tables as show
+from pgonce.offsets_store.cli.output import print_error
 from pgonce.offsets_store.errors import (
     CheckpointError,
     ConfigurationError,
@@ -65,6 +64,20 @@ Json = Annotated[bool, typer.Option("--json", help="JSON with stable keys, for p
 Query = Annotated[str, typer.Argument(help="Name or id of the query, as `pgonce status` shows it.")]
 Sink = Annotated[str | None, typer.Option(help="Name of the sink, where the query has several.")]
 
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would be done.")]
+QuietFor = Annotated[
+    float,
+    typer.Option(min=0, help="Seconds for which nothing of the query may have been written: a running one writes."),
+]
+Wait = Annotated[
+    float,
+    typer.Option(
+        min=0, help="Seconds to wait, at most, for Postgres to answer, and until nothing shows a running query."
+    ),
+]
+
+NOT_DONE = "Nothing was changed. Give --yes to do it."
+
 
 @contextmanager
 def errors_as_text() -> Iterator[None]:
@@ -76,7 +89,7 @@ def errors_as_text() -> Iterator[None]:
 
 
 def _fail(error: PgonceError) -> NoReturn:
-    print(show.printable(scrub(f"Error: {error}")), file=sys.stderr)  # noqa: T201 (this is the output)
+    print_error(scrub(f"Error: {error}"))
     raise typer.Exit(exit_code(error)) from None
 
 

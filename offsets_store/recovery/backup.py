@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
-from pgonce.offsets_store.recovery.refused_recovery import NOTHING
+from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED
 from pgonce.offsets_store.recovery.stopped_query import Change
 
 FOLDER = "pgonce-kept"
@@ -36,6 +36,11 @@ class Kept:
     recovery: str
     files: tuple[tuple[str, str | None, str | None], ...]
     newest: tuple[int | None, int | None]
+
+    @property
+    def time(self) -> str:
+        """When the recovery began, as its folder is named."""
+        return self.folder.removeprefix(f"{FOLDER}/")
 
 
 def kept_folder() -> str:
@@ -89,13 +94,13 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
             raise CheckpointError(
                 "CHECKPOINT_MALFORMED",
                 f"The manifest {writer.location}/{folder}/{_MANIFEST} cannot be understood.",
-                NOTHING,
+                NOTHING_CHANGED,
                 f"What was replaced lies beside it; to pass over this recovery, move its folder out of {FOLDER}.",
             ) from error
     raise RecoveryError(
         "NOTHING_TO_UNDO",
         f"The checkpoint {writer.location} has no recovery that could be undone.",
-        NOTHING,
+        NOTHING_CHANGED,
         f"What recoveries replaced lies in the folder {FOLDER} of the checkpoint.",
     )
 
@@ -116,9 +121,9 @@ def undoing(
     if moved or (newest != kept.newest and all(there[name] == after for name, _, after in kept.files)):
         raise RecoveryError(
             "UNDO_TOO_LATE",
-            f"The query has run since the recovery of {kept.folder.removeprefix(FOLDER + '/')}: "
+            f"The query has run since the recovery of {kept.time}: "
             + (f"{', '.join(moved)} changed." if moved else "offsets/ or commits/ have gone on."),
-            NOTHING,
+            NOTHING_CHANGED,
             f"What the recovery replaced still lies in {writer.location}/{kept.folder}.",
         )
     return [

@@ -14,6 +14,13 @@ from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts,
 FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 """``commits/N`` of a stateless query, where there is none to copy: measured to be enough on Spark 4.3."""
 
+METADATA_LINE = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+"""
+What Spark writes into ``offsets/N`` for a query without a watermark.
+
+Settings that are not named here are taken from the session.
+"""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -60,21 +67,12 @@ def _commit_text(checkpoint: CheckpointFacts) -> str:
     return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
 
 
-# What Spark writes for a query without a watermark; it takes settings that are not named here from the session.
-_METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
-
-
-def is_continuous(checkpoint: CheckpointFacts) -> bool:
-    """Whether a continuous query has written the newest entry."""
-    return checkpoint.newest is not None and checkpoint.offsets[checkpoint.newest].is_continuous
-
-
 def fit_for_micro_batches(checkpoint: CheckpointFacts) -> Target:
     """The newest two entries, which are all that Spark reads at a start, with their metadata line."""
     newest = checkpoint.newest
     assert newest is not None  # noqa: S101 (narrows the type)
     entries = {
-        number: checkpoint.offsets[number].text.replace("\n\n", f"\n{_METADATA}\n", 1)
+        number: checkpoint.offsets[number].text.replace("\n\n", f"\n{METADATA_LINE}\n", 1)
         for number in (newest - 1, newest)
         if number in checkpoint.offsets and checkpoint.offsets[number].is_continuous
     }

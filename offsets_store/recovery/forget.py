@@ -16,8 +16,9 @@ from sqlalchemy import Connection, select, text
 from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import writers
-from pgonce.offsets_store.recovery.interventions import put_out_of_the_way, refuse_gone, refuse_no_reason
+from pgonce.offsets_store.recovery.by_hand import put_out_of_the_way, refuse_gone, refuse_no_reason
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_neighbours, read_sinks
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
 from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
@@ -58,9 +59,8 @@ def forget_query(
     :raises OffsetsError: where no query, or several, have that name, or it has no such sink.
     """
     refuse_no_reason(reason)
-    store = OffsetsStore(url)
-    found = [writer for writer, _ in store.status_of(query, sink)]
-    with store._reading() as connection:
+    found = [writer for writer, _ in OffsetsStore(url).status_of(query, sink)]
+    with reading(url) as connection:
         named = {writer.sink_name for writer in found}
         sinks = [known for known in read_sinks(connection, found[0].query_id) if known.sink_name in named]
         living = tuple(known for known in sinks if known.is_living)
@@ -76,7 +76,7 @@ def forget_query(
     if not dry_run:
         writer, checkpoint = _checkpoint(found[0].checkpoint_location, found[0].query_id)
         refuse_running(
-            store,
+            url,
             writer,
             checkpoint,
             living,

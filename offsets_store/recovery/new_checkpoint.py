@@ -14,20 +14,21 @@ from dataclasses import dataclass, replace
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets.compare import Offsets, same, tells_which_rows
-from pgonce.offsets_store.recovery.changes import FIRST_COMMIT
-from pgonce.offsets_store.recovery.interventions import fence
+from pgonce.offsets_store.recovery.changes import FIRST_COMMIT, METADATA_LINE
+from pgonce.offsets_store.recovery.fence import fence
 from pgonce.offsets_store.recovery.next_start import goes_on, next_start
-from pgonce.offsets_store.recovery.patience import patiently
 from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
 from pgonce.offsets_store.recovery.refused_recovery import (
-    NOTHING,
+    NOTHING_CHANGED,
     apart,
     by_numbers,
     no_common_text,
     unknown_query,
     unproven,
 )
+from pgonce.offsets_store.recovery.retrying import patiently
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
 from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -35,7 +36,6 @@ from pgonce.offsets_store.verdict.decide import stored_end
 
 # Where a writer's rows carry positions, the newest recorded text may be some batches old.
 _LOOK_BACK = 1000
-_BARE_METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class NewCheckpoint:
     does: str
 
 
-def new_checkpoint(
+def write_new_checkpoint(
     query: str,
     path: str,
     url: str = "",
@@ -78,9 +78,8 @@ def new_checkpoint(
 def _write(
     query: str, path: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float
 ) -> NewCheckpoint:
-    store = OffsetsStore(url)
-    query_id = store.status_of(query)[0][0].query_id
-    with store._reading() as connection:
+    query_id = OffsetsStore(url).status_of(query)[0][0].query_id
+    with reading(url) as connection:
         last = max((sink.last_batch_id for sink in read_sinks(connection, query_id)), default=0)
         sinks = read_sinks(connection, query_id, range(max(0, last - _LOOK_BACK), last))
     writer = CheckpointWriter(path)
@@ -88,7 +87,7 @@ def _write(
         raise RecoveryError(
             "PATH_NOT_EMPTY",
             f"There is something at {writer.location} already.",
-            NOTHING,
+            NOTHING_CHANGED,
             "Give a path where nothing lies. A checkpoint that is there, and does not agree with the ledger, is mended "
             "by `pgonce recover`.",
         )
@@ -96,7 +95,7 @@ def _write(
     if dry_run:
         return plan
     living = [sink for sink in sinks if sink.is_living]
-    refuse_running(store, None, None, living, query_id, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
+    refuse_running(url, None, None, living, query_id, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
     details = {"location": writer.location, "files": [name for name, _ in plan.files]}
     fence(url, living, "new-checkpoint", plan.stands_at, details, plan.entry)
     for name, text in plan.files:
@@ -164,7 +163,7 @@ def _entry_at_the_end(sinks: Sequence[SinkFacts], newest: int) -> str:
     texts = [text for sink in sinks for number in sorted(sink.records) if (text := sink.text_of(number)) is not None]
     form = parse_offset_log(texts[-1]) if texts else None
     version = form.version if form else 1
-    metadata = json.dumps(form.metadata, separators=(",", ":")) if form else _BARE_METADATA
+    metadata = json.dumps(form.metadata, separators=(",", ":")) if form else METADATA_LINE
     line = json.dumps(offset, separators=(",", ":"))
     return f"v{version}\n{metadata}\n{line if version == 1 else f'{source_id}:{line}'}"
 
@@ -189,7 +188,7 @@ def _perhaps_stateful(query_id: str) -> RecoveryError:
     return RecoveryError(
         "RECOVERY_STATEFUL",
         f"Query {query_id} keeps state, or the ledger was not told that it keeps none (batches of older versions).",
-        NOTHING,
+        NOTHING_CHANGED,
         "State cannot be made from the ledger. Start a new checkpoint at the stored offsets (Kafka): "
         f"`pgonce offsets {query_id} --starting-offsets`, with replaces={query_id}; a stateful query begins with empty "
         "state then.",

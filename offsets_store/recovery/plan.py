@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.offsets.compare import tells_which_rows
-from pgonce.offsets_store.recovery.changes import Target, changes_for, fit_for_micro_batches, is_continuous
+from pgonce.offsets_store.recovery.changes import Target, changes_for, fit_for_micro_batches
 from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
 from pgonce.offsets_store.recovery.refused_recovery import (
     apart,
     by_numbers,
     common_text,
-    made_anew,
     no_checkpoint,
     no_common_text,
     side_log_behind,
+    topic_recreated,
     unfinished_beside_state,
     unknown_query,
     unproven,
@@ -58,7 +58,7 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     living = [sink for sink in sinks if sink.is_living]
     if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits:
         return _before_the_first_batch(checkpoint)
-    if not sinks and is_continuous(checkpoint):
+    if not sinks and checkpoint.is_continuous:
         target = fit_for_micro_batches(checkpoint)
         return Plan(tuple(changes_for(checkpoint, target)), target.newest, target.does)
     if not living:
@@ -73,7 +73,7 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     if checkpoint.is_stateful or any(sink.stateful for sink in living):
         return _last_batch_again(checkpoint, living, start)
     if any(verdict_on(checkpoint, sink, start) is Verdict.BACKWARD for sink in living):
-        raise made_anew(start.batch_id)
+        raise topic_recreated(start.batch_id)
     return _proven(checkpoint, living, _target(checkpoint, living, start))
 
 

@@ -11,13 +11,14 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from sqlalchemy import Connection, or_, select
+from sqlalchemy import Connection, RowMapping, or_, select
 
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.state_files import state_files
-from pgonce.offsets_store.errors import CheckpointError
+from pgonce.offsets_store.errors import CheckpointError, LedgerError
 from pgonce.offsets_store.ledger.ledger import IS_LIVING, NEIGHBOURS, is_open, neighbour, recorded
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import batches, interventions, writers
 from pgonce.offsets_store.recovery.stateful_query import last_batch
 from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SideLog, SinkFacts
@@ -79,6 +80,24 @@ def _side_log(names: Collection[str]) -> SideLog:
     )
 
 
+def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
+    """
+    The sinks of the checkpoint's query, as the ledger has them; none where there is no ledger yet.
+
+    :raises LedgerError: where the ledger cannot be read.
+    """
+    if checkpoint.query_id is None:
+        return []
+    try:
+        with reading(url) as connection:
+            return read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
+    except LedgerError as error:
+        # Before the first batch, and after a continuous query, the checkpoint alone says what to do.
+        if error.code == "NO_LEDGER" and (checkpoint.newest in (None, 0) or checkpoint.is_continuous):
+            return []
+        raise
+
+
 def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int] = ()) -> list[SinkFacts]:
     """
     Every writer of a query that has published, replaced and retired ones included, by sink.
@@ -90,7 +109,7 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
         .where(writers.c.query_id == query_id, writers.c.last_batch_id.is_not(None))
         .order_by(writers.c.sink_name)
     )
-    return [_sink(connection, row, batch_ids) for row in found.all()]
+    return [_sink(connection, row, batch_ids) for row in found.mappings().all()]
 
 
 def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Neighbour, ...]]:
@@ -112,19 +131,19 @@ def _as_opened(location: str | None) -> str | None:
         return location
 
 
-def _sink(connection: Connection, row: object, batch_ids: Collection[int]) -> SinkFacts:
-    writer = row._mapping  # type: ignore[attr-defined]
+def _sink(connection: Connection, writer: RowMapping, batch_ids: Collection[int]) -> SinkFacts:
     last = writer["last_batch_id"]
     of_writer = batches.c.writer_id == writer["writer_id"]
-    records = connection.execute(
+    found = connection.execute(
         select(batches).where(
             of_writer,
             batches.c.generation == writer["generation"],
             or_(batches.c.batch_id.in_(list(batch_ids)), batches.c.batch_id >= last - 1),
         )
-    ).all()
+    )
+    records = {record["batch_id"]: record for record in found.mappings()}
     accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer["writer_id"]))).scalars()
-    newest = next((record for record in records if record.batch_id == last), None)
+    newest = records.get(last)
     return SinkFacts(
         writer_id=writer["writer_id"],
         sink_name=writer["sink_name"],
@@ -132,11 +151,11 @@ def _sink(connection: Connection, row: object, batch_ids: Collection[int]) -> Si
         run_id=writer["run_id"],
         generation=writer["generation"],
         last_batch_id=last,
-        end_offsets=writer["end_offsets"] or (newest.end_offsets if newest else None),
+        end_offsets=writer["end_offsets"] or (newest["end_offsets"] if newest else None),
         guarantee=writer["guarantee"],
         replaced_by=writer["replaced_by"],
         retired_at=writer["retired_at"],
-        records={record.batch_id: recorded(record._mapping) for record in records},
+        records={batch_id: recorded(record) for batch_id, record in records.items()},
         accepted=frozenset(batch_id for batch_id in accepted if batch_id is not None),
-        stateful=newest.stateful if newest else None,
+        stateful=newest["stateful"] if newest else None,
     )

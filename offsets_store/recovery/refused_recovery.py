@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
 
-NOTHING = "Nothing was changed, neither in the checkpoint nor in the ledger."
+NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 
 
 def no_checkpoint(checkpoint: CheckpointFacts) -> CheckpointError:
@@ -21,7 +21,7 @@ def no_checkpoint(checkpoint: CheckpointFacts) -> CheckpointError:
         "CHECKPOINT_NOT_FOUND",
         f"There is no checkpoint of a query at {checkpoint.location}: it has no file named metadata"
         + (f", though offsets/ ends with batch {checkpoint.newest}." if checkpoint.offsets else "."),
-        NOTHING,
+        NOTHING_CHANGED,
         "Give the location that the query itself uses. If only the file is lost, write it again: "
         '{"id":"<query id>"}, with the id that `pgonce status` shows for this location.',
     )
@@ -38,7 +38,7 @@ def unknown_query(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Re
     return RecoveryError(
         "RECOVERY_UNKNOWN_QUERY",
         f"The ledger {known}, so it says nothing of the checkpoint {checkpoint.location}.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in "
         "with adoptCheckpoint: `pgonce explain replace-your-foreachbatch`.",
     )
@@ -51,7 +51,7 @@ def stateful(checkpoint: CheckpointFacts) -> RecoveryError:
         f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} does not agree with "
         "the ledger. State belongs to the batches that the checkpoint has done: it can be moved neither forward nor "
         "back.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Bring back the checkpoint and the database of one time. If that is impossible, `pgonce accept` lets the next "
         "batch through by hand; `pgonce doctor` says which one it is and what the ledger thinks of it.",
     )
@@ -64,7 +64,7 @@ def stateful_once_more(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryEr
         f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} lacks the commits of "
         f"its last two batches (asynchronous state checkpointing). Spark runs batch {batch_id} again at the next "
         f"start, which is a proven replay, and then plans batch {batch_id + 1} anew, which is refused.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Start the query once more, without recovering before. When it has been refused, `pgonce recover` puts the "
         f"recorded entry of batch {batch_id + 1} back.",
     )
@@ -76,7 +76,7 @@ def state_went_on(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
         "RECOVERY_STATEFUL",
         f"The query {checkpoint.query_id} keeps state, and state/ of its checkpoint {checkpoint.location} holds "
         f"versions that only batches after {batch_id} can have made, of which neither offsets/ nor the ledger knows.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Bring back the checkpoint and the database of one time.",
     )
 
@@ -87,7 +87,7 @@ def files_of_a_stateful_query(source_id: str) -> RecoveryError:
         "RECOVERY_UNPROVEN",
         f"The query keeps state, and its source {source_id} reads files: the recorded entry is the number of a list in "
         f"sources/{source_id}, and nothing proves that the list still holds the files that it held.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Bring back the checkpoint and the database of one time; or, if you know that the next batch is the right one, "
         "let it through with `pgonce accept`.",
     )
@@ -99,7 +99,7 @@ def unfinished_beside_state(checkpoint: CheckpointFacts) -> RecoveryError:
         "RECOVERY_UNPROVEN",
         f"{', '.join(sorted(checkpoint.unfinished))} lie in {checkpoint.location} without an entry in offsets/, and "
         "there is a state/: that is more than a driver leaves that is killed in its first batch.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Give the query a new checkpoint.",
     )
 
@@ -110,7 +110,7 @@ def apart(sinks: Sequence[SinkFacts]) -> RecoveryError:
     return RecoveryError(
         "RECOVERY_APART",
         f"The query's sinks stand more than one batch apart ({where}), and Spark runs only one batch again.",
-        NOTHING,
+        NOTHING_CHANGED,
         "If one of them is gone for good, say so with `pgonce retire`, and recover again. If all are alive, bring back "
         "a database in which they stood together.",
     )
@@ -123,7 +123,7 @@ def by_numbers(sinks: Sequence[SinkFacts]) -> RecoveryError:
         "RECOVERY_UNPROVEN",
         f"The sink {names} was written with offsetsFrom=listener: the ledger has numbers and no texts of offsets/, "
         "and numbers prove nothing.",
-        NOTHING,
+        NOTHING_CHANGED,
         _ELSE,
     )
 
@@ -147,7 +147,7 @@ def no_common_text(sinks: Sequence[SinkFacts], batch_id: int) -> RecoveryError:
     return RecoveryError(
         "RECOVERY_UNPROVEN",
         f"The ledger does not have the text of offsets/{batch_id} (the same one for {names}).",
-        NOTHING,
+        NOTHING_CHANGED,
         _ELSE,
     )
 
@@ -158,25 +158,25 @@ def side_log_behind(checkpoint: CheckpointFacts, source_id: str, number: int) ->
         "RECOVERY_UNPROVEN",
         f"Source {source_id} reads files and keeps the list of them in {checkpoint.location}/sources/{source_id}. The "
         f"ledger is at entry {number} of that list, to which it can be moved neither back nor past its end.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Bring back the newest copy of the checkpoint, with all of sources/; or the database of the checkpoint's time.",
     )
 
 
-def made_anew(batch_id: int) -> RecoveryError:
+def topic_recreated(batch_id: int) -> RecoveryError:
     """The next batch ends before it starts."""
     return RecoveryError(
         "RECOVERY_UNPROVEN",
         f"The range of batch {batch_id} goes back, or a partition of it is gone: the topic was made anew, and planning "
         "the batch once more would not change that.",
-        NOTHING,
+        NOTHING_CHANGED,
         "Start a new checkpoint for the new topic, with independent=true.",
     )
 
 
 def unproven(what: str) -> RecoveryError:
     """Anything else that nothing proves."""
-    return RecoveryError("RECOVERY_UNPROVEN", what, NOTHING, _ELSE)
+    return RecoveryError("RECOVERY_UNPROVEN", what, NOTHING_CHANGED, _ELSE)
 
 
 _ELSE = (

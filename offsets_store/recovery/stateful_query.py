@@ -18,10 +18,10 @@ from pgonce.offsets_store.recovery.next_start import NextStart, verdict_on
 from pgonce.offsets_store.recovery.refused_recovery import (
     common_text,
     files_of_a_stateful_query,
-    made_anew,
     state_went_on,
     stateful,
     stateful_once_more,
+    topic_recreated,
     unproven,
 )
 from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
@@ -58,7 +58,7 @@ def entry_to_put_back(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], s
     before, planned = checkpoint.offsets[number - 1], checkpoint.offsets.get(number)
     entry = parse_offset_log(text)
     if goes_back(before.offsets, entry.offsets) or (planned and goes_back(before.offsets, planned.offsets)):
-        raise made_anew(number)
+        raise topic_recreated(number)
     for source_id, offset in entry.offsets.items():
         if side_log_number(offset) is not None:
             raise files_of_a_stateful_query(source_id)

@@ -20,10 +20,10 @@ from sqlalchemy import Connection, extract, func, select, text
 
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RecoveryError
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import replays, writers
-from pgonce.offsets_store.recovery.refused_recovery import NOTHING
+from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED
 from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
-from pgonce.offsets_store.status.store import OffsetsStore
 
 QUIET_SECONDS = 5.0
 """
@@ -38,7 +38,7 @@ _POLL_SECONDS = 0.2
 
 
 def refuse_running(
-    store: OffsetsStore,
+    url: str,
     writer: CheckpointWriter | None,
     checkpoint: CheckpointFacts | None,
     sinks: Sequence[SinkFacts],
@@ -55,14 +55,14 @@ def refuse_running(
     deadline = time.monotonic() + wait_seconds
     sessions = Sessions(quiet_seconds)
     while True:
-        signs = signs_of_life(store, writer, checkpoint, sinks, query_id, quiet_seconds, sessions)
+        signs = signs_of_life(url, writer, checkpoint, sinks, query_id, quiet_seconds, sessions)
         if not signs:
             return
         if time.monotonic() >= deadline:
             raise RecoveryError(
                 "RECOVERY_RUNNING",
                 f"Query {query_id} seems to run: {'; '.join(signs)}.",
-                NOTHING,
+                NOTHING_CHANGED,
                 f"Stop the query everywhere, wait {quiet_seconds:g} seconds (--wait does that), and try again. A "
                 "session that a dead host has left is ended once it has waited for its client for so long.",
             )
@@ -70,7 +70,7 @@ def refuse_running(
 
 
 def signs_of_life(
-    store: OffsetsStore,
+    url: str,
     writer: CheckpointWriter | None,
     checkpoint: CheckpointFacts | None,
     sinks: Sequence[SinkFacts],
@@ -80,7 +80,7 @@ def signs_of_life(
 ) -> list[str]:
     """What shows that the query runs, in words; empty where nothing does."""
     signs = ["it is active in this very process"] if _is_active_here(query_id) else []
-    with store._reading() as connection:
+    with reading(url) as connection:
         signs += sessions.alive(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
     if writer is not None and checkpoint is not None:
         signs += _young_files(writer, checkpoint, quiet_seconds)

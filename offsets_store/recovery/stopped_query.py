@@ -77,6 +77,11 @@ class CheckpointFacts:
         return max(self.commits, default=None)
 
     @property
+    def is_continuous(self) -> bool:
+        """Whether a continuous query has written the newest entry."""
+        return self.newest is not None and self.offsets[self.newest].is_continuous
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is no checkpoint at all, so that a start begins a new query."""
         return self.query_id is None and not self.offsets and not self.commits
@@ -146,6 +151,13 @@ class SinkFacts:
     def is_living(self) -> bool:
         """Whether it may publish: it was neither replaced nor retired."""
         return self.replaced_by is None and self.retired_at is None
+
+    @property
+    def fate(self) -> str:
+        """What became of a sink that is not living, in words."""
+        if self.replaced_by:
+            return f"replaced by query {self.replaced_by}"
+        return f"retired or forgotten at {self.retired_at}"
 
     @property
     def last(self) -> Recorded | None:

@@ -15,6 +15,9 @@ from pgonce.offsets_store.offsets.compare import Offsets, as_current
 from pgonce.offsets_store.status.starting_offsets import TopicPartition
 from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
 
+Status = tuple[StoredWriter, list[PartitionLag]]
+"""A writer, and how far it is behind: one row a topic and partition, or a source."""
+
 
 @dataclass(frozen=True)
 class Newest:

@@ -12,7 +12,8 @@ import pytest
 from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
-from pgonce.offsets_store.recovery.interventions import accept
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.recovery.by_hand import accept
 from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -188,7 +189,7 @@ def test_a_late_worker_records_no_entry_of_the_next_run(job, way):
 
 def acceptable(job, query):
     """The writer, as `pgonce accept` reads it."""
-    with OffsetsStore(job.url)._reading() as connection:
+    with reading(job.url) as connection:
         return read_sinks(connection, query.query_id)[0]
 
 

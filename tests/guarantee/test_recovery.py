@@ -20,10 +20,12 @@ from support.query_runs import assert_refused, finish
 
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.recovery import recover
-from pgonce.offsets_store.recovery.doctor import Finding, examine
-from pgonce.offsets_store.recovery.new_checkpoint import new_checkpoint
-from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.offsets_store.recovery import fence
+from pgonce.offsets_store.recovery.diagnosis import Finding
+from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.offsets_store.recovery.recover import recover_checkpoint
+from pgonce.offsets_store.recovery.undo import undo_recovery
 
 pytestmark = pytest.mark.spark
 
@@ -121,7 +123,7 @@ def test_a_lost_checkpoint(query, observer, tmp_path):
     lost = query_id(query.checkpoint)
     shutil.rmtree(query.checkpoint)
     new = str(tmp_path / "new")
-    new_checkpoint(lost, new, query.url, quiet_seconds=0)
+    write_new_checkpoint(lost, new, query.url, quiet_seconds=0)
     assert query_id(new) == lost
     query.run(3, new)
     assert values(observer) == list(range(70))
@@ -132,7 +134,7 @@ def test_a_lost_checkpoint_after_one_batch(query, observer):
     query.run(1)
     lost = query_id(query.checkpoint)
     shutil.rmtree(query.checkpoint)
-    new_checkpoint(lost, query.checkpoint, query.url, quiet_seconds=0)
+    write_new_checkpoint(lost, query.checkpoint, query.url, quiet_seconds=0)
     query.run(2)
     assert values(observer) == list(range(30))
 
@@ -200,7 +202,7 @@ def test_two_sinks_one_batch_apart(way, spark, url, observer, checkpoint):
         query.recover()
     else:
         shutil.rmtree(checkpoint)
-        new_checkpoint(lost, checkpoint, url, quiet_seconds=0)
+        write_new_checkpoint(lost, checkpoint, url, quiet_seconds=0)
     query.run(3)
     # The first start runs batch 3 again, and batch 4.
     assert values(observer, "one") == values(observer, "other") == list(range(70))
@@ -217,7 +219,7 @@ def test_a_query_that_runs_is_seen_and_fenced(query, observer, monkeypatch):
         (Path(query.checkpoint) / "offsets" / ".999.crc").touch()
         with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*active in this very process"):
             query.recover()
-        monkeypatch.setattr(recover, "refuse_running", lambda *_, **__: None)
+        monkeypatch.setattr(fence, "refuse_running", lambda *_, **__: None)
         assert wait_until(lambda: is_recovered_between_batches(query), PATIENCE_SECONDS)
         with pytest.raises(Exception, match=r"\[FENCED\].*recovery-"):
             running.awaitTermination(PATIENCE_SECONDS)
@@ -234,7 +236,7 @@ def is_recovered_between_batches(query):
     try:
         assert query.recover().is_done
     except RecoveryError as error:
-        if "has moved since it was looked at" not in str(error):
+        if "has moved since it was read" not in str(error):
             raise
         return False
     return True

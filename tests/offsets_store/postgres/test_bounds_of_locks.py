@@ -15,12 +15,10 @@ from pgonce.offsets_store.cli import main
 from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger import migrations
+from pgonce.offsets_store.ledger import migrations, session
 from pgonce.offsets_store.ledger.migrations import _LOCK_KEY, ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
-from pgonce.offsets_store.postgres import bounds
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.status import store
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.settings import destination
@@ -93,7 +91,7 @@ class TestTheLedger:
     def test_who_only_reads_waits_no_longer(self, url, monkeypatch):
         """A lock that keeps readers out of the ledger is an error after the bound."""
         ensure_ledger(url)
-        monkeypatch.setattr(store, "enter_in_tx", lambda connection: bounds.enter_in_tx(connection, 0.3))
+        monkeypatch.setattr(session, "LOCK_SECONDS", 0.3)
         with held(url, "LOCK TABLE pgonce.writers IN ACCESS EXCLUSIVE MODE"), pytest.raises(PgonceError) as error:
             OffsetsStore(url).status()
         assert error.value.code == "LEDGER_LOCKED"

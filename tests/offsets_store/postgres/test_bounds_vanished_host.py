@@ -26,11 +26,11 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.ledger import ledger
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.postgres.bounds import enter_in_tx, outlast_locks
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.progress.listener import OffsetsListener
-from pgonce.offsets_store.recovery import interventions
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encode_columns
@@ -266,7 +266,7 @@ class TestTheClientsHost:
     def test_a_recovery_or_a_reader(self, vanishing, observer):
         """Every other transaction of ours begins with the same bounds."""
         ensure_ledger(vanishing.url())
-        with interventions.writing(vanishing.url()) as connection:
+        with writing(vanishing.url()) as connection:
             assert bounds_in(connection.connection.driver_connection) == ("2000", "1", "1", "1")
         with connect(vanishing.url(), autocommit=True) as connection:
             with connection.transaction():

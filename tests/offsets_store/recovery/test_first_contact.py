@@ -19,7 +19,8 @@ from pgonce.offsets_store.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.diagnosis import Finding
+from pgonce.offsets_store.recovery.doctor import examine
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.identity.from_checkpoint import describe_batch

@@ -34,11 +34,13 @@ from pgonce.offsets_store.ledger import ledger, migrations
 from pgonce.offsets_store.ledger.migrations import NEWEST, Migration
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.postgres.connect import engine_for
-from pgonce.offsets_store.recovery import interventions, recover, still_running
-from pgonce.offsets_store.recovery import new_checkpoint as rebuilding
-from pgonce.offsets_store.recovery.doctor import Finding, examine
-from pgonce.offsets_store.recovery.new_checkpoint import new_checkpoint
-from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
+from pgonce.offsets_store.recovery import fence, new_checkpoint, recover, still_running, undo
+from pgonce.offsets_store.recovery.by_hand import accept_batch
+from pgonce.offsets_store.recovery.diagnosis import Finding
+from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
+from pgonce.offsets_store.recovery.recover import recover_checkpoint
+from pgonce.offsets_store.recovery.undo import undo_recovery
 from pgonce.offsets_store.verdict.decide import Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
@@ -255,6 +257,7 @@ class TestRecover:
         files = ArrowFiles("file:///", str(behind), "gs://bucket/ckpt", has_secrets=False)
         monkeypatch.setattr(recover, "CheckpointWriter", lambda _: CheckpointWriter(files))
         before = files_of(behind)
+        monkeypatch.setattr(undo, "CheckpointWriter", lambda _: CheckpointWriter(files))
         assert mend("gs://bucket/ckpt", url).location == "gs://bucket/ckpt"
         assert (behind / "offsets/9").read_text() == entry(9)
         assert not list(behind.rglob("*.tmp"))
@@ -402,7 +405,7 @@ class TestRunning:
 
     def test_a_session_that_a_dead_host_left(self, url, behind, monkeypatch):
         """A transaction whose client is gone is no sign of life: it is ended as a commit ends it, and rolled back."""
-        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
         with psycopg.connect(url, application_name=f"pgonce {RUN}") as dead:
             dead.execute("SELECT FROM pgonce.writers FOR UPDATE")
             assert recover_checkpoint(str(behind), url, quiet_seconds=0.5, wait_seconds=30).is_done
@@ -411,7 +414,7 @@ class TestRunning:
 
     def test_a_copy_whose_rows_have_stopped(self, url, behind, monkeypatch):
         """A COPY is alive while bytes come; once they have stopped for long enough, its session is ended."""
-        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
         with psycopg.connect(url, application_name=f"pgonce {RUN}") as slow:
             slow.execute("CREATE TEMP TABLE rows (n int)")
             slow.execute("SELECT FROM pgonce.writers FOR UPDATE")
@@ -436,7 +439,7 @@ class TestRunning:
 
     def test_a_newer_run_that_died_in_its_first_batch(self, url, behind, monkeypatch):
         """The ledger does not know that run yet; its session holds the row, and is ended."""
-        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
         with psycopg.connect(url, application_name="pgonce a run without a batch") as dead:
             dead.execute("SELECT FROM pgonce.writers FOR UPDATE")
             assert mend(behind, url).is_done
@@ -445,7 +448,7 @@ class TestRunning:
 
     def test_a_strangers_session_is_named_and_left_alone(self, url, behind, monkeypatch):
         """Somebody who looks at the row by hand is named."""
-        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 3.0)
+        monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
         with psycopg.connect(url, application_name="psql") as person:
             person.execute("SELECT FROM pgonce.writers FOR UPDATE")
             said = self.refused(behind, url, quiet_seconds=0)
@@ -487,7 +490,7 @@ class TestRunning:
     def test_a_batch_that_is_published_meanwhile(self, url, behind, monkeypatch):
         """What was planned from is compared with what is locked."""
         monkeypatch.setattr(
-            recover,
+            fence,
             "refuse_running",
             lambda *_, **__: publish(url, 10, {"0": kafka(110)}, run_id="another", offset_log=entry(10)),
         )
@@ -495,7 +498,7 @@ class TestRunning:
 
     def test_a_commit_that_holds_its_row(self, url, behind, monkeypatch):
         """A row that stays locked is that of a commit."""
-        monkeypatch.setattr(interventions, "_LOCK_SECONDS", 0.1)
+        monkeypatch.setattr(fence, "_LOCK_SECONDS", 0.1)
         with psycopg.connect(url) as holder:
             holder.execute("SELECT FROM pgonce.writers FOR UPDATE")
             assert "locked" in self.refused(behind, url, quiet_seconds=0)
@@ -503,7 +506,7 @@ class TestRunning:
     def test_a_file_that_comes_meanwhile(self, url, behind, monkeypatch):
         """A batch that was planned while the fence was set stops the recovery; the second one mends that too."""
         monkeypatch.setattr(
-            recover, "refuse_running", lambda *_, **__: write_checkpoint(behind, {7: entry(7, planned=1)})
+            fence, "refuse_running", lambda *_, **__: write_checkpoint(behind, {7: entry(7, planned=1)})
         )
         with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*the checkpoint has moved"):
             mend(behind, url)
@@ -784,7 +787,7 @@ class TestAccept:
     def test_reason_in_python(self, url, stuck):
         """The function wants a reason too."""
         with pytest.raises(ConfigurationError, match="NO_REASON"):
-            interventions.accept(url, None, 9, "")
+            accept_batch("orders", 9, url, reason="")
 
 
 class TestRetire:
@@ -833,7 +836,7 @@ class TestNewCheckpoint:
 
     def make(self, url, path, **options):
         """Write one at once."""
-        return new_checkpoint(QUERY, str(path), url, quiet_seconds=0, **options)
+        return write_new_checkpoint(QUERY, str(path), url, quiet_seconds=0, **options)
 
     def test_batch_0(self, url, tmp_path):
         """After one batch there is none before it."""
@@ -898,7 +901,7 @@ class TestNewCheckpoint:
         """A store that pyarrow.fs reads can get a new checkpoint, and only once."""
         history(url, 2)
         files = ArrowFiles("file:///", str(tmp_path / "new"), "gs://bucket/new", has_secrets=False)
-        monkeypatch.setattr(rebuilding, "CheckpointWriter", lambda _: CheckpointWriter(files))
+        monkeypatch.setattr(new_checkpoint, "CheckpointWriter", lambda _: CheckpointWriter(files))
         self.make(url, "gs://bucket/new")
         assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/1", "offsets/2", "commits/2"}
         with pytest.raises(RecoveryError, match="PATH_NOT_EMPTY"):

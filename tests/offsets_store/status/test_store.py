@@ -17,6 +17,7 @@ from support.ledger_history import OTHER, QUERY, RUN, publish, replay, take_over
 
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, LedgerError, OffsetsError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import progress, writers
 from pgonce.offsets_store.offsets.compare import parse_offset
 from pgonce.offsets_store.offsets.exact_json import same_json
@@ -310,9 +311,9 @@ def test_a_server_that_is_away():
     assert "s3cret" not in str(refused.value)
 
 
-def test_reading_changes_nothing(store):
+def test_reading_changes_nothing(url, store):
     """What reads the ledger runs in a transaction that the server lets write nothing."""
-    with pytest.raises(LedgerError) as refused, store._reading() as connection:
+    with pytest.raises(LedgerError) as refused, reading(url) as connection:
         connection.execute(delete(writers))
     assert refused.value.code == "READ_ONLY"
 

@@ -1,0 +1,151 @@
+"""
+Read writers, batches and progress events from the ledger, for people.
+
+Runs wherever somebody asks. Invariant: every function only reads, in a transaction that the caller owns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import Connection, Result, and_, desc, func, or_, select, true
+
+from pgonce.offsets_store.ledger.tables import batches, progress, replays, target_changes, writers
+from pgonce.offsets_store.offsets.positions import furthest
+from pgonce.offsets_store.status.find_writer import find_writers
+from pgonce.offsets_store.status.lag import Newest, newest_of_progress
+from pgonce.offsets_store.status.stored import StoredBatch, StoredWriter
+
+_last = batches.alias("last")
+_named = writers.alias("named")
+_WRITERS = (
+    select(
+        writers.c.query_id,
+        writers.c.query_name,
+        writers.c.sink_name,
+        writers.c.checkpoint_location,
+        writers.c.run_id,
+        writers.c.generation,
+        writers.c.last_batch_id.label("batch_id"),
+        # The listener fills the batch's record even where the next commit keeps it from the writer's row.
+        func.coalesce(writers.c.end_offsets, _last.c.end_offsets).label("end_offsets"),
+        _last.c.positions.label("stored_positions"),
+        writers.c.guarantee,
+        select(func.count()).where(replays.c.writer_id == writers.c.writer_id).scalar_subquery().label("replays"),
+        select(func.count())
+        .where(progress.c.query_id == writers.c.query_id, progress.c.disagreement.is_not(None))
+        .scalar_subquery()
+        .label("disagreements"),
+        writers.c.replaces,
+        writers.c.replaced_by,
+        writers.c.retired_at,
+        writers.c.created_at,
+        writers.c.updated_at,
+        writers.c.targets,
+        select(func.concat("batch ", target_changes.c.batch_id, ": ", target_changes.c.change))
+        .where(target_changes.c.writer_id == writers.c.writer_id)
+        .order_by(desc(target_changes.c.noticed_at))
+        .limit(1)
+        .scalar_subquery()
+        .label("target_change"),
+    )
+    .select_from(
+        writers.outerjoin(
+            _last,
+            and_(
+                _last.c.writer_id == writers.c.writer_id,
+                _last.c.generation == writers.c.generation,
+                _last.c.batch_id == writers.c.last_batch_id,
+            ),
+        )
+    )
+    .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
+)
+
+
+def stored_writers(connection: Connection) -> list[StoredWriter]:
+    """Every writer of the ledger, replaced ones included, by name and sink."""
+    return _as_stored(connection.execute(_WRITERS))
+
+
+def writers_of(connection: Connection, query: str, sink: str | None) -> list[StoredWriter]:
+    """
+    The writers of a query, by its id or its name; with ``sink``, only that one.
+
+    :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS, SINK_NOT_FOUND.
+    """
+    # Only the query's own first: replays and events are counted for each writer that is read.
+    ids = select(_named.c.query_id).where(or_(_named.c.query_id == query, _named.c.query_name == query))
+    own = _as_stored(connection.execute(_WRITERS.where(writers.c.query_id.in_(ids))))
+    return find_writers(own or stored_writers(connection), query, sink)
+
+
+def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
+    found = []
+    for row in rows.mappings():
+        values = dict(row)
+        positions = values.pop("stored_positions")
+        if positions is not None:
+            values["end_offsets"] = furthest(values["end_offsets"], positions) or None
+        found.append(StoredWriter(**values))
+    return found
+
+
+def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit: int) -> list[StoredBatch]:
+    """The newest ``limit`` batches that the chosen writers of one query have published, the newest first."""
+    # Of each writer by its key, which is quick however many records there are; there is no index on the time.
+    newest = (
+        select(batches)
+        .where(batches.c.writer_id == writers.c.writer_id)
+        .order_by(desc(batches.c.generation), desc(batches.c.batch_id))
+        .limit(limit)
+        .lateral("newest")
+    )
+    skipped = select(func.count()).where(
+        replays.c.writer_id == newest.c.writer_id,
+        replays.c.generation == newest.c.generation,
+        replays.c.batch_id == newest.c.batch_id,
+    )
+    found = (
+        select(
+            writers.c.query_id,
+            writers.c.sink_name,
+            newest.c.generation,
+            newest.c.batch_id,
+            newest.c.run_id,
+            newest.c.start_offsets,
+            newest.c.end_offsets,
+            newest.c.rows,
+            newest.c.dropped_rows,
+            newest.c.transport,
+            skipped.scalar_subquery().label("replays"),
+            newest.c.committed_at,
+        )
+        .join_from(writers, newest, true())
+        .where(
+            writers.c.query_id == chosen[0].query_id,
+            writers.c.sink_name.in_([writer.sink_name for writer in chosen]),
+        )
+        .order_by(desc(newest.c.committed_at), desc(newest.c.batch_id))
+        .limit(limit)
+    )
+    return [StoredBatch(**row) for row in connection.execute(found).mappings()]
+
+
+def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
+    """The newest offsets that a progress event told of each query, by its id; none where no event told any."""
+    # Not DISTINCT ON or row_number(): both read all events of all queries, to keep one of each.
+    newest = (
+        select(progress.c.latest_offsets, progress.c.progress_at)
+        .where(progress.c.query_id == writers.c.query_id)
+        .order_by(desc(progress.c.progress_at), desc(progress.c.batch_id))
+        .limit(1)
+        .lateral("newest")
+    )
+    heard = select(writers.c.query_id, newest).join_from(writers, newest, true())
+    return {
+        row.query_id: newest_of_progress(row.latest_offsets, row.progress_at)
+        for row in connection.execute(heard.where(writers.c.query_id.in_(query_ids)))
+        if row.latest_offsets is not None
+    }
