@@ -3,6 +3,7 @@
 # After those that it imports: pytest rewrites the assertions of a plugin before its first import.
 pytest_plugins = [
     "support.fixtures.skips",
+    "support.fixtures.progress",
     "support.fixtures.postgres",
     "support.fixtures.proxy",
     "support.fixtures.pgbouncer",

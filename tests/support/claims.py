@@ -215,7 +215,9 @@ CLAIMS: tuple[Claim, ...] = (
         "its commit ends such a session after one `lockTimeout`",
         (_FROZEN, f"{_RUNNING}::test_a_session_that_a_dead_host_left"),
     ),
-    Claim("if it is not given, the idle time plus that many intervals", (f"{_VANISHED}::TestBounds::test_what_url_sets",)),
+    Claim(
+        "if it is not given, the idle time plus that many intervals", (f"{_VANISHED}::TestBounds::test_what_url_sets",)
+    ),
     Claim("For example, to notice after 20 s", (f"{_VANISHED}::TestBounds::test_what_url_sets",)),
     Claim(
         "takes no rows for so long (a COPY that waits for a lock",
