@@ -4,6 +4,7 @@
 pytest_plugins = [
     "support.fixtures.skips",
     "support.fixtures.progress",
+    "support.fixtures.thorough",
     "support.fixtures.postgres",
     "support.fixtures.proxy",
     "support.fixtures.pgbouncer",
