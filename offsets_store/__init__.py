@@ -1,5 +1,5 @@
 """
-Where did each query stop: the ledger of published batches and offsets, and the checkpoint that it is held against.
+Where did each query stop? The ledger of published batches and offsets, and Spark's checkpoint to compare it with.
 
 Runs on the driver, in Spark's workers and on the command line. Invariant: this package never imports ``sink``, and
 only its listener needs pyspark.

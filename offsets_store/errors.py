@@ -1,13 +1,13 @@
 """
-What can go wrong, in words: one root, a family for each part of the way a batch takes.
+What can go wrong, in words: one root, and a family of errors for each part of a batch's way.
 
-Runs anywhere. Invariant: an error's text alone says what happened, what it means for the data and what to
-do next, because text is all that survives the trip through Spark's JVM; and it never holds a password.
+Runs anywhere. Invariant: the text of an error says what happened, what it means for the data, and what to do next,
+because only the text survives the trip through Spark's JVM. It never contains a password.
 """
 
 from __future__ import annotations
 
-# What most errors mean for the data, in the words of all of them.
+# What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
 
 
@@ -15,12 +15,12 @@ class PgonceError(Exception):
     """
     The root of every error that pgonce raises.
 
-    :param code: stable name of the situation, as listed in docs/errors.md (``LEDGER_TOO_NEW``).
+    :param code: the stable name of the situation, as listed in docs/errors.md (``LEDGER_TOO_NEW``).
     :param what: what happened, as a sentence.
     :param data: what it means for the data (``Nothing was written.``), as a sentence.
     :param remedy: what to do next; may be several sentences.
 
-    All four are positional, so that the error unpickles on the other side of a Spark worker.
+    All four are positional arguments, so that the error can be unpickled on the other side of a Spark worker.
     """
 
     def __init__(self, code: str, what: str, data: str, remedy: str) -> None:
@@ -40,9 +40,9 @@ class ConfigurationError(PgonceError):
 
 class ConnectError(PgonceError):
     """
-    Postgres could not be reached, or did not let us in.
+    Postgres could not be reached, or refused the login.
 
-    :param may_pass: whether the same may succeed later, with nobody changing what this process was told.
+    :param may_pass: whether the same may succeed later, without a change to what this process was told.
     """
 
     def __init__(self, code: str, what: str, data: str, remedy: str, *, may_pass: bool = False) -> None:
@@ -59,11 +59,11 @@ class LedgerError(PgonceError):
 
 
 class OffsetsError(PgonceError):
-    """The stored offsets cannot answer what was asked of them."""
+    """The stored offsets cannot answer the question."""
 
 
 class RecoveryError(PgonceError):
-    """A checkpoint that cannot be mended from the ledger, or a writer to which a person cannot do what was asked."""
+    """A checkpoint that cannot be repaired from the ledger, or a command of a person that a writer does not allow."""
 
 
 class RefusedBatch(PgonceError):
@@ -79,5 +79,5 @@ class CommitError(PgonceError):
 
 
 def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
-    """An error about an option; whatever it is, no row has moved."""
+    """An error about an option. It is raised before any row has moved."""
     return ConfigurationError(code, what, "Nothing was written.", remedy)

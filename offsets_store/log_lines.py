@@ -1,10 +1,10 @@
 """
-When was a line of the log written, where nobody has configured logging?
+When was a line of the log written, if nobody has configured logging?
 
-Runs in every process that imports pgonce. Invariant: no handler and no level is set, here or in the user's process:
-where there is a handler, a line is the user's to lay out and stays as it is.
+Runs in every process that imports pgonce. Invariant: no handler and no level is set. If the user's process has a
+handler, the user decides how a line looks, and it stays as it is.
 
-Without one, as in Spark's Python workers, Python writes the bare text of a warning to stderr.
+Without a handler, as in Spark's Python workers, Python writes only the text of a warning to stderr.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ LOGGERS = ("pgonce", "pgonce.staging", "pgonce.receiver")
 
 
 def date_lines_without_handler() -> None:
-    """Put the time, in UTC, before lines of pgonce that no handler will lay out."""
+    """Put the time, in UTC, before the lines of pgonce that have no handler."""
     for name in LOGGERS:
-        # A filter of a logger is not asked for the lines of those below it.
+        # A filter of a logger does not see the lines of the loggers below it.
         logging.getLogger(name).addFilter(_dated)
 
 

@@ -1,11 +1,11 @@
 """
-How are the files of a checkpoint read, where Spark's own file systems put them?
+How are the files of a checkpoint read, in the file systems where Spark keeps them?
 
-Runs in the planner worker, the commit worker and the driver. Invariant: a location means here what it means
-to Spark (Hadoop takes its characters literally, without percent-decoding), and no error shows credentials.
+Runs in the planner worker, the commit worker and the driver. Invariant: a location means here what it means to Spark
+(Hadoop takes its characters literally, without percent-decoding), and no error shows credentials.
 
-Local paths use plain ``open``; pyarrow.fs is imported only for the others, because importing it and asking it
-cost more than all the reading that a micro-batch needs.
+Local files are read with plain ``open``. pyarrow.fs is imported only for other file systems, because importing and
+using it costs more than all the reading that a micro-batch needs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgonce.offsets_store.errors import CheckpointError
 
 T = TypeVar("T")
 
-# Hadoop's schemes, and what pyarrow calls the same store.
+# Hadoop's schemes, and pyarrow's names for the same stores.
 _ARROW_SCHEMES = {
     "s3": "s3",
     "s3a": "s3",
@@ -33,25 +33,25 @@ _ARROW_SCHEMES = {
 }
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _AUTHORITY_AND_PATH = re.compile(r"//([^/?]*)(.*)", re.DOTALL)
-# A secret key may hold slashes, so user:secret reaches to the last @; a port (host:8020/) is no secret.
+# A secret key may hold slashes, so user:secret reaches to the last @. A port (host:8020/) is not a secret.
 _LOGIN = re.compile(r"//(?:[^/@]*:(?!\d+/).*@|[^/@]*@)", re.DOTALL)
-# abfss://container@account is an address; only what a colon sets off from it would be a secret.
+# abfss://container@account is an address; only a part behind a colon would be a secret.
 _AZURE_SECRET = re.compile(r"(//[^/@:]*):.*@", re.DOTALL)
 
 
 class CheckpointFiles(ABC):
-    """The few questions that a checkpoint is asked; names are relative to it, with slashes."""
+    """The few questions that a checkpoint is asked. Names are relative to it, with slashes."""
 
     def __init__(self, shown: str) -> None:
         self.shown = shown
         """The location as it may be shown to people: without credentials."""
 
     def read(self, name: str) -> bytes | None:
-        """The file's bytes, None where there is no such file."""
+        """The file's bytes; None if there is no such file."""
         return self._ask(self._read, name)
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, in no order; none where there is no such folder."""
+        """The names in a folder, in no particular order; none if there is no such folder."""
         return self._ask(self._names, folder) or []
 
     def exists(self, name: str) -> bool:
@@ -60,7 +60,7 @@ class CheckpointFiles(ABC):
 
     @abstractmethod
     def _ask(self, question: Callable[[str], T], name: str) -> T | None:
-        """Put the question to a full path; None where nothing is there."""
+        """Ask the question about a full path; None if nothing is there."""
 
     @abstractmethod
     def _read(self, path: str) -> bytes: ...
@@ -86,7 +86,7 @@ def open_location(location: str) -> CheckpointFiles:
     scheme, rest = match[1].lower(), match[2]
     shown = without_credentials(location)
     if scheme == "file":
-        # Spark refuses the same: `Relative path in absolute URI`, and `Wrong FS` for any authority.
+        # Spark refuses these too: `Relative path in absolute URI`, and `Wrong FS` for any authority.
         if not rest.startswith("/") or (rest.startswith("//") and not rest.startswith("///")):
             raise _bad_location(f"The checkpoint location {shown} holds no absolute path.")
         return LocalFiles("/" + rest.lstrip("/"))
@@ -101,7 +101,7 @@ def open_location(location: str) -> CheckpointFiles:
 
 
 def without_credentials(location: str) -> str:
-    """The location as it may be shown and stored: without user information and without a URI's query."""
+    """The location as it may be shown and stored: without user information, and without a URI's query."""
     match = _SCHEME.fullmatch(location)
     if not match or match[1].lower() == "file":
         return location
@@ -112,7 +112,7 @@ def without_credentials(location: str) -> str:
 
 
 class LocalFiles(CheckpointFiles):
-    """A folder of this machine."""
+    """A folder on this machine."""
 
     def __init__(self, path: str) -> None:
         # Spark resolves a relative path in the driver's working directory, which its Python workers inherit.
@@ -140,9 +140,9 @@ class LocalFiles(CheckpointFiles):
 
 class ArrowFiles(CheckpointFiles):
     """
-    A folder in an object store or in HDFS, through pyarrow.fs.
+    A folder in an object store or in HDFS, read through pyarrow.fs.
 
-    :param root: the store's URI for pyarrow, without the path: pyarrow would percent-decode that.
+    :param root: the store's URI for pyarrow, without the path, because pyarrow would percent-decode a path.
     """
 
     def __init__(self, root: str, path: str, shown: str, *, has_secrets: bool) -> None:
@@ -165,7 +165,7 @@ class ArrowFiles(CheckpointFiles):
             if not self._has_secrets:
                 raise _unreadable(path, str(error)) from error
             said = f"{type(error).__name__} (its text is left out, since the location holds credentials)"
-        # Outside of the except block, so that no traceback shows pyarrow's text either.
+        # Outside the except block, so that no traceback shows pyarrow's text either.
         raise _unreadable(path, said)
 
     def _connect(self) -> None:
@@ -207,6 +207,6 @@ def _unreadable(path: str, said: str) -> CheckpointError:
         f"The checkpoint's {path} could not be read: {said}.",
         "Nothing was written.",
         "Let the user that runs Spark's Python workers read the checkpoint. Stores other than disks are "
-        "asked through pyarrow, which takes credentials, region and endpoint from the environment (such as "
+        "read through pyarrow, which takes credentials, region and endpoint from the environment (such as "
         "AWS_*), not from Spark's settings.",
     )

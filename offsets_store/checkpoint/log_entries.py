@@ -1,8 +1,8 @@
 """
 What does one file of a checkpoint say?
 
-Pure: runs anywhere. Invariant: a file that was cut short, or that a newer Spark wrote, is an error and never half a
-value.
+Pure: runs anywhere. Invariant: a file that was cut short, or that a newer Spark wrote, is an error; it never gives half
+a value.
 
 Formats: Spark's ``OffsetSeqLog`` (versions 1 and 2), ``CommitLog`` (1 to 3), ``StreamMetadata``, and the Kafka source's
 ``KafkaSourceInitialOffsetWriter``.
@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from pgonce.offsets_store.errors import CheckpointError
 from pgonce.offsets_store.offsets.compare import Offsets, is_kafka, parse_offset
 
-# The lines that Spark's own reader sees: str.splitlines() would also cut at U+2028, which JSON may hold.
+# Lines as Spark's own reader sees them: str.splitlines() would also cut at U+2028, which JSON may contain.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _VERSION = re.compile(r"v([1-9][0-9]*)", re.ASCII)
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
@@ -27,7 +27,7 @@ _QUERY_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | 
 
 @dataclass(frozen=True)
 class OffsetLog:
-    """One file ``offsets/N``: where each source's range of batch N ends. `text` is the whole file."""
+    """One file ``offsets/N``: where each source's range of batch N ends. ``text`` is the whole file."""
 
     version: int
     metadata: dict[str, Any]
@@ -36,12 +36,12 @@ class OffsetLog:
 
     @property
     def sha256(self) -> str:
-        """The hash of the file's bytes, in hex."""
+        """The hash of the file's bytes, in hexadecimal."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
     @property
     def is_continuous(self) -> bool:
-        """Whether a continuous query wrote it: those leave the metadata line empty."""
+        """Whether a continuous query wrote it: such a query leaves the metadata line empty."""
         return not _LINE_END.split(self.text)[1]
 
 
@@ -65,7 +65,7 @@ def parse_offset_log(text: str, where: str = "The offset log entry") -> OffsetLo
     if not lines:
         _malformed(where, "ends before its metadata line.")
     metadata = _json_object(lines[0], where, "the metadata line") if lines[0] else {}
-    # Spark plans no batch for a query without sources, so this file was cut short.
+    # Spark plans no batch for a query that has no sources, so this file was cut short.
     if len(lines) == 1:
         _malformed(where, "names no source.")
     offsets: Offsets = {}
@@ -105,17 +105,17 @@ def parse_query_id(text: str, where: str = "The file metadata") -> str:
 
 def parse_initial_offset(data: bytes, where: str = "The initial offset") -> Any:
     """
-    Read a file ``sources/<i>/0``: the offset where batch 0 began, None where the file is no such thing.
+    Read a file ``sources/<i>/0``: the offset where batch 0 began; None if the file holds something else.
 
-    Only the Kafka source keeps its start there, marked by a NUL byte. Under the same name the file source
-    keeps a list of files, and the rate source a clock reading.
+    Only the Kafka source keeps its start there, marked by a NUL byte. Under the same name, the file source
+    keeps a list of files, and the rate source a time.
 
     :raises CheckpointError: CHECKPOINT_VERSION, CHECKPOINT_MALFORMED.
     """
     if not data.startswith(b"\x00"):
         return None
     text = decode(data[1:], where)
-    # Spark 2.1 wrote no version line, and Spark still reads such files.
+    # Spark 2.1 wrote no version line, and later versions still read such files.
     if text.startswith("v"):
         _, lines = _version_and_lines(text, (1,), where)
         text = "\n".join(lines)
@@ -142,11 +142,11 @@ def _version_and_lines(text: str, known: tuple[int, ...], where: str) -> tuple[i
     if version not in known:
         raise CheckpointError(
             "CHECKPOINT_VERSION",
-            f"{where} has version {version}, and versions {known[0]} to {known[-1]} are known here.",
+            f"{where} has version {version}; this pgonce knows versions {known[0]} to {known[-1]}.",
             "Nothing was written.",
-            "The checkpoint was made by a Spark newer than this pgonce knows. Install a newer pgonce.",
+            "The checkpoint was written by a newer Spark than this pgonce knows. Install a newer pgonce.",
         )
-    # A line end at the end of the file opens no further line.
+    # A line end at the end of the file begins no further line.
     if lines and not lines[-1]:
         lines.pop()
     return version, lines

@@ -1,8 +1,8 @@
 """
 What does Spark's checkpoint say: which query, which batches, from where to where?
 
-Runs in the planner worker, the commit worker, the driver and the command line; it never writes. Invariant: an
-answer is the whole truth of a whole file, or a CheckpointError.
+Runs in the planner worker, the commit worker, the driver and the command line. It never writes. Invariant: an answer is
+what a whole file says, or a CheckpointError.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LONGEST_PAUSE = 0.1
 
 
 class OffsetEntry(NamedTuple):
-    """The newest file in ``offsets/``: its number, and the hash of its bytes in hex."""
+    """The newest file in ``offsets/``: its number, and the hash of its bytes in hexadecimal."""
 
     batch_id: int
     sha256: str
@@ -42,7 +42,7 @@ class Checkpoint:
 
     :param location: as given to Spark: a path (a relative one counts from the driver's working directory), or
         a URI whose scheme is file, s3a, hdfs, abfss or gs. Credentials come from the environment.
-        Or files that are open already (a driver can read through Spark's own file system).
+        Or files that are open already: a driver can read through Spark's own file system.
     :raises CheckpointError: CHECKPOINT_LOCATION. Every method may raise CHECKPOINT_UNREADABLE, and those that
         read a file CHECKPOINT_MALFORMED and CHECKPOINT_VERSION.
     """
@@ -85,7 +85,7 @@ class Checkpoint:
                 if (found := self.find_offset_log(batch_id)) is not None:
                     return found
             except CheckpointError as error:
-                # Where a rename is a copy, a file can be seen half written.
+                # In a store where a rename is a copy, a file can be seen half written.
                 if late or error.code != "CHECKPOINT_MALFORMED":
                     raise
             if late:
@@ -94,7 +94,7 @@ class Checkpoint:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def find_offset_log(self, batch_id: int) -> OffsetLog | None:
-        """Where batch ``batch_id`` ends; None where Spark has not planned it, or no longer keeps it."""
+        """Where batch ``batch_id`` ends; None if Spark has not planned it, or no longer keeps the file."""
         name = f"offsets/{batch_id}"
         text = self._text(name)
         return None if text is None else parse_offset_log(text, self._called(name))
@@ -102,21 +102,21 @@ class Checkpoint:
     def newest_before(
         self, batch_id: int, counts: Callable[[OffsetLog], bool] = lambda _: True
     ) -> tuple[int, OffsetLog] | None:
-        """The newest entry that ``counts`` before that of ``batch_id``, with its number; None where there is none."""
+        """The newest entry before that of ``batch_id`` that ``counts``, with its number; None if there is none."""
         for number in sorted((n for n in self._numbers("offsets") if n < batch_id), reverse=True):
-            # It may be purged between the listing and the reading.
+            # Spark may delete it between the listing and the reading.
             if (found := self.find_offset_log(number)) is not None and counts(found):
                 return number, found
         return None
 
     def commit_log(self, batch_id: int) -> CommitLog | None:
-        """Spark's note that the batch is done; None where it is not, or is no longer kept."""
+        """Spark's note that the batch is done; None if it is not, or the note is no longer kept."""
         name = f"commits/{batch_id}"
         text = self._text(name)
         return None if text is None else parse_commit_log(text, self._called(name))
 
     def is_committed(self, batch_id: int) -> bool:
-        """Whether Spark holds the batch to be done."""
+        """Whether Spark has noted that the batch is done."""
         return self._files.exists(f"commits/{batch_id}")
 
     def batch_ids(self) -> tuple[list[int], list[int]]:
@@ -125,11 +125,11 @@ class Checkpoint:
 
     def newest_offset_entry(self) -> OffsetEntry | None:
         """
-        The newest file in ``offsets/``; None where there is none.
+        The newest file in ``offsets/``; None if there is none.
 
-        The planner's worker asks this for every micro-batch: it does not know the batch id.
+        The planner's worker, which does not know the batch id, asks this for every micro-batch.
         """
-        # The newest entry can only vanish under us where somebody mends the checkpoint just now.
+        # The newest entry can vanish between the two only if somebody repairs the checkpoint at this moment.
         for _ in range(3):
             numbers = self._numbers("offsets")
             if not numbers:
@@ -163,7 +163,7 @@ class Checkpoint:
         return f"The checkpoint's {self.location}/{name}"
 
     def _numbers(self, folder: str) -> list[int]:
-        # Beside the entries lie .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
+        # Beside the entries there are .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
         return [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
 
     def _offsets_not_found(self, batch_id: int, waited: float) -> CheckpointError:

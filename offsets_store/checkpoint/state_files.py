@@ -1,9 +1,11 @@
 """
 Which version of a query's state does a file in ``state/`` hold?
 
-Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads, and only names. Batch N
-loads version N of each partition's state and writes version N+1, as changes (``delta``, ``changelog``) or whole
-(``snapshot``, ``zip``). With ``checkpointFormatVersion`` 2 a name ends with an id that ``commits/N`` refers to.
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads, and only the names of files.
+
+Batch N loads version N of each partition's state and writes version N+1: as changes (``delta``, ``changelog``), or as
+the whole state (``snapshot``, ``zip``). With ``checkpointFormatVersion`` 2, a name ends with an id to which
+``commits/N`` refers.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pgonce.offsets_store.checkpoint.files import CheckpointFiles
 
 _VERSION = re.compile(r"\.?([0-9]+)(_[^.]+)?\.(delta|snapshot|changelog|zip)(\.crc)?", re.ASCII)
 _WHOLE = frozenset({"snapshot", "zip"})
-# What RocksDB's files are kept in; a store is never called so.
+# The folders in which RocksDB keeps its files; no store has such a name.
 _NO_STORES = frozenset({"SSTs", "logs", "archive"})
 
 
@@ -24,8 +26,8 @@ class StateFile(NamedTuple):
     """
     A file of a partition's state, by its name in the checkpoint.
 
-    ``is_whole`` where it is read instead of all older files, ``is_named_in_commit`` where only the commit log leads to
-    it.
+    ``is_whole`` if it is read instead of all older files, and ``is_named_in_commit`` if Spark finds it only by the
+    commit log.
     """
 
     name: str
@@ -35,7 +37,7 @@ class StateFile(NamedTuple):
 
 
 def state_files(files: CheckpointFiles, above: int) -> frozenset[StateFile]:
-    """The files of versions above ``above``, with their checksums; one listing for each partition and store."""
+    """The files of versions above ``above``, with their checksums. Each partition and store is listed once."""
     found = (_state_file(name) for name in _names(files))
     return frozenset(file for file in found if file is not None and file.version > above)
 
@@ -46,7 +48,7 @@ def _names(files: CheckpointFiles) -> Iterator[str]:
             folder = f"state/{operator}/{partition}"
             for name in files.names(folder):
                 yield f"{folder}/{name}"
-                # A join keeps several stores, each in a folder of its own.
+                # A join has several stores, each in a folder of its own.
                 if "." not in name and name not in _NO_STORES:
                     yield from (f"{folder}/{name}/{file}" for file in files.names(f"{folder}/{name}"))
 

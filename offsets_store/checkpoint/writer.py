@@ -2,8 +2,7 @@
 Write to a checkpoint: one file at a time, whole or not at all.
 
 Runs on the driver before a start, and in the command ``pgonce``, for a query that does not run. Invariant: a file is
-written beside its place and renamed, so that a reader sees the old text or the new one; whoever reads on meanwhile sees
-no file half written.
+written beside its place and then renamed, so that a reader sees either the old text or the new one, and never a part.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class CheckpointWriter:
     """
     A checkpoint that is written to; ``files`` reads the same place.
 
-    :raises CheckpointError: CHECKPOINT_LOCATION; every method that writes: CHECKPOINT_NOT_WRITTEN.
+    :raises CheckpointError: CHECKPOINT_LOCATION. Every method that writes may raise CHECKPOINT_NOT_WRITTEN.
     """
 
     def __init__(self, location: str | CheckpointFiles) -> None:
@@ -34,7 +33,7 @@ class CheckpointWriter:
         self.location = self.files.shown
 
     def put(self, name: str, data: bytes | None) -> None:
-        """Give a file these bytes; with None take it away."""
+        """Give a file these bytes; with None, remove it."""
         if data is None:
             self.remove(name)
         else:
@@ -42,7 +41,7 @@ class CheckpointWriter:
 
     def write(self, name: str, data: bytes) -> None:
         """Put a file in its place, whole."""
-        # Spark, too, passes over names in offsets/ and commits/ that are no numbers.
+        # Spark, too, ignores names in offsets/ and commits/ that are not numbers.
         folder, _, file = name.rpartition("/")
         unfinished = f"{folder}/.{file}.{uuid4()}.tmp".lstrip("/")
         if isinstance(self.files, LocalFiles):
@@ -50,24 +49,24 @@ class CheckpointWriter:
         else:
             done = self._ask(lambda path: _write_by_arrow(self._arrow(), path, self._path(unfinished), data), name)
         if not done:
-            # To a reader a missing folder means that nothing is there.
+            # A reader takes a folder that is a file for a missing one; here it is an error.
             raise _not_written(
-                f"The checkpoint's {self.location}/{name} could not be written: its folder is no folder."
+                f"The checkpoint's {self.location}/{name} could not be written: its folder is not a folder."
             )
 
     def remove(self, name: str) -> None:
-        """Take a file away, if it is there."""
+        """Remove a file, if it is there."""
         if isinstance(self.files, LocalFiles):
             self._ask(os.unlink, name)
         else:
             self._ask(lambda path: self._arrow().delete_file(path), name)
 
     def is_empty(self) -> bool:
-        """Whether nothing at all lies there."""
+        """Whether there is nothing at all at this location."""
         return not self.files._ask(lambda path: self.files._names(path.rstrip("/")), "")
 
     def written_at(self, name: str) -> datetime | None:
-        """When a file was written, by its store's clock; None where there is none, or nobody knows."""
+        """When a file was written, by its store's clock; None if there is no such file, or the store does not say."""
         if isinstance(self.files, LocalFiles):
             seconds = self._ask(lambda path: Path(path).stat().st_mtime, name)
             return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
@@ -94,7 +93,7 @@ def _not_written(what: str) -> CheckpointError:
     return CheckpointError(
         "CHECKPOINT_NOT_WRITTEN",
         what,
-        "What was written before stays; the same command, given again, goes on from there.",
+        "What was written before stays. Give the same command again, and it goes on from there.",
         "Let the user that runs this write to the checkpoint. Credentials for stores other than disks come from the "
         "environment, not from Spark's settings.",
     )
@@ -113,7 +112,7 @@ def _write_locally(path: str, unfinished: str, data: bytes) -> bool:
             Path(unfinished).unlink()
     folder = os.open(Path(path).parent, os.O_RDONLY)
     try:
-        # The rename too must outlive a loss of power: commits/N must never be there without offsets/N.
+        # The rename must survive a loss of power too: commits/N must never be there without offsets/N.
         os.fsync(folder)
     finally:
         os.close(folder)
@@ -121,7 +120,7 @@ def _write_locally(path: str, unfinished: str, data: bytes) -> bool:
 
 
 def _write_by_arrow(store: Any, path: str, unfinished: str, data: bytes) -> bool:
-    # In an object store a folder is nothing but the beginning of names.
+    # In an object store a folder is only the beginning of a name.
     if store.type_name in {"local", "hdfs"}:
         store.create_dir(path.rpartition("/")[0], recursive=True)
     with store.open_output_stream(unfinished) as stream:

@@ -1,5 +1,5 @@
 """
-What people say of a query by hand: ``pgonce accept``, ``retire`` and ``forget``.
+The commands by which a person decides about a query: ``pgonce accept``, ``retire`` and ``forget``.
 
 Runs in a shell, without Spark, under a role that owns the ledger. Invariant: without ``--yes`` a command only shows
 what it would do.
@@ -26,7 +26,7 @@ def accept(
     url: Url = "",
     sink: Sink = None,
     checkpoint: Annotated[
-        str | None, typer.Option(help="The query's checkpoint, if not where the ledger says.")
+        str | None, typer.Option(help="The query's checkpoint, if it is not where the ledger says.")
     ] = None,
     yes: Yes = False,
 ) -> None:
@@ -55,7 +55,7 @@ def retire(
     reason: Annotated[str | None, typer.Option(help="Why; the ledger keeps it.")] = None,
     yes: Yes = False,
 ) -> None:
-    """Say that a sink of a query is gone for good: it is refused if it comes back, and recovery leaves it out."""
+    """Say that a sink of a query is gone for good. It is refused if it comes back, and recovery leaves it out."""
     with errors_as_text():
         query_id, found = retire_sink(query, url, sink=sink, reason=reason, dry_run=not yes)
         print_lines(
@@ -77,7 +77,7 @@ def forget(
     wait: Wait = 0,
     yes: Yes = False,
 ) -> None:
-    """Take a query out of the way of a new one that loads its tables from the beginning; rows stay, so empty them."""
+    """Take a query out of the way of a new one that loads its tables from the beginning. Its rows stay there."""
     with errors_as_text():
         found = forget_query(
             query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
@@ -90,18 +90,18 @@ def _forget_lines(found: Forgetting) -> list[str]:
     lines = [f"Query {found.query_id} ({found.query_name or 'no name'}):"]
     lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}" for sink in found.sinks]
     lines.append(
-        "Forgotten, it is refused (FENCED) if it comes back, and a new query may feed this from the beginning of its "
-        "source.\nThe rows stay where they are, and would be doubled by a query that reads the same again. So empty "
-        "the tables before you start it:"
+        "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
+        "beginning of its source.\nThe rows stay where they are, and a query that reads the same again would double "
+        "them. So empty the tables before you start it:"
     )
     lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
     lines += [
-        f"  (and what was written as {name}: which tables these are, nobody has recorded)"
+        f"  (and what was written as {name}: which tables these are is not recorded)"
         for name, tables in found.tables.items()
         if not tables
     ]
     lines += [
-        f"But {name} is fed by {', '.join(others)} too: their rows would go with it, and not come again."
+        f"But {name} is fed by {', '.join(others)} too: those rows would be removed with it, and would not come again."
         for name, others in found.others.items()
         if others
     ]

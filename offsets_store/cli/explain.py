@@ -1,7 +1,8 @@
 """
-What do the documents say of an error, where only the installed package is at hand?
+What do the documents say about an error?
 
-Runs on the command line. Invariant: what is shown is the text of docs/, which is part of the wheel.
+Runs in the command ``pgonce explain``. Invariant: what is shown is the text of docs/. That is part of the wheel, so
+it can be read where only the package is installed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _LINK = re.compile(r"\[([^\]^]+)\]\(([a-z-]*)(?:\.md)?(?:#[^)]*)?\)")
 
 @dataclass(frozen=True)
 class Entry:
-    """A row of docs/errors.md, and what stands above its table."""
+    """A row of docs/errors.md, and the heading above its table."""
 
     code: str
     section: str
@@ -45,18 +46,18 @@ def entries(errors: str) -> Iterator[Entry]:
 
 
 def explanation(name: str) -> str | None:
-    """What the documents say under a code, or a whole page by its name; None where there is neither."""
+    """What the documents say about a code, or a whole page by its name; None where there is neither."""
     found = {entry.code: str(entry) for entry in entries(pages()["errors"])}
     return found.get(name.upper().strip("[]")) or pages().get(name.lower())
 
 
 def nearest(name: str) -> list[str]:
-    """Codes and pages whose names are like this one; all pages, where none is."""
+    """Codes and pages whose names are like this one; all pages if there are none."""
     codes = [entry.code for entry in entries(pages()["errors"])]
     near = difflib.get_close_matches(name.upper(), codes) + difflib.get_close_matches(name.lower(), pages())
     return near or sorted(pages())
 
 
 def _without_links(text: str) -> str:
-    """Markdown's links as words: a page is a name for this very command."""
+    """The text with each link in Markdown as the command that shows the page."""
     return _LINK.sub(lambda link: f"{link[1]} (`pgonce explain {link[2] or 'errors'}`)", text)

@@ -1,7 +1,7 @@
 """
-``pgonce``: what the ledger knows, on the command line.
+``pgonce``: the command line, and its commands that ask the ledger and prepare it.
 
-Runs in a shell, without Spark. Invariant: an answer goes to stdout and an error to stderr, as text; the exit code says
+Runs in a shell, without Spark. Invariant: an answer goes to stdout and an error to stderr, as text. The exit code says
 which kind of error it was, and no password is ever shown.
 """
 
@@ -46,7 +46,7 @@ def main() -> None:
 
 @app.command()
 def status(url: Url = "", as_json: Json = False) -> None:
-    """Where every query stands: last batch, end offsets, lag, replays skipped."""
+    """Show where every query stands: its last batch, end offsets, lag, and how many replays were skipped."""
     with errors_as_text():
         known = OffsetsStore(url).status()
         if as_json:
@@ -64,16 +64,16 @@ def offsets(
     url: Url = "",
     sink: Sink = None,
     starting_offsets: Annotated[
-        bool, typer.Option("--starting-offsets", help="Only the JSON for Kafka's startingOffsets.")
+        bool, typer.Option("--starting-offsets", help="Print only the JSON for Kafka's startingOffsets.")
     ] = False,
     bootstrap_servers: Brokers = None,
     as_json: Json = False,
 ) -> None:
-    """Where a query stands, by topic and partition; or what a new checkpoint of it must start at."""
+    """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
     with errors_as_text():
         store = OffsetsStore(url)
         if starting_offsets:
-            # JSON for a program already, so that --json changes nothing.
+            # This is JSON for a program in any case, so --json changes nothing.
             typer.echo(store.starting_offsets(query, sink, bootstrap_servers))
             return
         found = store.status_of(query, sink, bootstrap_servers)
@@ -89,10 +89,10 @@ def history(
     query: Query,
     url: Url = "",
     sink: Sink = None,
-    limit: Annotated[int, typer.Option(min=1, help="How many batches.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """The newest published batches of a query: rows, offsets, run, time."""
+    """Show the newest published batches of a query: rows, offsets, run and time."""
     with errors_as_text():
         batches = OffsetsStore(url).history(query, sink, limit)
         if as_json:
@@ -104,11 +104,11 @@ def history(
 @app.command()
 def init(
     url: Url = "",
-    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for an administrator, and run nothing.")] = False,
+    sql: Annotated[bool, typer.Option("--sql", help="Only print the SQL, for an administrator to run.")] = False,
     role: Annotated[str | None, typer.Option(help="Also grant this role what a streaming query needs.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Create the ledger, or bring it up to date. Run it again after an upgrade; it changes nothing twice."""
+    """Create the ledger, or bring it up to date. Run it again after each upgrade; it never changes anything twice."""
     with errors_as_text():
         if sql:
             typer.echo(init_sql(role), nl=False)
@@ -122,8 +122,10 @@ def init(
 
 
 @app.command()
-def explain(name: Annotated[str, typer.Argument(help="An error's code (TYPE_MISMATCH), or a page (types).")]) -> None:
-    """What the documents say of an error; or one of their pages."""
+def explain(
+    name: Annotated[str, typer.Argument(help="An error's code (TYPE_MISMATCH), or a page (types).")],
+) -> None:
+    """Show what the documents say about an error, or one of their pages."""
     text = explanation(name)
     if text is None:
         raise typer.BadParameter(f"there is no {name!r}. There is {', '.join(nearest(name))}.")

@@ -1,5 +1,5 @@
 """
-What people do about a checkpoint: ``pgonce doctor``, ``recover`` and ``new-checkpoint``.
+The commands for a checkpoint: ``pgonce doctor``, ``recover`` and ``new-checkpoint``.
 
 Runs in a shell, without Spark, under a role that owns the ledger. Invariant: without ``--yes`` a command only shows
 what it would do.
@@ -50,16 +50,17 @@ def doctor(
     *,
     url: Url = "",
     sink: Annotated[
-        str | None, typer.Option(help="The sink that the query will write to, if the ledger does not know it yet.")
+        str | None,
+        typer.Option(help="The sink that the query will write to, if it is new to the ledger."),
     ] = None,
-    query_name: Annotated[str | None, typer.Option(help="Such a query's name (queryName).")] = None,
+    query_name: Annotated[str | None, typer.Option(help="The name of such a query (queryName).")] = None,
     as_json: Json = False,
 ) -> None:
     """
-    Compare a checkpoint with the ledger: what happens at the next start, and what mends it.
+    Compare a checkpoint with the ledger: say what happens at the next start, and what repairs it.
 
-    Exit code 0: they agree; 5: `pgonce recover` mends it; 6: a person must decide, or it depends on what nobody has
-    written down; 7: the checkpoint cannot be read.
+    Exit code 0: they agree; 5: `pgonce recover` repairs it; 6: a person must decide, or it depends on what is not
+    written down anywhere; 7: the checkpoint cannot be read.
     """
     with errors_as_text():
         found = examine(checkpoint, url, sink=sink, query_name=query_name)
@@ -71,7 +72,7 @@ def doctor(
 
 
 def _diagnosis_lines(found: Diagnosis) -> list[str]:
-    again = "which is planned already" if found.runs_again else "which is yet to be planned"
+    again = "which is planned already" if found.runs_again else "which is not planned yet"
     begins, ends = (offsets_text(at).replace("\n", ", ") for at in (found.begins, found.ends))
     return [
         f"Checkpoint {found.location} of query {text_of(found.query_id)}:",
@@ -98,14 +99,14 @@ def recover(
     *,
     url: Url = "",
     yes: Yes = False,
-    # The word that this command had first.
+    # The name of --yes in earlier versions.
     apply: Annotated[bool, typer.Option("--apply", hidden=True)] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Bring back what the newest recovery replaced.")] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
     as_json: Json = False,
 ) -> None:
-    """Make a stopped query's checkpoint agree with the ledger, forward or back; what it replaces is kept."""
+    """Make a stopped query's checkpoint agree with the ledger, forward or back. What it replaces is kept."""
     with errors_as_text():
         work = undo_recovery if undo else recover_checkpoint
         dry_run = not (yes or apply)
@@ -123,7 +124,7 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
     for what, names in (("write", recovery.written), ("remove", recovery.removed), ("keep aside", recovery.kept)):
         lines += [f"  {what:<10} {name}" for name in names]
     if recovery.is_done:
-        lines.append(f"Done. What was replaced lies in {recovery.kept_in}; `pgonce recover --undo` brings it back.")
+        lines.append(f"Done. What was replaced is kept in {recovery.kept_in}; `pgonce recover --undo` brings it back.")
     elif recovery.is_needed:
         lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
     return lines
@@ -131,14 +132,14 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
 
 def new_checkpoint(
     query: Query,
-    path: Annotated[str, typer.Argument(help="Where to write it; nothing may lie there.")],
+    path: Annotated[str, typer.Argument(help="Where to write it; there must be nothing yet.")],
     *,
     url: Url = "",
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
     yes: Yes = False,
 ) -> None:
-    """Write a checkpoint from the ledger, for a stateless query whose own is lost: same query id, same batch."""
+    """Write a checkpoint from the ledger for a stateless query that has lost its own: same query id, same batch."""
     with errors_as_text():
         plan = write_new_checkpoint(query, path, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait)
         lines = [f"Query {plan.query_id}: {plan.does}, at {path}.", *(f"  write      {name}" for name, _ in plan.files)]

@@ -1,8 +1,7 @@
 """
-How do the command line's answers look, to people and to programs?
+How do the ledger's answers look, to people and to programs?
 
-Runs in the command ``pgonce``. Invariant: the keys of the JSON are stable; both forms show the same facts, and what
-is unknown reads ``?`` in one and null in the other.
+Runs in the command ``pgonce``. Invariant: the keys of the JSON are stable, and both forms show the same facts.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ def status_table(status: Sequence[Status]) -> Table:
 
 
 def offsets_records(status: Iterable[Status]) -> list[dict[str, Any]]:
-    """One object a writer; ``positions`` has one a topic and partition, or a source, with its lag."""
+    """One object a writer; its ``positions`` have one object a topic and partition, or a source, with the lag."""
     return [
         {
             **{name: getattr(writer, name) for name in _OFFSETS_KEYS},
@@ -132,12 +131,12 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
 
 
 def print_table(table: Table) -> None:
-    """A table on stdout; where that is no terminal, as wide as it needs to be."""
+    """A table on stdout; if that is not a terminal, as wide as it needs to be."""
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         unbounded = console.options.update(width=10_000)
         console.width = max(console.width, table.__rich_measure__(console, unbounded).maximum)
-    # Ids are copied from the first column: it is folded only where it would crop the others.
+    # People copy ids from the first column, so it is folded only if it would crop the others.
     table.columns[0].no_wrap = console.width >= _WIDTH_FOR_WHOLE_IDS
     console.print(table)
 

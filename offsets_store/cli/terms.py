@@ -1,8 +1,8 @@
 """
 What all commands of ``pgonce`` share: exit codes, options, and errors as text.
 
-Runs in a shell, without Spark. Invariant: an error goes to stderr as text, never with a password, and its exit code
-says which kind it was.
+Runs in a shell, without Spark. Invariant: an error goes to stderr as text, never with a password, and the exit code
+says which kind of error it was.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class ExitCode(IntEnum):
 
 EXIT_CODES = {
     ExitCode.OK: "the answer is on stdout; with doctor: checkpoint and ledger agree",
-    ExitCode.FAILED: "Postgres, Kafka or the ledger (missing, too new, not permitted) is in the way",
+    ExitCode.FAILED: "Postgres or Kafka gave an error, or the ledger is missing, too new or not permitted",
     ExitCode.USAGE: "the command line or the connection string cannot be read",
     ExitCode.NOT_FOUND: "no query or sink has that name, or several have",
     ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
-    ExitCode.RECOVERABLE: "doctor: the next start would be refused or fail, and `pgonce recover` mends that",
+    ExitCode.RECOVERABLE: "doctor: the next start would be refused or fail, and `pgonce recover` repairs that",
     ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide; with doctor "
     "also: it depends on what neither checkpoint nor ledger says",
-    ExitCode.UNREADABLE: "the checkpoint is not there, or cannot be read or written",
+    ExitCode.UNREADABLE: "there is no checkpoint, or it cannot be read or written",
     ExitCode.RUNNING: "the query seems to run",
 }
 _NOT_FOUND = {"QUERY_NOT_FOUND", "QUERY_AMBIGUOUS", "SINK_NOT_FOUND", "SINK_NEEDED"}
@@ -57,22 +57,22 @@ Url = Annotated[
     str,
     typer.Option(
         envvar="PGONCE_URL",
-        help="libpq URI or key=value string. Without it: libpq's environment (PGHOST, PGSERVICE, ...).",
+        help="A libpq URI or key=value string. Without it, libpq's environment counts (PGHOST, PGSERVICE, ...).",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON with stable keys, for programs.")]
-Query = Annotated[str, typer.Argument(help="Name or id of the query, as `pgonce status` shows it.")]
-Sink = Annotated[str | None, typer.Option(help="Name of the sink, where the query has several.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, for programs.")]
+Query = Annotated[str, typer.Argument(help="The name or id of the query, as `pgonce status` shows it.")]
+Sink = Annotated[str | None, typer.Option(help="The name of the sink, if the query has several.")]
 
-Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this, only show what would be done.")]
+Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this option, only show what would be done.")]
 QuietFor = Annotated[
     float,
-    typer.Option(min=0, help="Seconds for which nothing of the query may have been written: a running one writes."),
+    typer.Option(min=0, help="Seconds for which the query must have written nothing, because a running one writes."),
 ]
 Wait = Annotated[
     float,
     typer.Option(
-        min=0, help="Seconds to wait, at most, for Postgres to answer, and until nothing shows a running query."
+        min=0, help="Seconds to wait, at most, for Postgres to answer and for all signs of a running query to end."
     ),
 ]
 
@@ -81,7 +81,7 @@ NOT_DONE = "Nothing was changed. Give --yes to do it."
 
 @contextmanager
 def errors_as_text() -> Iterator[None]:
-    """End with an error's text on stderr, and its exit code."""
+    """Turn an error of the block into its text on stderr and its exit code."""
     try:
         yield
     except PgonceError as error:
@@ -94,7 +94,7 @@ def _fail(error: PgonceError) -> NoReturn:
 
 
 def exit_code(error: PgonceError) -> ExitCode:
-    """The exit code that says which kind of error it was."""
+    """The exit code for an error: it says which kind of error it was."""
     if isinstance(error, ConfigurationError):
         return ExitCode.FAILED if error.code == "NO_KAFKA_CLIENT" else ExitCode.USAGE
     if isinstance(error, RecoveryError):

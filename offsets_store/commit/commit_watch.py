@@ -1,8 +1,7 @@
 """
 Why does COMMIT not return?
 
-Runs beside a COMMIT. Invariant: it looks and says, and does nothing else; a COMMIT that is done within half a minute
-costs no connection.
+Runs beside a COMMIT. Invariant: it only looks and logs. A COMMIT that is done within half a minute costs no connection.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SAID_EVERY_SECONDS = 30.0
 
 @contextmanager
 def saying_why_it_waits(url: str, backend_pid: int, batch: Batch) -> Iterator[None]:
-    """While the block waits for the COMMIT of ``backend_pid``, say every half minute what the server waits for."""
+    """While the block waits for the COMMIT of ``backend_pid``, log every half minute what the server waits for."""
     done = threading.Event()
     threading.Thread(
         target=_watch, args=(url, backend_pid, batch, done), name="pgonce-commit-watch", daemon=True

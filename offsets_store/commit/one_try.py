@@ -2,7 +2,7 @@
 One try to publish a batch: all its rows and its offsets in one transaction, or nothing.
 
 Runs in the commit worker, in a receiver, or in the foreachBatch function on the driver. Invariant: the batch is
-recorded in the transaction that writes its rows, and nothing but a COMMIT that answers COMMIT counts as done.
+recorded in the transaction that writes its rows, and it is done only when COMMIT has answered COMMIT.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _log = logging.getLogger("pgonce")
 
 @dataclass(frozen=True)
 class Question:
-    """What became of a batch? For this sink, as ``name_sink`` says inside the transaction; nothing is published."""
+    """Asks what became of a batch. ``name_sink`` says inside the transaction which sink it is; nothing is published."""
 
     name_sink: Callable[[Connection], str]
 
@@ -60,7 +60,7 @@ class Work(Question):
     What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
     ``publish`` is told below which positions rows are stored already (None: drop none). Both run inside the
-    transaction, anew at every try. ``sealed`` is for work that runs SQL of the user's.
+    transaction, and again at every try. ``sealed`` is for work that runs SQL of the user.
     """
 
     publish: Callable[[Connection, Batch, Offsets | None], Published]
@@ -73,7 +73,7 @@ class Outcome:
     What is known of all tries of one batch.
 
     It is ``unknown`` from the moment at which a COMMIT is sent until Postgres has answered it, or a later try has read
-    the ledger under the lock on the writer's row, for which it has waited until the earlier transaction was over.
+    the ledger under the lock on the writer's row. That try gets the lock only when the earlier transaction is over.
     """
 
     unknown: bool = False
@@ -83,9 +83,9 @@ def try_once(settings: CommitSettings, batch: Batch, work: Question, watch: Lock
     """
     Publish or skip ``batch`` in one transaction; the verdict says which.
 
-    A :class:`Question` is answered by the verdict, and publishes nothing: what could be published is not there.
+    A :class:`Question` publishes nothing. The verdict answers it: a batch that could be published is not there.
 
-    :raises PgonceError: where it is refused, or could not have been kept.
+    :raises PgonceError: if the batch is refused, or could not be kept.
     :raises psycopg.Error: what Postgres says; :mod:`~pgonce.offsets_store.commit.retrying` knows what may be
         tried again.
     """
@@ -93,7 +93,7 @@ def try_once(settings: CommitSettings, batch: Batch, work: Question, watch: Lock
     with checked_out(settings.url) as connection, _discarded_on_error(connection):
         outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
         ensure_ledger(settings.url, driver_connection(connection))
-        # Before our search_path is in force: a table is found along the user's.
+        # Before our search_path is in force, because a table is found along the user's.
         batch = replace(batch, sink_name=work.name_sink(connection))
         began = ledger.begin_in_tx(connection, application, settings.lock_timeout)
         _refuse_lost_on_crash(began)
@@ -140,12 +140,12 @@ def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:
 
 @contextmanager
 def _discarded_on_error(connection: Connection) -> Iterator[None]:
-    # A new session for the next try: this one may be dead (SQLAlchemy does not see errors of psycopg's own COPY), or
-    # live with settings that an administrator has mended since.
+    # The next try gets a new session. This one may be dead (SQLAlchemy does not see errors of psycopg's own COPY), or
+    # have settings that an administrator has corrected since.
     try:
         yield
     except BaseException:
-        # Rolled back by word, because a server notices a closed line late, and would keep the locks until then.
+        # An explicit rollback, because a server notices a closed connection late and would keep the locks until then.
         with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
             driver_connection(connection).rollback()
         connection.invalidate()
@@ -153,7 +153,7 @@ def _discarded_on_error(connection: Connection) -> Iterator[None]:
 
 
 def application_name(run_id: str) -> str:
-    """How this run's sessions show in ``pg_stat_activity``; 43 of 63 bytes."""
+    """The name of this run's sessions in ``pg_stat_activity``: 43 of at most 63 bytes."""
     return f"pgonce {run_id}"
 
 
@@ -184,7 +184,7 @@ def _publish_in_tx(
         ledger.close_acceptances_in_tx(connection, locked, batch)
         if locked.ledger.writer is None and settings.remedies.replaces:
             record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
-        # Deferred triggers of the user's tables run at COMMIT.
+        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
         leave_in_tx(driver_connection(connection))
 
 
@@ -223,7 +223,7 @@ def _skip_in_tx(
 def _commit(connection: Connection, outcome: Outcome) -> None:
     outcome.unknown = True
     try:
-        # By hand, for its tag: COMMIT of a failed transaction answers ROLLBACK, and SQLAlchemy would not tell.
+        # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
         tag = driver_connection(connection).execute("COMMIT").statusmessage
     except psycopg.Error as error:
         outcome.unknown = leaves_commit_unknown(error)
@@ -271,6 +271,6 @@ def _transaction_ended() -> CommitError:
 
 
 def _refuse_ended_transaction(connection: Connection, *_: object) -> None:
-    # At once, before the next statement runs, and perhaps is committed, in a transaction of its own.
+    # Raised at once, before the next statement runs in a transaction of its own and perhaps is committed.
     if driver_connection(connection).info.transaction_status is TransactionStatus.IDLE:
         raise _transaction_ended()

@@ -1,9 +1,9 @@
 """
-How often is a batch tried, and what is known when no try came through?
+How often is a batch tried, and what is known when no try has succeeded?
 
 Runs in the commit worker, in a receiver, or in the foreachBatch function on the driver. Invariant: every try begins at
-the first step; the attempt's token in the ledger tells a commit whose answer was lost from one that never happened, and
-while the ledger cannot be asked the outcome is called unknown, never failed.
+the first step. The attempt's token in the ledger distinguishes a commit whose answer was lost from one that never
+happened. While the ledger cannot be asked, the outcome is called unknown, never failed.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ _LOCK_NOT_AVAILABLE = "55P03"
 
 def commit_batch(settings: CommitSettings, batch: Batch, work: Work, *, outcome_unknown: bool = False) -> Verdict:
     """
-    Publish ``batch``, or skip it where it is proven to be published; the verdict says which.
+    Publish ``batch``, or skip it if it is proven to be published; the verdict says which.
 
-    :param outcome_unknown: an earlier call for this very attempt may have been committed.
-    :raises RefusedBatch: where it is neither new nor a proven replay.
-    :raises TargetError: where the table or the rows are the reason.
-    :raises CommitError: where Postgres stayed away or locked past the bounds in ``settings``.
+    :param outcome_unknown: whether an earlier call for this same attempt may have been committed.
+    :raises RefusedBatch: if it is neither new nor a proven replay.
+    :raises TargetError: if the table or the rows are the reason.
+    :raises CommitError: if Postgres stayed away, or a lock was held, for longer than ``settings`` allow.
     """
     return _patiently(settings, batch, work, outcome_unknown=outcome_unknown)
 
 
 def what_became_of(settings: CommitSettings, batch: Batch, question: Question) -> Verdict:
     """
-    Ask the ledger what ``batch`` is, where another process may have published it; skip it where that is proven.
+    Ask the ledger what ``batch`` is, if another process may have published it; skip it if that is proven.
 
     The ledger is read under the writer's lock, when no transaction of that process is open any more. A verdict in
-    :data:`~pgonce.offsets_store.verdict.decide.PUBLISH` says that the batch is not there; nor is it written here.
+    :data:`~pgonce.offsets_store.verdict.decide.PUBLISH` says that the batch is not there. It is not written here.
 
-    :raises RefusedBatch: where it is neither new nor a proven replay.
-    :raises PgonceError: where the ledger could not be asked.
+    :raises RefusedBatch: if it is neither new nor a proven replay.
+    :raises PgonceError: if the ledger could not be asked.
     """
     return _patiently(settings, batch, question, outcome_unknown=False)
 
@@ -71,9 +71,9 @@ def _patiently(settings: CommitSettings, batch: Batch, work: Question, *, outcom
         except (ConnectError, psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
             cause = driver_error(error)
             reason = " ".join(str(cause or error).split()).rstrip(".")
-            # While the outcome is unknown, only the ledger can tell it, so whatever keeps us from it is tried again.
+            # While the outcome is unknown, only the ledger can tell it, so whatever prevents asking it is tried again.
             if not (outcome.unknown or _may_try_again(error, cause)):
-                # Not from its cause: a traceback would print the DETAIL, where Postgres repeats a whole row.
+                # Without its cause: a traceback would print the DETAIL, in which Postgres repeats a whole row.
                 if cause is not None and is_ledger_gone(cause):
                     forget_ledger(settings.url)
                 raise _translated(error, cause).with_traceback(error.__traceback__) from None
@@ -86,7 +86,7 @@ def _patiently(settings: CommitSettings, batch: Batch, work: Question, *, outcom
         except PgonceError as error:
             if not outcome.unknown:
                 raise
-            # Raised before the ledger was read, and so in ignorance of what an earlier try has done.
+            # It was raised before the ledger was read, and so without knowing what an earlier try has done.
             raise _unknown(batch, error.what.rstrip(".")) from None
         _log.warning("batch %s of query %s: trying again in %.1f s: %s", batch.batch_id, batch.query_id, pause, reason)
         time.sleep(pause)
@@ -114,8 +114,8 @@ def _given_up(error: BaseException, batch: Batch, reason: str, seconds: float, w
             f"Batch {batch.batch_id} waited {seconds:g} s for a lock that is still held: {watch.holders} (the last "
             f"try: {reason}).",
             NOTHING,
-            "End that session or wait for it, then start the query again; lockTimeout and retryTimeout set how long is "
-            "waited.",
+            "End that session or wait for it, then start the query again; lockTimeout and retryTimeout set how long a "
+            "batch waits.",
         )
     if isinstance(error, ConnectError):
         return error
@@ -123,7 +123,7 @@ def _given_up(error: BaseException, batch: Batch, reason: str, seconds: float, w
         "RETRIES_EXHAUSTED",
         f"Batch {batch.batch_id} could not be committed within {seconds:g} s; the last reason: {reason}.",
         NOTHING,
-        "Mend the cause and start the query again; retryTimeout sets how long is tried.",
+        "Repair the cause and start the query again; retryTimeout sets for how long a batch is tried.",
     )
 
 
@@ -144,6 +144,6 @@ def unknown_outcome(what: str) -> CommitError:
     return CommitError(
         "COMMIT_UNKNOWN",
         what,
-        "Whether the batch was committed is unknown; its rows and its offsets were, together, or neither.",
-        "Start the query again once Postgres can be reached: the ledger tells, and no row is lost or doubled.",
+        "Whether the batch was committed is unknown. Its rows and its offsets were committed together, or not at all.",
+        "Start the query again when Postgres can be reached: the ledger knows, and no row is lost or doubled.",
     )

@@ -1,8 +1,7 @@
 """
 How does a commit behave, whichever way its batch came?
 
-Pure: runs wherever settings are made. Invariant: settings that exist can work; what cannot is refused when they are
-made.
+Pure: runs wherever settings are made. Invariant: settings that cannot work are refused when they are made.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ LEAST_RETAINED_BATCHES = 100
 
 @dataclass(frozen=True)
 class CommitSettings:
-    """What the commit needs to know, whichever way the rows come in. Times are in seconds."""
+    """What the commit needs to know, whichever way the rows come. Times are in seconds."""
 
     url: str = field(repr=False)
     remedies: Remedies = field(default_factory=Remedies)
@@ -42,8 +41,8 @@ def commit_settings(
     """
     Checked :class:`CommitSettings`, for every way in.
 
-    :raises ConfigurationError: for too few records kept, times that mean nothing, remedies that exclude each other, or
-        a url that libpq cannot read.
+    :raises ConfigurationError: if too few records are kept, times mean nothing, remedies exclude each other, or libpq
+        cannot read the url.
     """
     if retain_batches < LEAST_RETAINED_BATCHES:
         raise bad_option(
@@ -61,7 +60,7 @@ def commit_settings(
     if sum((remedies.adopt_checkpoint is not None, remedies.replaces is not None, remedies.independent)) > 1:
         raise bad_option(
             "CLASHING_OPTIONS",
-            "adoptCheckpoint, replaces and independent exclude each other: each says another thing of the "
+            "adoptCheckpoint, replaces and independent exclude each other: each says something else about the "
             "query's past.",
             "Keep the one that is true.",
         )

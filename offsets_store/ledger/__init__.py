@@ -1,1 +1,1 @@
-"""What do we remember of each batch and writer? Tables in the same Postgres."""
+"""What do we remember of each batch and writer, in tables of the same Postgres?"""

@@ -1,8 +1,8 @@
 """
-Does the ledger hold what a commit is said to have done?
+Does the ledger have what a commit is said to have done?
 
-Runs in the commit worker, where another process has committed. Invariant: asked by the attempt's token, which nobody
-else has, and of what is committed alone: no lock is taken, and none waited for.
+Runs in the commit worker, after another process has committed. Invariant: the question is asked by the attempt's token,
+which no other attempt has, and only of what is committed. No lock is taken or waited for.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 @dataclass(frozen=True)
 class KeptAttempt:
     """
-    What the ledger has of an attempt at a batch: that it published it (or adopted it), or that it skipped it.
+    What the ledger has of an attempt at a batch: that it published (or adopted) the batch, or that it skipped it.
 
-    ``may_sweep``: there are staging tables of this sink up to this batch.
+    ``may_sweep`` tells that there are staging tables of this sink up to this batch.
     """
 
     published: bool
@@ -26,8 +26,8 @@ class KeptAttempt:
     may_sweep: bool
 
 
-# One statement of its own, so one round trip; every name in it has its schema. A record of the generation before may be
-# meant where another writer has published since.
+# One statement by itself, so one round trip; every name in it has its schema. If another writer has published since,
+# the record that is meant may be of the generation before.
 _ASK = """
 SELECT
   EXISTS (
@@ -53,8 +53,8 @@ def kept_attempt(url: str, query_id: str, label: str, batch_id: int, attempt: UU
     """
     What the ledger has of ``attempt`` at this batch.
 
-    :param label: by what the staging tables of the sink are known.
-    :raises ConnectError: where Postgres cannot be reached.
+    :param label: the sink's name for its staging tables.
+    :raises ConnectError: if Postgres cannot be reached.
     :raises psycopg.Error: what Postgres says.
     """
     asked = {"query_id": query_id, "label": label, "batch_id": batch_id, "attempt": attempt}

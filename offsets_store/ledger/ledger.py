@@ -1,8 +1,8 @@
 """
 Lock a writer and read what the ledger says of it, inside the transaction that publishes a batch.
 
-Runs in the commit. Invariant: every function takes a connection whose transaction the caller owns, and all that
-they read of a writer is read under the lock on its row. From begin to the user's SQL our search_path is in force.
+Runs in the commit. Invariant: every function takes a connection whose transaction the caller owns, and all that is read
+of a writer is read under the lock on its row. From the begin to the user's SQL, our search_path is in force.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class LockedWriter:
 
 @dataclass(frozen=True)
 class TransactionState:
-    """Which transaction this is, whether its COMMIT will wait for the disk, and the server's process that runs it."""
+    """Which transaction this is, whether its COMMIT waits for the disk, and which process of the server runs it."""
 
     xid: str
     synchronous_commit: str
-    # Asked of the server: the process id that libpq knows is made up where a pooler stands between.
+    # Asked of the server, because behind a pooler the process id that libpq knows is made up.
     backend_pid: int
 
 
-# Qualified throughout, for the user's search_path is in force; and in this order, which Postgres keeps: its
-# search_path is put by before ours takes its place.
+# Every name has its schema, because the user's search_path is in force. Postgres keeps this order: the user's
+# search_path is remembered before ours takes its place.
 _STATE = select(
     literal_column("pg_catalog.pg_current_xact_id()::pg_catalog.text").label("xid"),
     func.pg_catalog.current_setting("synchronous_commit").label("synchronous_commit"),
@@ -88,10 +88,11 @@ _BEGIN_17 = _BEGIN.add_columns(func.pg_catalog.set_config("transaction_timeout",
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
     """
-    Begin: put our search_path in force, lift the session's time limits, and say which transaction it is.
+    Begin: set our search_path, lift the session's time limits, and say which transaction this is.
 
-    A client that is gone is missed as soon as this one would miss the server: its locks are in everybody's way. SET
-    LOCAL's function form only, because behind a pooler the session is somebody else's in a moment.
+    The server is to notice that this client is gone as soon as the client would notice the same of the server, because
+    its locks are in the way of others. All settings are local to the transaction, because behind a pooler the session
+    is somebody else's afterwards.
     """
     is_17 = connection.dialect.server_version_info >= (17,)  # type: ignore[operator]
     settings = {
@@ -104,19 +105,19 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
 
 class SnapshotTooOldError(Exception):
     """
-    Under a role's repeatable read or serializable, this transaction does not see rivals recorded since it began.
+    The transaction is repeatable read or serializable, and does not see rivals that were recorded since it began.
 
-    What helps is :func:`begin_again_in_tx`.
+    The remedy is :func:`begin_again_in_tx`.
     """
 
 
 def begin_again_in_tx(
     connection: Connection, sink_name: str, application: str, lock_timeout_seconds: float
 ) -> TransactionState:
-    """Begin as :func:`begin_in_tx` does, in another transaction, which sees who has fed this sink and lets none in."""
-    # One text, so that no pooler can give the session to others while it holds a lock of its own. AND CHAIN keeps the
-    # user's isolation level. The new snapshot is taken by the second lock, behind the first. (Another driver of this
-    # very writer may hold its row and wait for the lock: a deadlock, which passes.)
+    """Begin another transaction, which sees all queries that have fed this sink and keeps new ones out meanwhile."""
+    # One text, so that no pooler can give the session to others while the session holds a lock. AND CHAIN keeps the
+    # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
+    # driver of this writer holds its row and waits for the lock, that is a deadlock, which passes.)
     again = sql.SQL(
         "SELECT pg_catalog.pg_advisory_lock({key}); ROLLBACK AND CHAIN; "
         "SELECT pg_catalog.pg_advisory_xact_lock({key}); SELECT pg_catalog.pg_advisory_unlock({key})"
@@ -126,7 +127,7 @@ def begin_again_in_tx(
 
 
 def transaction_state_in_tx(connection: Connection) -> TransactionState:
-    """Put our search_path in force again, after the user's SQL, and say which transaction this is by now."""
+    """Set our search_path again after the user's SQL, and say which transaction this is now."""
     return TransactionState(*connection.execute(_STATE).one()[:3])
 
 
@@ -134,23 +135,23 @@ def lock_writer_in_tx(
     connection: Connection, batch: Batch, replaces: str | None, *, sees_rivals: bool = False
 ) -> LockedWriter:
     """
-    Lock the writer's row, creating it where it is new, and read what the verdict needs.
+    Lock the writer's row, which is created if it is new, and read what the verdict needs.
 
-    A new row has no ``last_batch_id``: it is gone again when the batch is refused and the transaction rolled back.
+    A new row has no ``last_batch_id``. It disappears again if the batch is refused and the transaction rolled back.
 
     :param sees_rivals: whether the transaction was begun by :func:`begin_again_in_tx`.
-    :raises SnapshotTooOldError: where rivals must be looked for, and the transaction would not see them.
+    :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """
     row = connection.execute(_LOCK, _identity(batch)).one_or_none()
     if row is None:
-        # INSERT, never SELECT then INSERT: two drivers could both read "absent". The key makes the second wait.
+        # INSERT, never SELECT and then INSERT: two drivers could both read "absent". The key makes the second one wait.
         connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
         row = connection.execute(_LOCK, _identity(batch)).one()
     if row.last_batch_id is None:
-        # Two new queries of one sink that start together would not see each other as rivals.
+        # Without this lock, two new queries of one sink that start together would not see each other as rivals.
         isolation = connection.execute(_ONE_FIRST_CONTACT, {"sink": batch.sink_name}).one().isolation
-        # A statement under read committed sees what was committed before it; one under a snapshot does not see a rival
-        # that was recorded since, though it has waited for it (seen: both fed the sink).
+        # Under read committed, a statement sees what was committed before it. Under a snapshot, it does not see a rival
+        # that was recorded since, though it has waited for it. (This has happened: both queries fed the sink.)
         if isolation != "read committed" and not sees_rivals:
             raise SnapshotTooOldError
         rivals = rivals_of(batch, _neighbours_in_tx(connection, batch, replaces), replaces)
@@ -192,7 +193,7 @@ def _record_of(record: FromClause, batch: str) -> ColumnElement[bool]:
 
 
 def is_open(writer_id: int | BindParameter[int]) -> ColumnElement[bool]:
-    """The condition that picks the acceptances of a writer that have not been used up."""
+    """The condition for the acceptances of a writer that have not been used yet."""
     return and_(
         interventions.c.writer_id == writer_id,
         interventions.c.kind == "accept",
@@ -239,7 +240,7 @@ def _facts_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: Ba
             "generation": row.generation,
             "batch": batch.batch_id,
             "last_batch": row.last_batch_id,
-            # Usually the last one's, whose long text need not travel twice.
+            # It is usually the last batch, whose long text need not be sent twice.
             "previous_batch": None if batch.previous_batch_id == row.last_batch_id else batch.previous_batch_id,
             "run": batch.run_id,
         },
@@ -274,7 +275,7 @@ def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
 
 
 def recorded(columns: Mapping[Any, Any], prefix: str = "") -> Recorded:
-    """A row of ``batches``, whose columns' names may begin with a ``prefix``."""
+    """A row of ``batches``; the names of its columns may begin with a ``prefix``."""
     return Recorded(
         batch_id=columns[f"{prefix}batch_id"],
         run_id=columns[f"{prefix}run_id"],
@@ -288,13 +289,13 @@ def recorded(columns: Mapping[Any, Any], prefix: str = "") -> Recorded:
 
 
 def is_accepted_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> bool:
-    """Whether a person has said, and it has not been used up, that this writer may publish this batch."""
+    """Whether a person has accepted this batch of this writer, and that has not been used yet."""
     standing = select(literal(1)).where(is_open(locked.writer_id), interventions.c.batch_id == batch.batch_id)
     return locked.has_acceptances and connection.execute(standing).first() is not None
 
 
 def close_acceptances_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
-    """Let what was accepted up to this batch count no more, now that it is published, with or without need of that."""
+    """Mark what was accepted up to this batch as used: the batch is published, whether it needed that or not."""
     if locked.has_acceptances:
         up_to_this = and_(is_open(locked.writer_id), interventions.c.batch_id <= batch.batch_id)
         connection.execute(update(interventions).where(up_to_this).values(used_at=func.clock_timestamp()))
@@ -307,7 +308,7 @@ _is_last = and_(
 )
 
 
-# Who may publish, and has: one that has taken the first batch back with its transaction never counts.
+# Writers that may publish, and have published. A first batch that was rolled back leaves nothing that counts.
 IS_LIVING = and_(writers.c.last_batch_id.is_not(None), writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
 NEIGHBOURS = select(writers, _last.c.positions, _last.c.topic_ids, _last.c.end_offsets.label("last_end")).select_from(
     writers.outerjoin(_last, _is_last)
@@ -315,9 +316,9 @@ NEIGHBOURS = select(writers, _last.c.positions, _last.c.topic_ids, _last.c.end_o
 
 
 def _neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Neighbour, ...]:
-    """The other queries that feed this sink; the one that is to be replaced too, whatever became of it."""
+    """The other queries that feed this sink, and the one that is to be replaced, whatever became of it."""
     if replaces is not None:
-        # The old query may still run: it must not publish between this look at its end and the taking of its place.
+        # The old query may still run. It must not publish between this reading of its end and its replacement.
         connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
     theirs = NEIGHBOURS.where(
         writers.c.sink_name == batch.sink_name,
@@ -334,7 +335,7 @@ def neighbour(row: Row[Any]) -> Neighbour:
         row.query_id,
         row.query_name,
         row.checkpoint_location,
-        # A batch that was run again may have ended before what is stored.
+        # A batch that was run again may end before what is stored.
         end if row.positions is None else furthest(end, row.positions),
         recorded_reads(row.sources),
         row.topic_ids,

@@ -2,7 +2,7 @@
 Write the ledger inside the transaction that publishes a batch, or that skips one.
 
 Runs in the commit, after the verdict. Invariant: every function takes a connection whose transaction the caller owns,
-and a writer that is locked in it.
+and a writer whose row is locked in it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.offsets_store.verdict.reads import Reads, reads_of, together
 from pgonce.offsets_store.verdict.targets import Targets
 
-# Deleting a few rows every so often is cheaper than one row every time.
+# To delete a few rows from time to time is cheaper than to delete one row every time.
 _PRUNE_EVERY = 16
-# After retainBatches was lowered there may be any number to delete; 9,000 took a commit a second, for each is a
+# After retainBatches was lowered there may be any number of rows to delete. 9,000 took a commit one second: each is a
 # deferred check of ``last_batch_is_recorded``.
 _PRUNE_AT_MOST = 1000
 
@@ -33,10 +33,10 @@ _PRUNE_AT_MOST = 1000
 @dataclass(frozen=True)
 class Published:
     """
-    What a batch put into the target: rows, and how they came (``inline``, ``staged``, ``function`` ...).
+    What a batch put into the target: how many rows, and how they came (``inline``, ``staged``, ``function`` ...).
 
-    ``dropped`` are those that it carried besides, and that an earlier batch had published. ``targets`` are the tables
-    that they went into, and ``target_changes`` what is different about these, where something is.
+    ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
+    tables that were written to, and ``target_changes`` says what is different about them since earlier batches.
     """
 
     rows: int
@@ -76,7 +76,7 @@ def record_batch_in_tx(
     """
     Record the batch, move the writer's row to it, and make this run the owner.
 
-    :param stored: the positions below which rows were stored before.
+    :param stored: the positions below which rows were stored already.
     """
     generation = generation_of(locked, batch)
     end = _end(locked, batch)
@@ -97,7 +97,7 @@ def record_batch_in_tx(
             "positions": batch.span and furthest(stored, batch.span.next),
             "dropped_rows": published.dropped,
             "stateful": batch.stateful,
-            # Where nobody asked this time, what was known stays known.
+            # If the brokers were not asked this time, what was known stays known.
             "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
         },
     )
@@ -128,7 +128,7 @@ def record_batch_in_tx(
 
 
 def _fill_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
-    # Asynchronous progress tracking may write a batch's entry after its commit: the next commit of the run sees it.
+    # Asynchronous progress tracking may write a batch's entry after its commit. The next commit of the run sees it.
     previous = locked.ledger.previous
     if previous is not None and previous.offset_log is None and previous.run_id == batch.run_id:
         connection.execute(
@@ -143,26 +143,26 @@ def _fill_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> N
 
 
 def generation_of(locked: LockedWriter, batch: Batch) -> int:
-    """The writer's generation, or the next one where a batch id comes again and must not meet its old record."""
+    """The writer's generation; or the next one if a batch id comes again and must not collide with its old record."""
     writer = locked.ledger.writer
     comes_again = writer is not None and batch.batch_id <= writer.last_batch_id
     return locked.generation + comes_again
 
 
 def _end(locked: LockedWriter, batch: Batch) -> Offsets | None:
-    """Where the batch ends; where only its rows tell, as far as they and what is known of its start reach."""
+    """Where the batch ends. If only its rows tell, that is as far as they and what is known of its start reach."""
     if batch.end is not None or batch.span is None:
         return batch.end
     last = locked.ledger.last
     owner = locked.ledger.writer
     is_first_of_run = owner is None or owner.run_id != batch.run_id
     reached = last.end if last and not is_first_of_run else None
-    # Within a run the entry before may be older than what the run has reached since.
+    # Within a run, the entry before this batch may be older than what the run has reached since.
     return furthest(reached, batch.start, batch.resumes_at, batch.span.next)
 
 
 def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads | None) -> None:
-    """Keep all that the query has ever read: what one batch does not show is not known for good."""
+    """Record all that the query has ever read. Once a batch does not show what it reads, not all of it is known."""
     owner = locked.ledger.writer
     before = owner.reads if owner else None
     known = together(before, now) if owner else now
@@ -190,13 +190,13 @@ def _prune_in_tx(connection: Connection, writer_id: int, generation: int, newest
         oldest = select(func.min(table.c.batch_id)).where(of_generation).scalar_subquery()
         old = and_(of_generation, table.c.batch_id < oldest + _PRUNE_AT_MOST)
         if generation > 0:
-            # Each generation before took at most retainBatches with it.
+            # Each earlier generation has at most retainBatches records.
             old = or_(old, and_(table.c.writer_id == writer_id, table.c.generation < generation))
         connection.execute(delete(table).where(old, table.c.batch_id <= newest_to_go))
 
 
 def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:
-    """Give the place of query ``replaces`` to this one: the old one may publish no more."""
+    """Let this query take the place of query ``replaces``, which may publish no more."""
     connection.execute(
         update(writers)
         .where(writers.c.query_id == replaces, writers.c.sink_name == batch.sink_name)
@@ -209,7 +209,8 @@ def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> No
     """
     Make any COMMIT fail until the batch is recorded.
 
-    The writer names a batch that is not there yet; the deferred constraint ``last_batch_is_recorded`` refuses that.
+    The writer's row names a batch that is not there yet, and the deferred constraint ``last_batch_is_recorded`` refuses
+    that.
     """
     connection.execute(
         update(writers)

@@ -1,8 +1,8 @@
 """
 The ledger's tables, as SQLAlchemy Core sees them.
 
-Runs wherever the ledger is read or written. Invariant: they say what the migrations create; a test compares
-the two by reflection. The reason of each column stands in the migration, as its comment in Postgres.
+Runs wherever the ledger is read or written. Invariant: they are what the migrations create; a test compares the two by
+reflection. Why there is each column is said in the migration, by its comment in Postgres.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ writers = Table(
     UniqueConstraint("query_id", "sink_name"),
     CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
     Index("writers_sink_name", "sink_name"),
-    # use_alter: the two tables refer to each other.
+    # use_alter, because the two tables refer to each other.
     ForeignKeyConstraint(
         ["writer_id", "generation", "last_batch_id"],
         ["pgonce.batches.writer_id", "pgonce.batches.generation", "pgonce.batches.batch_id"],

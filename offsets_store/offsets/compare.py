@@ -1,7 +1,7 @@
 """
-How do two sets of offsets stand to each other?
+Are two sets of offsets the same, and does one go back behind the other?
 
-Pure: runs anywhere. Invariant: two sets are called the same only where nothing was lost in reading them, and an unknown
+Pure: runs anywhere. Invariant: two sets are called the same only if nothing was lost when they were read. An unknown
 offset equals nothing.
 """
 
@@ -14,15 +14,15 @@ from typing import Any, NamedTuple, TypeGuard
 from pgonce.offsets_store.offsets.exact_json import decode_exactly, same_json
 
 Offsets = dict[str, Any]
-"""Source id (``"0"``, ``"1"``, or a named source's name) to its parsed offset.
+"""Source id (``"0"``, ``"1"``, or the name of a named source) to its parsed offset.
 
-An offset is text where it is not JSON, or not exactly; it is None where the source had none yet.
+An offset is a text if it is not JSON, or JSON that cannot be held exactly. It is None if the source had none yet.
 """
 _PARTITION = re.compile(r"0|[1-9][0-9]*", re.ASCII)
 
 
 class CurrentOffset(NamedTuple):
-    """Where one source, or one partition of a Kafka source, stands; topic and partition are Kafka's only."""
+    """Where one source, or one partition of a Kafka source, stands. Only Kafka has a topic and a partition."""
 
     source_id: str
     topic: str | None
@@ -34,7 +34,7 @@ def parse_offset(text: str) -> Any:
     """
     Read one source's offset, as the offset log, a progress event or the running query give it.
 
-    ``-`` (no offset yet) gives None. What is not JSON, or cannot be held exactly, is returned as its text.
+    ``-`` (no offset yet) gives None. A text that is not JSON, or cannot be held exactly, is returned as it is.
     """
     if text == "-":
         return None
@@ -67,7 +67,7 @@ def kafka_partitions(offsets: Offsets) -> set[tuple[str, int]]:
 
 
 def says_which_rows(offsets: Offsets | None) -> bool:
-    """Whether equal offsets mean equal rows: so it is in Kafka, and so it was seen not to be with files."""
+    """Whether equal offsets mean equal rows. With Kafka they do; with files they were found not to."""
     return bool(offsets) and all(map(is_kafka, (offsets or {}).values()))
 
 
@@ -75,8 +75,8 @@ def tells_which_rows(offset: Any) -> bool:
     """
     Whether an offset alone says which rows come next, so that a checkpoint can be written from it.
 
-    So it is with Kafka, rate-micro-batch and Delta, whose shapes these are. A file source's offset is a line number in
-    a list that lies beside it, and a bare number can be anything.
+    It does with Kafka, rate-micro-batch and Delta, whose shapes these are. The offset of a file source is a line number
+    in a list that is kept beside it, and a number by itself can be anything.
     """
     if not isinstance(offset, dict):
         return False
@@ -91,16 +91,16 @@ def same(a: Offsets | None, b: Offsets | None) -> bool:
     """
     Whether both say the same of the same sources.
 
-    Unknown equals nothing, not even itself: None, no sources at all, or a source whose offset is None.
+    What is unknown (None, no sources at all, or a source whose offset is None) equals nothing, not even itself.
     """
     return bool(a) and same_json(a, b) and None not in (a or {}).values()
 
 
 def goes_back(start: Offsets | None, end: Offsets | None) -> list[str]:
     """
-    The Kafka partitions whose end lies before their start, or that the end no longer knows, in words.
+    The Kafka partitions whose end is before their start, or that have no end any more, in words.
 
-    Either way a topic was made anew, or a checkpoint is older than its ledger. An unknown side shows nothing.
+    In either case a topic was recreated, or a checkpoint is older than its ledger. An unknown side shows nothing.
     """
     if start is None or end is None:
         return []
@@ -126,7 +126,7 @@ def as_current(offsets: Offsets) -> list[CurrentOffset]:
 
 
 def kafka_positions(offsets: Offsets) -> Iterator[tuple[str, str, int, int]]:
-    """Source id, topic, partition and position of everything in ``offsets`` that is Kafka's."""
+    """Source id, topic, partition and position of all that is Kafka's in ``offsets``."""
     for source_id, offset in offsets.items():
         if is_kafka(offset):
             for topic, partitions in offset.items():

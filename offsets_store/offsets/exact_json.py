@@ -1,8 +1,8 @@
 """
 Which JSON can be held without losing anything, and when are two values of it the same?
 
-Runs anywhere, without I/O. Invariant: what is decoded here comes back from jsonb, and through Python's json,
-as the same value. Anything else (a number that rounds, a repeated key, NaN, a NUL) is refused, not rounded.
+Pure: runs anywhere. Invariant: a value that is decoded here comes back the same from jsonb, and through Python's json.
+Anything else (a number that would be rounded, a repeated key, NaN, a NUL) is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 from decimal import Decimal
 from typing import Any, NoReturn
 
-# From here on a whole number may have no float of its own, and jsonb returns it with all its digits.
+# From here on, a float may stand for several whole numbers, while jsonb returns all digits.
 _FLOATS_ARE_WHOLE = 2.0**53
 
 
@@ -19,20 +19,20 @@ def decode_exactly(text: str) -> Any:
     """
     Decode a JSON text.
 
-    :raises ValueError: it is not JSON, or not one that can be held exactly.
+    :raises ValueError: if it is not JSON, or cannot be held exactly.
     """
     try:
         value = _DECODER.decode(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-    # jsonb holds neither a NUL nor half a surrogate pair (UnicodeEncodeError); only escapes bring them in.
+    # jsonb holds neither a NUL nor half a surrogate pair (UnicodeEncodeError). Only escapes can bring them in.
     if "\\u" in text and b"\\u0000" in json.dumps(value, ensure_ascii=False).encode():
         raise ValueError("a NUL cannot be held")
     return value
 
 
 def same_json(a: Any, b: Any) -> bool:
-    """Whether both are one JSON value: key order is nothing, 1 and 1.0 are one value, 1 and true are two."""
+    """Whether both are one JSON value: the order of keys does not count, 1 and 1.0 are the same, 1 and true are not."""
     if isinstance(a, dict) and isinstance(b, dict):
         return a.keys() == b.keys() and all(same_json(value, b[key]) for key, value in a.items())
     if isinstance(a, list) and isinstance(b, list):

@@ -1,8 +1,8 @@
 """
-Where rows carry their place in Kafka: does a batch go on, overlap, or leave something out?
+If rows carry their positions in Kafka: does a batch go on from what is stored, overlap it, or leave something out?
 
-Pure: runs in the commit. Invariant: a row is dropped only where its place lies below what is stored for its partition,
-and a batch is let through only where no row between what is stored and its own start can have been left out.
+Pure: runs in the commit. Invariant: a row is dropped only if its position is below what is stored for its partition. A
+batch is let through only if no row between what is stored and its own start can have been left out.
 
 All sets of positions have the shape of a Kafka source's offsets: source id to topic to partition to next position.
 """
@@ -18,20 +18,20 @@ TopicPartition = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Span:
-    """The places of a batch's rows: the least of each partition, and the one after the greatest."""
+    """The positions of a batch's rows: the least in each partition, and the one after the greatest."""
 
     first: Offsets
     next: Offsets
 
 
 def places(positions: Offsets | None) -> dict[TopicPartition, int]:
-    """Source id, topic and partition to position; what is not Kafka's is left out."""
+    """Source id, topic and partition to position; other sources than Kafka are left out."""
     found = kafka_positions(positions or {})
     return {(source_id, topic, str(partition)): position for source_id, topic, partition, position in found}
 
 
 def furthest(*sets: Offsets | None) -> Offsets:
-    """The greatest position of each partition that any of ``sets`` names."""
+    """The greatest position of each partition in any of ``sets``."""
     found: Offsets = {}
     for positions in sets:
         for (source_id, topic, partition), position in places(positions).items():
@@ -42,9 +42,9 @@ def furthest(*sets: Offsets | None) -> Offsets:
 
 def left_out(start: Offsets, stored: Offsets | None) -> list[str]:
     """
-    The partitions where a batch starts past what is stored, in words: rows between both may never have arrived.
+    The partitions in which a batch starts after what is stored, in words: rows between the two may never have arrived.
 
-    A partition that is not stored at all may be left out from its first row on.
+    Of a partition of which nothing is stored, all rows from the first on may be missing.
     """
     known = places(stored)
     return [
@@ -55,6 +55,6 @@ def left_out(start: Offsets, stored: Offsets | None) -> list[str]:
 
 
 def below(first: Offsets, stored: Offsets | None) -> bool:
-    """Whether any partition's first row lies below what is stored, so that rows must be dropped."""
+    """Whether the first row of any partition is below what is stored, so that rows must be dropped."""
     known = places(stored)
     return any(position < known.get(place, 0) for place, position in places(first).items())

@@ -1,11 +1,11 @@
 """
-How long may a line be silent, and how long may a transaction of ours wait for a lock?
+How long may a connection be silent, and how long may a transaction of ours wait for a lock?
 
-Runs wherever Postgres is spoken to. Invariant: no wait of ours is without a bound, and both ends of a line call it dead
-after the same time: :data:`KEEPALIVES` and what follows from them, or what url sets.
+Runs wherever Postgres is spoken to. Invariant: every wait of ours has a bound, and both ends of a connection call it
+dead after the same time: that of :data:`KEEPALIVES`, or what url sets.
 
-Keepalives alone do not do it. TCP sends none while data that was sent is unacknowledged, and then tries for a quarter
-of an hour (seen: 15.5 minutes); and a server whose client is gone waits for two hours.
+Keepalives alone are not enough. While data that was sent is unacknowledged, TCP sends none of them and repeats the data
+for a quarter of an hour (15.5 minutes were measured); and a server whose client is gone waits for two hours.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from psycopg.conninfo import conninfo_to_dict
 from pgonce.offsets_store.postgres.search_path import SET_OURS
 
 KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-"""Libpq's parameters for a line on which nothing is under way: dead after 30 + 3 * 10 seconds."""
+"""Libpq's parameters for a connection on which nothing is under way: it is dead after 30 + 3 * 10 seconds."""
 
 LOCK_SECONDS = 10.0
-"""How long a transaction waits for a lock that only others of ours take, and hold for a moment."""
+"""How long a transaction waits for a lock that only other transactions of ours take, and hold for a moment."""
 
-# A COPY that waits for a lock does not read what is sent to it, and must not be called dead for that.
+# A COPY that waits for a lock does not read what is sent to it; its connection must not be called dead for that.
 _BEYOND_A_LOCK_SECONDS = 30
 
 
 def with_line_bounds(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Libpq's parameters, with bounds for a silent line where they have none."""
+    """Libpq's parameters, with bounds for a silent connection if they have none."""
     bounded = {**{name: str(value) for name, value in KEEPALIVES.items()}, **parameters}
     bounded.setdefault("tcp_user_timeout", str(_milliseconds_of(bounded)))
     return bounded
 
 
 def _milliseconds_of(parameters: Mapping[str, Any]) -> int:
-    """How long data may be unacknowledged: as long as keepalives may, which count no longer once this is set."""
+    """How long data may be unacknowledged: as long as keepalives may, which this bound replaces once it is set."""
     idle, interval, count = (_number(parameters, name) or ours for name, ours in KEEPALIVES.items())
     return 1000 * (idle + interval * count)
 
 
 def _number(parameters: Mapping[str, Any], name: str) -> int:
-    """What libpq takes a parameter for; 0 is the system's own bound."""
+    """The number that libpq reads in a parameter; 0 is the system's own bound."""
     try:
         return max(0, int(parameters.get(name) or 0))
     except ValueError:
         return 0
 
 
-# Libpq takes 0.4 ms to say them, which a commit would spend every time.
+# Libpq takes 0.4 ms to give them, which every commit would spend again.
 _parameters: WeakKeyDictionary[psycopg.Connection, dict[str, str]] = WeakKeyDictionary()
 
 
@@ -66,9 +66,10 @@ def _parameters_of(connection: psycopg.Connection) -> dict[str, str]:
 
 def server_settings(connection: psycopg.Connection) -> dict[str, str]:
     """
-    Settings under which the server misses a client as soon as the client would miss the server.
+    Settings with which the server notices that a client is gone as soon as the client would notice the same of it.
 
-    Over a Unix socket Postgres ignores them. For a transaction only: behind a pooler the session is somebody else's.
+    Over a Unix socket Postgres ignores them. They are for one transaction only, because behind a pooler the session is
+    somebody else's afterwards.
     """
     parameters = _parameters_of(connection)
     names = {"tcp_user_timeout": "tcp_user_timeout", **{f"tcp_{name}": name for name in KEEPALIVES}}
@@ -77,9 +78,9 @@ def server_settings(connection: psycopg.Connection) -> dict[str, str]:
 
 def enter_in_tx(connection: psycopg.Connection, lock_seconds: float = LOCK_SECONDS) -> int:
     """
-    Begin a transaction of ours: our search_path, a bound for each lock, and the server's bounds for the line.
+    Begin a transaction of ours: set our search_path, a bound for each lock, and the server's bounds for the connection.
 
-    The pid of the server's process: what the client library knows may be a pooler's invention.
+    :return: the pid of the server's process. The pid that the client library knows may be made up by a pooler.
     """
     settings = {"lock_timeout": f"{int(lock_seconds * 1000)}", **server_settings(connection)}
     limits = [f"SET LOCAL {name} = {value}" for name, value in settings.items()]
@@ -91,7 +92,7 @@ def enter_in_tx(connection: psycopg.Connection, lock_seconds: float = LOCK_SECON
 
 
 def outlast_locks(connection: psycopg.Connection, url: str, lock_seconds: float) -> None:
-    """Let the line be silent for longer than a COPY may wait for a lock, unless ``url`` says how long."""
+    """Let the connection be silent for longer than a COPY may wait for a lock, unless ``url`` says how long."""
     if _sets_its_own(url) or not hasattr(socket, "TCP_USER_TIMEOUT"):
         return
     with socket.socket(fileno=os.dup(connection.fileno())) as line:

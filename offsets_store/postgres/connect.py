@@ -1,8 +1,8 @@
 """
-How does this process speak to Postgres?
+How does this process connect to Postgres?
 
-Runs in the driver, the commit worker, executors and the command line. Invariant: a connection is checked out for
-one invocation alone, and no error of this module shows the connection string.
+Runs in the driver, the commit worker, executors and the command line. Invariant: a connection is checked out for one
+piece of work only, and no error of this module shows the connection string.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pgonce.offsets_store.postgres.translate import connect_error
 
 
 def _shows_no_row(record: logging.LogRecord) -> bool:
-    """Whether a line of psycopg's may be logged: it repeats what Postgres said of a row where a COPY fails twice."""
+    """Whether a log line of psycopg may be written: when a COPY fails twice, it repeats what Postgres said of a row."""
     return not (isinstance(record.msg, str) and record.msg.startswith("error ignored"))
 
 
@@ -38,10 +38,10 @@ _DEFAULTS = {
     "connect_timeout": ("15", "PGCONNECT_TIMEOUT"),
     "fallback_application_name": ("pgonce", None),
 }
-# Rows are encoded as UTF-8, and COPY takes their bytes to be in the client's encoding; without a word libpq leaves that
-# at the database's, and a LATIN1 database stored "é" as "Ã©".
+# Rows are encoded as UTF-8, and COPY reads their bytes in the client's encoding. libpq's default for that is the
+# database's encoding, and a LATIN1 database stored "é" as "Ã©".
 _FORCED = {"client_encoding": "UTF8"}
-# libpq ends a URI's password at the first "@" or "/". With one of these in a password that is not percent-encoded, the
+# libpq ends a URI's password at the first "@" or "/". If a password contains one of these without percent-encoding, the
 # rest of it becomes a host, a port or a database, which errors name.
 _MISREAD_PASSWORD = re.compile(r"postgres(ql)?://([^@/]*@[^?]*|[^@/]*/[^?]*)@")
 
@@ -50,7 +50,7 @@ def parse_url(url: str) -> dict[str, Any]:
     """
     The connection parameters of ``url``: a libpq URI or key=value string; empty means libpq's environment.
 
-    :raises ConfigurationError: where libpq cannot read it. The text is not repeated: it may hold a password.
+    :raises ConfigurationError: if libpq cannot read it. The text is not repeated, because it may hold a password.
     """
     try:
         parameters = dict(conninfo_to_dict(url))
@@ -67,15 +67,15 @@ def parse_url(url: str) -> dict[str, Any]:
 def _bad_url() -> ConfigurationError:
     return ConfigurationError(
         "BAD_URL",
-        "The connection string in url is not one that libpq can read as it is meant (its text is not shown: it may "
-        "hold a password).",
+        "libpq cannot read the connection string in url as it is meant (its text is not shown, because it may hold a "
+        "password).",
         "Nothing was written.",
         "Write a URI (postgresql://user@host:5432/database) or key=value pairs (host=... dbname=...); percent-encode "
         "special characters in a URI (%40 for @, %2F for /), and drop prefixes such as jdbc: or +psycopg.",
     )
 
 
-# With these this process has connected before.
+# The connection strings with which this process has connected before.
 _let_in: set[str] = set()
 
 
@@ -83,26 +83,26 @@ def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
     A new connection, for one owner.
 
-    :raises ConnectError: where none can be made.
+    :raises ConnectError: if none can be made.
     """
     try:
-        # Server-side prepared statements break behind poolers that share sessions.
+        # Server-side prepared statements fail behind poolers that share sessions.
         connection = psycopg.connect(**{**parse_url(url), **overrides, **_FORCED}, prepare_threshold=None)
     except psycopg.Error as error:
-        # Without its cause: psycopg's own text and frames may carry connection parameters.
+        # Without its cause: psycopg's own text and frames may contain connection parameters.
         raise connect_error(error, was_let_in=url in _let_in) from None
     _let_in.add(url)
     return connection
 
 
 MAX_CONNECTIONS = "PGONCE_MAX_CONNECTIONS"
-"""The environment variable with the most connections that a process's commits to one url have open at a time."""
+"""The environment variable for how many connections to one url a process may have open at a time."""
 
-# Two thirds of what Postgres's own max_connections allows to all.
+# Two thirds of what Postgres's default max_connections allows to all clients.
 _MAX_CONNECTIONS = 64
-# So many stay open between two batches.
+# This many stay open between two batches.
 _KEPT_CONNECTIONS = 4
-# With this many queries on fewer connections, nobody waits so long: a commit takes milliseconds.
+# Even with many more queries than connections, nobody waits for this long: a commit takes milliseconds.
 _FREE_CONNECTION_SECONDS = 30
 
 _making_an_engine = Lock()
@@ -114,7 +114,7 @@ def engine_for(url: str) -> Engine:
 
     :raises ConfigurationError: where the connection string, or :data:`MAX_CONNECTIONS`, cannot be read.
     """
-    # Two threads that both miss the cache would make an engine each; the one that is not kept keeps its session open.
+    # Two threads that both miss the cache would each make an engine, and the one that is not kept has an open session.
     with _making_an_engine:
         return _engine(url, os.getpid())
 
@@ -124,7 +124,7 @@ def _engine(url: str, _pid: int) -> Engine:
     # The process id is part of the key because a connection must not be shared with a forked worker.
     parse_url(url)
     most = _max_connections()
-    # Python's own json, both ways: all that exact_json admits comes back from jsonb the same; a test shows it.
+    # Python's own json, both ways: what exact_json admits comes back from jsonb the same, as a test shows.
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: _connect_quietly(url),
@@ -135,7 +135,7 @@ def _engine(url: str, _pid: int) -> Engine:
         pool_timeout=_FREE_CONNECTION_SECONDS,
         hide_parameters=True,
     )
-    # After SQLAlchemy's own questions to a new connection.
+    # Ends the transaction of SQLAlchemy's own questions to a new connection.
     event.listen(engine, "connect", lambda connection, _: connection.rollback())
     return engine
 
@@ -143,11 +143,11 @@ def _engine(url: str, _pid: int) -> Engine:
 @contextmanager
 def checked_out(url: str) -> Iterator[Connection]:
     """
-    A connection of this process's pool, for the block alone; the block must not ask for a second one.
+    A connection of this process's pool, for the block only. The block must not ask for a second one.
 
-    Who holds one and waits for another can wait for others that do the same.
+    Threads that each hold one connection and wait for a second could wait for one another for ever.
 
-    :raises ConnectError: where none can be made, or none comes free.
+    :raises ConnectError: if none can be made, or none becomes free.
     """
     try:
         connection = engine_for(url).connect()
@@ -165,7 +165,7 @@ def _max_connections() -> int:
         "BAD_OPTION",
         f"The environment variable {MAX_CONNECTIONS}={given!r} is not a number of connections.",
         "Nothing was written.",
-        "Give a whole number from 1 on, or take the variable out.",
+        "Give a whole number of at least 1, or unset the variable.",
     )
 
 
@@ -173,17 +173,17 @@ def _all_in_use() -> ConnectError:
     return ConnectError(
         "CONNECTIONS_IN_USE",
         f"All {_max_connections()} connections to Postgres that this process may have at a time are in use, and none "
-        f"came free within {_FREE_CONNECTION_SECONDS} s.",
+        f"became free within {_FREE_CONNECTION_SECONDS} s.",
         "Nothing was written.",
         f"Set the environment variable {MAX_CONNECTIONS} to the number of queries of this process that write at the "
-        "same time, and see that max_connections of Postgres (or of the pooler) allows it; or run fewer queries in one "
-        "driver.",
+        "same time, and see that max_connections of Postgres (or of the pooler) allows that; or run fewer queries in "
+        "one driver.",
         may_pass=True,
     )
 
 
 def driver_connection(connection: Connection) -> psycopg.Connection:
-    """The psycopg connection under a SQLAlchemy one: only it can COPY."""
+    """The psycopg connection under a SQLAlchemy one; only that can COPY."""
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)  # noqa: S101 (the engine is made for psycopg)
     return raw
@@ -191,6 +191,6 @@ def driver_connection(connection: Connection) -> psycopg.Connection:
 
 def _connect_quietly(url: str) -> psycopg.Connection:
     connection = connect(url)
-    # SQLAlchemy asks a new connection for its current_schema() and the like, by names without a schema.
+    # SQLAlchemy asks a new connection for current_schema() and other things, by names without a schema.
     connection.execute(SET_OURS)
     return connection

@@ -1,9 +1,10 @@
 """
-Who keeps this transaction waiting?
+Which session keeps this transaction waiting?
 
-Runs beside a commit or a recovery that has already waited once in vain, and beside waits for what others of ours hold
-for a moment only. Invariant: it ends only sessions of pgonce's own that hold this very writer and wait for their client
-(frozen, dead, or another driver of the same query that is slow): aborting an uncommitted transaction is always safe.
+Runs beside a commit or a recovery that has already waited once in vain, and beside waits for locks that other
+transactions of ours hold only for a moment. Invariant: it ends only sessions of pgonce that hold this writer's row and
+wait for their client. That client is frozen, dead, or a slow driver of the same query, and to abort its uncommitted
+transaction is always safe.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _LONGEST_BEFORE_LOOKING_SECONDS = 0.5
 
 @dataclass
 class LockWatch:
-    """``armed`` after the first lock timeout (in seconds); ``holders`` names who was seen, for people."""
+    """``armed`` after the first lock timeout (in seconds); ``holders`` says in words which sessions hold the lock."""
 
     url: str = field(repr=False)
     lock_timeout: float
@@ -37,10 +38,10 @@ class LockWatch:
     @contextmanager
     def looking(self, waiting_pid: int, *, may_end: bool) -> Iterator[None]:
         """
-        Look who blocks the server's process ``waiting_pid``, if the block inside takes longer than it should.
+        See who blocks the server's process ``waiting_pid``, if the block inside takes longer than it should.
 
-        ``may_end`` where it waits for the writer's row: only another driver of the same writer holds that. (The lock
-        that lets new writers of one sink in one by one is another query's, which may be busy with its first batch.)
+        ``may_end`` if it waits for the writer's row, which only another driver of the same writer holds. (The lock by
+        which new writers of one sink take turns is held by another query, which may be busy with its first batch.)
         """
         if not self.armed:
             yield
@@ -69,7 +70,7 @@ class LockWatch:
                         )
                         observer.execute("SELECT pg_terminate_backend(%s)", [pid])
         except (psycopg.Error, PgonceError) as error:
-            # Looking is a courtesy: the commit's own bound decides.
+            # This is only for information: the bound of the commit itself decides.
             _log.info("could not look who holds the lock: %s", error)
 
 

@@ -1,8 +1,7 @@
 """
-Statements that need nothing of one another's answers: one round trip for all of them.
+Send several statements, none of which needs another's answer, in one round trip.
 
-Runs in the commit. Invariant: where the block ends without an error, all of them were done; none of them has an answer
-that is looked at.
+Runs in the commit. Invariant: if the block ends without an error, all of them were done. Nobody reads their answers.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def one_trip(connection: Connection) -> Iterator[None]:
     """
     Send the block's statements on the ledger together.
 
-    :raises LedgerError: what Postgres says of one of them, and what will not pass by itself.
+    :raises LedgerError: what Postgres says of one of them, if it does not pass by itself.
     """
     # libpq before 14 cannot; psycopg[binary] brings a newer one.
     pipeline = driver_connection(connection).pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
@@ -30,7 +29,7 @@ def one_trip(connection: Connection) -> Iterator[None]:
         with pipeline:
             yield
     except psycopg.Error as error:
-        # SQLAlchemy is not there any more when the answer comes, and would have said which statement it was.
+        # When the answer comes, SQLAlchemy cannot translate it any more and say which statement it was.
         if is_transient(error):
             raise
         raise ledger_error(error, "writing the ledger") from None

@@ -1,8 +1,8 @@
 """
-What Postgres says of rows and tables, in our words.
+What does it mean that Postgres refuses a batch's rows or tables, and what can the user do?
 
-Pure; runs in the commit. Invariant: every SQLSTATE that a user can do something about has its own code and way out;
-whatever it is, the transaction was rolled back.
+Pure: runs in the commit. Invariant: every SQLSTATE about which a user can do something has a code and a remedy of its
+own. Whatever it is, the transaction was rolled back.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _REMEDIES = {
     "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),
 }  # fmt: skip
 
-# What an SQLSTATE means where it comes from this function of Postgres's; its message may be in any language.
+# What an SQLSTATE means if it comes from this function of Postgres. (Its message may be in any language.)
 _REMEDIES_BY_ORIGIN = {
     ("23514", "ExecFindPartition"): (
         "NO_PARTITION", "Create a partition for such rows, or one by DEFAULT, or filter them in Spark."),
@@ -67,7 +67,7 @@ _UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remo
 
 
 def target_error(error: psycopg.Error) -> PgonceError:
-    """The error for what Postgres refused while a batch was published; the cause's text is kept, scrubbed."""
+    """The error for what Postgres refused while a batch was published: it has the cause's text, without passwords."""
     sqlstate = error.sqlstate or _sqlstate_of_client(error)
     if sqlstate is None or error.diag.schema_name == "pgonce":
         if error.diag.constraint_name == "last_batch_is_recorded":
@@ -82,7 +82,7 @@ def target_error(error: psycopg.Error) -> PgonceError:
 
 
 def _sqlstate_of_client(error: psycopg.Error) -> str | None:
-    # psycopg itself refuses what it cannot send: a NUL (DataError), or parameters that do not go with placeholders.
+    # psycopg itself refuses what it cannot send: a NUL (DataError), or parameters that do not fit the placeholders.
     if isinstance(error, psycopg.DataError):
         return "22021"
     return "42601" if isinstance(error, (psycopg.ProgrammingError, psycopg.NotSupportedError)) else None
@@ -93,14 +93,14 @@ def _sentence(error: psycopg.Error) -> str:
     if error.sqlstate is None:
         return scrub(f"A statement could not be sent to Postgres: {' '.join(str(error).split()).rstrip('.')}.")
     parts = [f"Postgres refused the batch (SQLSTATE {error.sqlstate}): {diag.message_primary}"]
-    # "Failing row contains ..." would put a whole row into logs; a key tells enough.
+    # "Failing row contains ..." would put a whole row into logs; a key says enough.
     if diag.message_detail and diag.message_detail.startswith("Key "):
         parts.append(f"Detail: {diag.message_detail}")
     notes = getattr(error, "__notes__", ())
     parts.extend(notes)
-    # The context of malformed JSON is the JSON.
+    # The context of malformed JSON is the JSON itself.
     where = diag.context.splitlines()[0] if diag.context and diag.source_file != "jsonfuncs.c" else ""
-    # Where there are notes, they say better than COPY's own context which value it was.
+    # If there are notes, they say better than the context of COPY which value it was.
     if where and not (notes and where.startswith("COPY ")):
         parts.append(f"Where: {where}")
     return scrub(". ".join(" ".join(part.split()).rstrip(".") for part in parts)) + "."

@@ -1,7 +1,7 @@
 """
 Can Postgres hold this text?
 
-Pure. Invariant: what it cannot hold is refused by the name of the option that it came in.
+Pure. Invariant: the error for a text that it cannot hold names the option that has the text.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pgonce.offsets_store.errors import bad_option
 
 
 def is_storable(text: str) -> bool:
-    """Whether Postgres can hold a text: NUL and halves of surrogate pairs it cannot."""
+    """Whether Postgres can hold a text: it cannot hold a NUL, nor half a surrogate pair."""
     return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def refuse_unstorable(**texts: str | None) -> None:
     """
-    Refuse options that Postgres cannot hold as names or texts.
+    Refuse options whose texts Postgres cannot hold.
 
     :raises ConfigurationError: naming the first of them.
     """
     for name, text in texts.items():
         if text is not None and not is_storable(text):
             raise bad_option(
-                "BAD_OPTION", f"{name}={text!r} has a NUL or half a surrogate pair in it.", "Give a text without."
+                "BAD_OPTION", f"{name}={text!r} contains a NUL or half a surrogate pair.", "Give a text without these."
             )

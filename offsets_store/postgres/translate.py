@@ -1,8 +1,8 @@
 """
 The one border at which psycopg's errors become ours.
 
-Pure: runs wherever Postgres is spoken to. Invariant: no connection string and no password passes it, and the
-table of SQLSTATEs below is the only place that says what may be tried again.
+Pure: runs wherever Postgres is spoken to. Invariant: no connection string and no password gets past it, and only the
+table of SQLSTATEs below says what may be tried again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sqlalchemy.exc
 
 from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, PgonceError
 
-# What passes by itself. Source: Postgres's appendix A, "PostgreSQL Error Codes".
+# What passes by itself. Source: appendix A of Postgres's manual, "PostgreSQL Error Codes".
 TRANSIENT_SQLSTATES = frozenset({
     "40001",  # serialization_failure
     "40P01",  # deadlock_detected
@@ -25,7 +25,7 @@ TRANSIENT_SQLSTATES = frozenset({
     "53300",  # too_many_connections
 })  # fmt: skip
 TRANSIENT_CLASSES = ("08",)  # connection exceptions
-# The session ended, and what it was doing may have been done: libpq gives none of these where the line itself broke,
+# The session ended, and what it was doing may have been done. libpq gives none of these if the connection itself broke,
 # but a pooler answers in Postgres's place (PgBouncer with 08P01, whatever became of its session).
 _LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "40003"})
 
@@ -36,7 +36,7 @@ _REFUSED_AT_THE_DOOR = re.compile(
     r"invalid (port|integer|sslmode|connection option)|permission denied",
     re.IGNORECASE,
 )
-# libpq gives no SQLSTATE for a connection that is not made, only the server's words.
+# For a connection that cannot be made, libpq gives no SQLSTATE, only the server's words.
 _ABOUT_LOGIN = re.compile(r"\bFATAL\b|authentication|no password supplied", re.IGNORECASE)
 _NONE_LEFT = re.compile(
     r"too many (clients|connections)|connection slots are reserved|no more connections allowed", re.IGNORECASE
@@ -48,7 +48,7 @@ _PASSWORDS = (
 
 
 def scrub(text: str) -> str:
-    """``text`` without the passwords that connection strings in it carry."""
+    """``text`` without the passwords of connection strings in it."""
     for pattern in _PASSWORDS:
         text = pattern.sub(r"\1***", text)
     return text
@@ -62,7 +62,7 @@ def driver_error(error: BaseException) -> psycopg.Error | None:
 
 
 def is_transient(error: psycopg.Error) -> bool:
-    """Whether doing the same again may succeed."""
+    """Whether the same may succeed when it is done again."""
     if is_statement_pooling(error):
         return False
     if error.sqlstate is None:
@@ -71,7 +71,7 @@ def is_transient(error: psycopg.Error) -> bool:
 
 
 def is_lost_connection(error: psycopg.Error) -> bool:
-    """Whether the server's answer, if there was one, never arrived: libpq gives no SQLSTATE for that, a pooler does."""
+    """Whether the server's answer, if there was one, was lost: libpq gives no SQLSTATE for that, a pooler does."""
     if error.sqlstate is None:
         return isinstance(error, psycopg.OperationalError)
     return error.sqlstate in _LOST_SQLSTATES or error.sqlstate.startswith(TRANSIENT_CLASSES)
@@ -81,8 +81,8 @@ def leaves_commit_unknown(error: psycopg.Error) -> bool:
     """
     Whether a COMMIT that was answered with ``error`` may have been done.
 
-    An error of Postgres's own names the function that raised it. One without is a pooler's, which may have stopped
-    listening (``query_timeout``) while Postgres went on.
+    An error of Postgres names the function that raised it. An error without that name comes from a pooler, which may
+    have stopped listening (``query_timeout``) while Postgres went on.
     """
     return is_lost_connection(error) or error.diag.source_function is None
 
@@ -106,8 +106,8 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False) -> ConnectE
     """
     The error for a connection that could not be made.
 
-    :param was_let_in: whether this process has connected with the same url before: whatever is refused now (a password
-        that is being rotated) may be let in again.
+    :param was_let_in: whether this process has connected with the same url before: then whatever is refused now (a
+        password that is being rotated) may be let in again.
     """
     text = scrub(" ".join(str(error).split()))
     is_refused = _REFUSED_AT_THE_DOOR.search(text) is not None
@@ -151,7 +151,7 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
     if error.sqlstate == "55P03":
         return LedgerError(
             "LEDGER_LOCKED",
-            f"A lock on the ledger was waited for in vain while {doing}: {text}.",
+            f"A lock on the ledger did not become free while {doing}: {text}.",
             "Nothing was written.",
             "End the session that holds it, or wait for it, and try again; `SELECT * FROM pg_stat_activity` shows it.",
         )
@@ -167,34 +167,34 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
         "LEDGER_FAILED",
         f"A statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}) while {doing}: {text}.",
         "Nothing was written.",
-        "Look the SQLSTATE up in Postgres's manual, mend its cause and start the query again.",
+        "Look the SQLSTATE up in Postgres's manual, repair its cause and start the query again.",
     )
 
 
 def _statement_pooling(error: psycopg.Error) -> ConnectError:
     return ConnectError(
         "STATEMENT_POOLING",
-        f"A pooler between this process and Postgres allows no transaction: {scrub(' '.join(str(error).split()))}.",
+        f"A pooler between this process and Postgres forbids transactions: {scrub(' '.join(str(error).split()))}.",
         "Nothing was written.",
         "Rows and offsets are written in one transaction: set pool_mode of this database or user to transaction (or "
-        "session) in PgBouncer, or let url go past it.",
+        "session) in PgBouncer, or let url name Postgres itself.",
     )
 
 
 def ledger_gone(what: str) -> LedgerError:
-    """The error for a ledger that has been there and is not any more; ``what`` says how that was seen."""
+    """The error for a ledger that was there before and is gone; ``what`` says how that was noticed."""
     return LedgerError(
         "LEDGER_GONE",
         f"{' '.join(what.split()).rstrip('.')}. The ledger was dropped, or the database was restored without it.",
         NOTHING,
-        "Restore the schema pgonce of the same moment as the target tables, in place of an empty one that a start may "
-        "have made since. If it is lost for good, start each query with adoptCheckpoint=<the first batch whose rows "
-        "are not in its table>: the batch that has just failed, where the tables have lost nothing.",
+        "Restore the schema pgonce as it was at the same moment as the target tables, in place of an empty one that a "
+        "start may have made since. If it is lost for good, start each query with adoptCheckpoint=<the first batch "
+        "whose rows are not in its table>: that is the batch that has just failed, if the tables have lost nothing.",
     )
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether an error, psycopg's own or one of ours that was made of it, may be gone at the next try."""
+    """Whether an error of psycopg, or the error of ours for it, may be gone at the next try."""
     if isinstance(error, ConnectError):
         return error.code == "CONNECT_FAILED"
     of = error.__cause__ if isinstance(error, LedgerError) else error

@@ -1,8 +1,8 @@
 """
 What did a progress event say, and does the ledger say the same?
 
-Pure: runs in the listener's thread. Invariant: offsets are compared as parsed JSON, and what one side does not know
-is no disagreement.
+Pure: runs in the listener's thread. Invariant: offsets are compared as parsed JSON, and what only one side knows is not
+a disagreement.
 
 Spark's events list the sources in the order of the plan, without their ids.
 """
@@ -36,7 +36,7 @@ class Heard:
 
 @dataclass(frozen=True)
 class LedgerSide:
-    """What the ledger says of one sink of the query, and of the batch that the event is about (None: no record)."""
+    """What the ledger says of one sink of the query, and of the batch that the event is about, if that is recorded."""
 
     sink_name: str
     run_id: str | None
@@ -49,7 +49,7 @@ def parse_progress(progress: Any) -> Heard:
     """
     Read a ``pyspark`` StreamingQueryProgress, of a classic session or of Spark Connect.
 
-    :raises Exception: any, where Spark's form is not the known one.
+    :raises Exception: of any kind, if Spark's form is not the known one.
     """
     sources = progress.sources
     return Heard(
@@ -71,10 +71,10 @@ def _offsets(sources: Sequence[Mapping[str, Any]], which: str) -> Offsets:
 
 
 def _offset(source: Mapping[str, Any], which: str) -> Any:
-    # Connect hands over decoded JSON, which PySpark 4.1 turns into Python's repr; the dict beside it still has it.
+    # Connect gives decoded JSON, of which PySpark 4.1 makes Python's repr; the dict beside it still has the JSON.
     decoded = getattr(source, "_jdict", None) or source
     offset = decoded.get(which)
-    # No offset is "None" on a classic session (the text of a Java null), null over Connect.
+    # A missing offset is "None" on a classic session (the text of a Java null), and null over Connect.
     if not isinstance(offset, str) or offset in ("None", "null"):
         return None if isinstance(offset, str) else offset
     return parse_offset(offset)
@@ -84,8 +84,8 @@ def disagreement(heard: Heard, sides: Sequence[LedgerSide]) -> str | None:
     """
     What differs between the event and the ledger, in words; None where nothing does.
 
-    A query without any sink in the ledger writes elsewhere. A sink that has no record of the batch is at fault only
-    where this very run has published to it before and stopped short of this batch.
+    A query without any sink in the ledger writes elsewhere. A sink that has no record of the batch is at fault only if
+    this run has published to it before, and its last batch is an earlier one.
     """
     found = []
     for side in sides:
@@ -97,7 +97,7 @@ def disagreement(heard: Heard, sides: Sequence[LedgerSide]) -> str | None:
                 )
         elif side.end_offsets is not None and not _same_ends(side.end_offsets, heard.end_offsets):
             found.append(
-                f"batch {heard.batch_id} ended at {heard.end_offsets} as Spark tells, and at {side.end_offsets} as "
+                f"batch {heard.batch_id} ended at {heard.end_offsets} according to Spark, and at {side.end_offsets} as "
                 f"recorded for sink {side.sink_name!r}"
             )
     return "; ".join(found) or None
@@ -106,7 +106,7 @@ def disagreement(heard: Heard, sides: Sequence[LedgerSide]) -> str | None:
 def _same_ends(recorded: Offsets, told: Offsets) -> bool:
     if recorded.keys() == told.keys():
         return same_json(recorded, told)
-    # Named sources: the event has the same offsets, in another order and without the names.
+    # With named sources, the event has the same offsets in another order and without the names.
     left = list(told.values())
     for offset in recorded.values():
         match = next((index for index, other in enumerate(left) if same_json(offset, other)), None)

@@ -1,8 +1,9 @@
 """
-Tell the ledger what Spark says of its progress, and people where the two disagree.
+Store what Spark says of its progress in the ledger, and warn where the two disagree.
 
-Runs on the driver (over Spark Connect, in the client): callbacks in Spark's thread, Postgres in a thread of its own.
-Invariant: a callback only puts the event into a queue; whatever happens to Postgres, the stream never notices.
+Runs on the driver (with Spark Connect, in the client): callbacks in Spark's thread, all that concerns Postgres in a
+thread of its own. Invariant: a callback only puts the event into a queue; whatever happens to Postgres, the stream does
+not notice it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _log = logging.getLogger("pgonce")
 
 _QUEUED_EVENTS = 1000
 _WARN_EVERY_SECONDS = 60.0
-# Long enough not to hammer a server that is starting, short enough that the queue outlasts it.
+# Long enough not to overwhelm a server that is starting, and so short that the queue does not fill up meanwhile.
 _PAUSE_AFTER_FAILURE_SECONDS = 1.0
 
 
@@ -39,12 +40,13 @@ class OffsetsListener(StreamingQueryListener):
     """
     Stores every progress event of every query: ``spark.streams.addListener(OffsetsListener(url))``.
 
-    Compares the offsets with those that the ledger has recorded (a disagreement is a warning in the log and a text in
-    ``pgonce.progress``), and fills them in where ``offsetsFrom=listener`` left them open. ``stored`` and ``dropped``
-    count the events that were stored and those that could not be.
+    It compares the offsets with those that the ledger has recorded; a disagreement is a warning in the log, and a text
+    in ``pgonce.progress``. It fills the offsets in where ``offsetsFrom=listener`` left them open. ``stored`` and
+    ``dropped`` count the events that were stored, and those that could not be.
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
-    :raises ConfigurationError: BAD_URL. Nothing else is ever raised: a server that is away is a warning a minute.
+    :raises ConfigurationError: BAD_URL. Nothing else is ever raised: while the server is away, a warning is logged once
+        a minute.
     """
 
     def __init__(self, url: str = "") -> None:
@@ -71,7 +73,7 @@ class OffsetsListener(StreamingQueryListener):
         return self._stored
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing: Spark waits for this one."""
+        """Do nothing, because Spark waits for this callback."""
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Queue the event."""
@@ -81,13 +83,13 @@ class OffsetsListener(StreamingQueryListener):
         try:
             self._events.put_nowait(event.progress)
         except queue.Full:
-            self._drop(f"{_QUEUED_EVENTS} events wait for Postgres already")
+            self._drop(f"{_QUEUED_EVENTS} events already wait for Postgres")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Nothing: no batch ran."""
+        """Do nothing: no batch ran."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Nothing: the ledger knows where the query stopped."""
+        """Do nothing: the ledger knows where the query stopped."""
 
     def close(self, timeout: float = 10.0) -> bool:
         """Store what is queued, for at most ``timeout`` seconds; whether that was all. Later events are dropped."""
@@ -112,7 +114,7 @@ class OffsetsListener(StreamingQueryListener):
 
     def _next(self, *, wait: bool = False) -> Any:
         try:
-            # The wait is bounded so that close() is noticed.
+            # The wait is bounded, so that close() is noticed.
             return self._events.get(block=wait, timeout=0.2)
         except queue.Empty:
             return None
@@ -146,5 +148,5 @@ def _reason(error: Exception) -> str:
     cause = driver_error(error)
     if cause is not None:
         return str(ledger_error(cause, "storing a progress event"))
-    # SQLAlchemy's other texts are its own; psycopg's have been translated above.
+    # What is left is SQLAlchemy's own text; psycopg's has been translated above.
     return f"{type(error).__name__}: {error}"

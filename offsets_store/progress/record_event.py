@@ -1,8 +1,8 @@
 """
-Store what the progress listener heard, beside the ledger that it is held against.
+Store what the progress listener heard, and compare it with the ledger.
 
-Runs in the listener's thread. Invariant: it waits for no commit. The writer's row is changed only where nobody holds
-it, and nothing here ever moves a batch id or an owner.
+Runs in the listener's thread. Invariant: it waits for no commit. The writer's row is changed only if nobody holds it,
+and nothing here ever moves a batch id or an owner.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _PRUNE_EVERY = 16
 
 
 def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
-    """Store one event, and fill the offsets that are not known otherwise; what disagrees with the ledger, in words."""
-    # Two listeners on one query, or a foreign lock on these tables, must not pile up transactions.
+    """Store one event, and fill in offsets that are unknown otherwise; what disagrees with the ledger, in words."""
+    # With two listeners on one query, or a lock of somebody else on these tables, transactions must not pile up.
     limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
     settings = (("search_path", OURS), *limits, *server_settings(driver_connection(connection)).items())
     connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))
@@ -43,7 +43,7 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     if heard.batch_id % _PRUNE_EVERY == 0:
         _prune_in_tx(connection, heard.query_id)
     if found is None:
-        # Last, since it is all that a commit could ever wait for.
+        # Last, because it is all that a commit could ever have to wait for.
         _fill_in_tx(connection, heard)
     return found
 
@@ -56,7 +56,7 @@ def _sides_in_tx(connection: Connection, heard: Heard) -> list[LedgerSide]:
             writers.c.run_id,
             writers.c.last_batch_id,
             batches.c.batch_id.is_not(None),
-            # Where only the rows told, it is a lower bound.
+            # If only the rows told it, it is a lower bound.
             case((told_by_rows, None), else_=batches.c.end_offsets),
         )
         .select_from(
@@ -77,9 +77,9 @@ def _sides_in_tx(connection: Connection, heard: Heard) -> list[LedgerSide]:
 
 def _fill_in_tx(connection: Connection, heard: Heard) -> None:
     """
-    Give a batch that is judged by ids alone the offsets that the event tells; only where this run published it.
+    Give a batch that is judged by ids alone the offsets of the event, if this run has published it.
 
-    The next commit may hold the writer's row for long; then it stays as it is, for readers look at the batch too.
+    If the next commit holds the writer's row, the row stays as it is: readers look at the batch's record too.
     """
     connection.execute(
         update(batches)

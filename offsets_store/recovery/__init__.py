@@ -1,1 +1,1 @@
-"""Where checkpoint and ledger stand to each other, and how the one is mended from the other."""
+"""How are a stopped query's checkpoint and the ledger brought to agree again?"""

@@ -1,9 +1,9 @@
 """
-Keep what a recovery replaces, and bring it back.
+Keep a copy of what a recovery replaces, and bring it back.
 
 Runs on the driver before a start, and in the command ``pgonce``. Invariant: nothing in a checkpoint is replaced or
-taken away before its bytes and the manifest lie in ``pgonce-kept/<UTC time>/``; an undo finds every file as the
-recovery left it, or changes nothing.
+removed before its bytes and the manifest are in ``pgonce-kept/<UTC time>/``. An undo changes nothing unless it finds
+every file as the recovery left it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _UNDONE = "undone.json"
 @dataclass(frozen=True)
 class Kept:
     """
-    One recovery, as it is kept: its changes in order, by file the hash of what was there before, and of what is since.
+    What was kept of one recovery: for each file, in order, the hash of what it was before and of what it is since.
 
-    A hash is None where no file was, or is.
+    A hash is None where there was no file, or is none.
     """
 
     folder: str
@@ -44,7 +44,7 @@ class Kept:
 
 
 def kept_folder() -> str:
-    """Where a recovery that begins now keeps what it replaces."""
+    """The folder in which a recovery that begins now keeps what it replaces."""
     return f"{FOLDER}/{datetime.now(UTC):%Y-%m-%dT%H-%M-%S.%fZ}"
 
 
@@ -56,9 +56,9 @@ def keep_aside(
     newest: tuple[int | None, int | None],
 ) -> None:
     """
-    Copy everything that ``changes`` will replace or take away, then write the manifest.
+    Copy everything that ``changes`` will replace or remove, then write the manifest.
 
-    :param newest: the newest numbers in ``offsets/`` and ``commits/`` when all is done: an undo looks for them.
+    :param newest: the newest numbers in ``offsets/`` and ``commits/`` when all is done, which an undo compares.
     """
     files = []
     for name, text in changes:
@@ -83,7 +83,7 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
     for time in sorted(writer.files.names(FOLDER), reverse=True):
         folder = f"{FOLDER}/{time}"
         text = writer.files.read(f"{folder}/{_MANIFEST}")
-        # Without a manifest it was cut short before the first change.
+        # A recovery without a manifest was cut short before its first change.
         if text is None or writer.files.exists(f"{folder}/{_UNDONE}"):
             continue
         try:
@@ -95,13 +95,13 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
                 "CHECKPOINT_MALFORMED",
                 f"The manifest {writer.location}/{folder}/{_MANIFEST} cannot be understood.",
                 NOTHING_CHANGED,
-                f"What was replaced lies beside it; to pass over this recovery, move its folder out of {FOLDER}.",
+                f"What was replaced is kept beside it. To pass over this recovery, move its folder out of {FOLDER}.",
             ) from error
     raise RecoveryError(
         "NOTHING_TO_UNDO",
-        f"The checkpoint {writer.location} has no recovery that could be undone.",
+        f"There is no recovery of the checkpoint {writer.location} that could be undone.",
         NOTHING_CHANGED,
-        f"What recoveries replaced lies in the folder {FOLDER} of the checkpoint.",
+        f"What recoveries replaced is kept in the folder {FOLDER} of the checkpoint.",
     )
 
 
@@ -109,12 +109,12 @@ def undoing(
     writer: CheckpointWriter, kept: Kept, newest: tuple[int | None, int | None]
 ) -> list[tuple[str, bytes | None]]:
     """
-    What brings everything back, the last change first; files that a recovery cut short never touched are left out.
+    The files that bring everything back, with their bytes (None where there was no file), the last change first.
 
-    The bytes of each file, None where none was there.
+    Files that were not changed yet, because the recovery was cut short, are left out.
 
     :param newest: the newest numbers in ``offsets/`` and ``commits/`` now.
-    :raises RecoveryError: UNDO_TOO_LATE, where the checkpoint has moved since.
+    :raises RecoveryError: UNDO_TOO_LATE, where the checkpoint has changed since.
     """
     there = {name: _hash(writer.files.read(name)) for name, _, _ in kept.files}
     moved = [name for name, before, after in kept.files if there[name] not in (before, after)]
@@ -124,7 +124,7 @@ def undoing(
             f"The query has run since the recovery of {kept.time}: "
             + (f"{', '.join(moved)} changed." if moved else "offsets/ or commits/ have gone on."),
             NOTHING_CHANGED,
-            f"What the recovery replaced still lies in {writer.location}/{kept.folder}.",
+            f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
         )
     return [
         (name, None if before is None else writer.files.read(f"{kept.folder}/{name}"))
@@ -134,7 +134,7 @@ def undoing(
 
 
 def mark_undone(writer: CheckpointWriter, kept: Kept, undo: str) -> None:
-    """Note that this recovery was undone, so that the next undo takes the one before."""
+    """Note that this recovery was undone, so that the next undo takes back the one before it."""
     writer.write(f"{kept.folder}/{_UNDONE}", json.dumps({"undo": undo}).encode())
 
 

@@ -1,7 +1,8 @@
 """
-Which files of a checkpoint change, so that its query goes on from a given batch?
+Which files of a checkpoint must change, so that its query goes on from a given batch?
 
-Pure: runs on the driver. Invariant: nothing is written here, and what a continuous query has written is left for it.
+Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the changes are in an order in which
+they may be cut short anywhere; what is left can be repaired again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, checksum_of
 
 FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
-"""``commits/N`` of a stateless query, where there is none to copy: measured to be enough on Spark 4.3."""
+"""``commits/N`` of a stateless query, where there is none to copy; found to be enough on Spark 4.3."""
 
 METADATA_LINE = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
 """
@@ -24,7 +25,7 @@ Settings that are not named here are taken from the session.
 
 @dataclass(frozen=True)
 class Target:
-    """The entries to write, the newest one that stays, and whether it stays committed."""
+    """The entries to write, the newest one that stays, whether it stays committed, and all this in words."""
 
     entries: Mapping[int, str]
     newest: int
@@ -34,10 +35,10 @@ class Target:
 
 def changes_for(checkpoint: CheckpointFacts, target: Target) -> Iterator[Change]:
     """
-    The files in an order in which any beginning of them leaves a checkpoint that can be mended again.
+    The changes, in an order in which any first part of them leaves a checkpoint that can be repaired again.
 
-    Commits go before the entries that they name, and come after them. A checksum goes before its file: alone it would
-    make Spark's next write of that file fail; and a stale one would make Spark refuse the new file.
+    A commit is removed before the entry that it names, and written after it. A checksum is removed before its file: a
+    checksum without a file makes Spark's next write of that file fail, and a stale one makes Spark refuse the new file.
     """
     for name in checkpoint.orphans:
         yield Change(name, None)
@@ -62,13 +63,13 @@ def _replaced(checkpoint: CheckpointFacts, name: str, text: str | None) -> Itera
 
 
 def _commit_text(checkpoint: CheckpointFacts) -> str:
-    """Spark's own newest note, for its version must be the one that this query's Spark writes (it compares)."""
+    """A copy of Spark's newest note: Spark refuses a note of another version than the one that it writes."""
     newest = checkpoint.newest_commit
     return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
 
 
 def fit_for_micro_batches(checkpoint: CheckpointFacts) -> Target:
-    """The newest two entries, which are all that Spark reads at a start, with their metadata line."""
+    """The newest two entries, with their metadata line: Spark reads no others at a start."""
     newest = checkpoint.newest
     assert newest is not None  # noqa: S101 (narrows the type)
     entries = {

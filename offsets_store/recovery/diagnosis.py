@@ -22,10 +22,10 @@ from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 
 
 class Finding(Enum):
-    """What the whole comes to; each has an exit code."""
+    """What the comparison comes to; ``pgonce doctor`` has an exit code for each."""
 
     AGREE = "checkpoint and ledger agree"
-    RECOVERABLE = "`pgonce recover` mends it"
+    RECOVERABLE = "`pgonce recover` repairs it"
     NEEDS_PERSON = "a person must decide"
     UNCERTAIN = "it depends on what neither checkpoint nor ledger says"
 
@@ -35,7 +35,7 @@ class SinkStanding:
     """
     One sink: where it stands, and what it will say to the next batch.
 
-    ``says`` is the verdict in words. Of a sink that has nothing of the query yet, ``last_batch_id`` is None; the name
+    ``says`` is the verdict in words. ``last_batch_id`` is None for a sink that has nothing of the query yet. The name
     ``*`` stands for every sink that is not named.
     """
 
@@ -49,8 +49,10 @@ class SinkStanding:
 @dataclass(frozen=True)
 class Diagnosis:
     """
-    ``next_batch_id`` is the batch that Spark runs first, ``runs_again`` whether it is planned already, ``begins`` and
-    ``ends`` its range as far as it is written down. ``remarks`` and ``advice`` are sentences.
+    How checkpoint and ledger stand to each other.
+
+    ``next_batch_id`` is the batch that Spark runs first, ``runs_again`` tells whether it is planned already, ``begins``
+    and ``ends`` are its range as far as it is written down. ``remarks`` and ``advice`` are sentences.
     """
 
     location: str
@@ -84,7 +86,7 @@ class Diagnosis:
 def diagnose(
     checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[FirstContact] = ()
 ) -> Diagnosis:
-    """What the facts come to; ``contacts`` are those of a query that the ledger does not know."""
+    """The diagnosis for these facts; ``contacts`` are those of a query that the ledger does not know."""
     if checkpoint.is_empty:
         advice = "There is no checkpoint here: a start begins a new query, with an id of its own."
         return _met(_diagnosis(checkpoint, sinks, [], Finding.AGREE, advice), contacts)
@@ -97,9 +99,9 @@ def diagnose(
     else:
         if plan.changes:
             finding = Finding.RECOVERABLE
-            advice = f"`pgonce recover {checkpoint.location}` mends this: it {plan.does}."
+            advice = f"`pgonce recover {checkpoint.location}` repairs this: it {plan.does}."
         else:
-            finding, advice = Finding.AGREE, f"Nothing to mend: `pgonce recover` {plan.does}."
+            finding, advice = Finding.AGREE, f"Nothing to repair: `pgonce recover` {plan.does}."
     if finding is Finding.AGREE and checkpoint.is_continuous:
         finding = Finding.NEEDS_PERSON
         advice = (
@@ -140,16 +142,16 @@ def _diagnosis(
 
 
 def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
-    """The same, with what the sinks will say that have nothing of the query yet."""
+    """The same, with what those sinks will say that have nothing of the query yet."""
     standings = tuple(
         SinkStanding(contact.sink_name, None, None, contact.verdict, contact.says) for contact in contacts
     )
     found = replace(found, sinks=(*found.sinks, *standings))
     refused = [contact for contact in contacts if contact.verdict not in PUBLISH]
     if found.next_batch_id > 0 or (not refused and all(contact.is_certain for contact in contacts)):
-        # The plan has words of its own for a past that the ledger did not see.
+        # The plan itself says what to do about a past that the ledger did not see.
         return found
-    # Where a query fed a sink from this very place, that is the one.
+    # If a query with its checkpoint at this location has fed a sink, that sink is the one.
     here = [contact for contact in refused if contact.knows_the_place]
     if here or (len(refused) == len(contacts) and all(contact.is_certain for contact in contacts)):
         finding, first = Finding.NEEDS_PERSON, (here or refused)[0]
@@ -157,8 +159,8 @@ def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
     else:
         finding = Finding.UNCERTAIN
         advice = (
-            "What happens depends on what no checkpoint holds: which sink the query will write to, how it is called "
-            "(say --sink and --query-name), and which folders it reads. The possible answers are those above."
+            "What happens depends on what no checkpoint says: which sink the query will write to, what its name is "
+            "(give --sink and --query-name), and which folders it reads. The possible answers are those above."
         )
     return replace(found, finding=finding, advice=f"{found.advice} {advice}")
 
@@ -172,7 +174,7 @@ def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) ->
     if not start.runs_again and not sink.drops_by_position:
         says += f" (it must be batch {sink.last_batch_id + 1}, and begin where the recorded batch before it ends)"
     if verdict is Verdict.REPLAY and not goes_on(checkpoint, sink, start):
-        says += f", but batch {start.batch_id + 1}, which was published too, is then planned anew and refused"
+        says += f", but batch {start.batch_id + 1}, which was published too, is then planned again and refused"
     return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, verdict, says)
 
 
@@ -187,7 +189,7 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
         )
     if checkpoint.orphans:
         remarks.append(
-            f"{', '.join(checkpoint.orphans)} lie there without their files: Spark's next write of these files fails."
+            f"{', '.join(checkpoint.orphans)} are there without their files: Spark's next write of these files fails."
         )
     if checkpoint.is_continuous:
         remarks.append(
@@ -195,16 +197,16 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
             "micro-batch query cannot go on from it."
         )
     if any(sink.drops_by_position for sink in sinks):
-        remarks.append("The stored rows carry positions: this holds where the job still names its positionColumns.")
+        remarks.append("The stored rows carry positions: all this holds only if the job still sets positionColumns.")
     if checkpoint.is_stateful:
         remarks.append("The query keeps state, which recovery moves neither forward nor back.")
     if checkpoint.unfinished and checkpoint.newest is None:
         remarks.append(
-            f"{', '.join(sorted(checkpoint.unfinished))} lie there: a driver was killed while it wrote "
+            f"{', '.join(sorted(checkpoint.unfinished))} are there: a driver was killed while it wrote "
             "the first entry. Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
         )
     if checkpoint.newest_commit is not None and (checkpoint.newest or -1) < checkpoint.newest_commit:
         remarks.append(
-            f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were taken away by hand."
+            f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were removed by hand."
         )
     return remarks

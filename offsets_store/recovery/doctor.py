@@ -25,9 +25,9 @@ def examine(
     """
     Compare a checkpoint with the ledger, over all sinks of its query.
 
-    :param sink: for a query that the ledger does not know: the sink that it will write to.
-    :param query_name: for such a query: its name.
-    :raises CheckpointError: where there is no checkpoint, and the ledger knows of none there; or it cannot be read.
+    :param sink: the sink that the query will write to, if the ledger does not know the query.
+    :param query_name: the name of such a query.
+    :raises CheckpointError: where the checkpoint cannot be read; or there is none, and the ledger knows of none there.
     :raises LedgerError: where the ledger cannot be read.
     """
     files = open_location(checkpoint_location)
@@ -45,7 +45,7 @@ def _fed(url: str, sink: str | None) -> dict[str, tuple[Neighbour, ...]]:
         with reading(url) as connection:
             return read_neighbours(connection, sink)
     except LedgerError as error:
-        # The query's first batch makes one.
+        # The first batch of the query will create it.
         if error.code == "NO_LEDGER":
             return {}
         raise

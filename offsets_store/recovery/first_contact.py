@@ -1,8 +1,9 @@
 """
-What will be said to a query that the ledger does not know?
+What will the sinks say to a query that the ledger does not know?
 
-Pure: runs in the command ``pgonce doctor``. Invariant: the verdict comes from the function that the commit uses; what a
-checkpoint does not tell, which sink the query will write to and how it is called, is said to be unknown.
+Pure: runs in the command ``pgonce doctor``. Invariant: the verdict comes from the function that the commit uses. A
+checkpoint tells neither to which sink the query will write nor what its name is, and so the answer says that it does
+not know.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ from pgonce.offsets_store.verdict.refused_batch import refusal
 from pgonce.offsets_store.verdict.rivals import Neighbour, rivals_of, what_speaks_against
 
 ANY_SINK = "*"
-"""Stands for every sink that is not named."""
+"""The name that stands for every sink that is not named."""
 
 
 @dataclass(frozen=True)
 class FirstContact:
     """
-    What one sink will say to the first batch; ``says`` is that in words, ``remedy`` what to do about a refusal.
+    What one sink will say to the first batch: ``says`` is that in words, and ``remedy`` what to do about a refusal.
 
-    ``is_certain`` is False where it depends on what no checkpoint holds: the query's name, or the folders that it
-    reads; ``knows_the_place`` tells that a query has fed this sink from the very same location.
+    ``is_certain`` is False where it depends on what no checkpoint says: the query's name, or the folders that it reads.
+    ``knows_the_place`` is True where a query with its checkpoint at the same location has fed this sink.
     """
 
     sink_name: str
@@ -47,10 +48,10 @@ def first_contacts(
     query_name: str | None,
 ) -> list[FirstContact]:
     """
-    What the sinks will say that the query may write to.
+    What each sink will say to which the query may write.
 
     :param fed: the living queries of each sink.
-    :param sink_name: the sink that it will write to, None where nobody has said.
+    :param sink_name: the sink that it will write to; None where that is unknown.
     """
     if start.batch_id > 0:
         batch = _batch(checkpoint, start, sink_name or ANY_SINK, query_name)
@@ -98,7 +99,7 @@ def _contact(batch: Batch, neighbours: tuple[Neighbour, ...], *, is_named: bool)
 
 
 def _may_be_apart(batch: Batch, other: Neighbour) -> bool:
-    """Whether the query itself, when it runs, may prove what its checkpoint does not say."""
+    """Whether the query may prove, when it runs, that it reads something else: its checkpoint does not say it all."""
     if not what_speaks_against(batch, other):
         return True
     reads_files = all(side_log_number(offset) is not None for offset in (batch.end or {}).values())

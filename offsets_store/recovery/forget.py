@@ -2,7 +2,7 @@
 Take a query out of the way of a new one that loads the same tables from the beginning.
 
 Runs in the command ``pgonce forget``. Invariant: no row of the target is touched, and no record of the ledger is
-deleted: the old query is refused if it comes back.
+deleted, so that the old query is refused if it comes back.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Forgetting:
     """
     What is forgotten, or would be.
 
-    ``tables`` has the tables that each sink has written to, as SQL names them, and none where nobody knows; ``others``
-    has the queries that feed a sink besides.
+    ``tables`` has the tables that each sink has written to, as SQL names them; none where they are unknown. ``others``
+    has the other queries that feed each sink.
     """
 
     query_id: str
@@ -52,7 +52,7 @@ def forget_query(
     wait_seconds: float = 0,
 ) -> Forgetting:
     """
-    Let a query (its id or name) stand in the way of new ones no longer: with all its sinks, or with ``sink`` alone.
+    Take a query (its id or name) out of the way of new ones: with all its sinks, or with ``sink`` alone.
 
     :raises ConfigurationError: NO_REASON.
     :raises RecoveryError: RECOVERY_RUNNING; WRITER_GONE, where all of it is gone already.
@@ -88,7 +88,7 @@ def forget_query(
     return forgetting
 
 
-# By oid, and by the name's text, never by a cast: a person may have called a sink anything.
+# By oid, or by the text of the name. Never by a cast to regclass: a sink may have any name.
 _TABLES = text(
     "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class AS c "
     "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
@@ -98,7 +98,7 @@ _TABLES = text(
 
 
 def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
-    """The tables that a sink has written to, as SQL names them: those that it recorded, and that of its name."""
+    """The tables that a sink has written to, as SQL names them: those that it recorded, and the one of its name."""
     recorded = select(writers.c.targets).where(writers.c.writer_id == sink.writer_id)
     targets = connection.execute(recorded).scalar_one() or {}
     found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
@@ -113,7 +113,7 @@ def _others(connection: Connection, sink_name: str, query_id: str) -> tuple[str,
 
 
 def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
-    """The query's checkpoint, which shows whether it runs; nothing where it is gone, or another one lies there."""
+    """The query's checkpoint, which shows whether it runs; None where it is gone, or another query's is there."""
     with suppress(CheckpointError):
         facts = read_checkpoint(open_location(location or ""))
         if facts.query_id == query_id:

@@ -1,8 +1,8 @@
 """
-Write a checkpoint from the ledger, for a query whose own is lost: the same query id, at the batch where the ledger is.
+Write a checkpoint from the ledger for a query that has lost its own: the same query id, at the batch of the ledger.
 
 Runs in the command ``pgonce new-checkpoint``. Invariant: as with a recovery, the checkpoint is judged before it is
-written, and every sink goes on from it; it is written only where nothing lies.
+written, and every sink goes on from it. It is written only to a place that is empty.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class NewCheckpoint:
     """
     The files in the order in which they are written, and the batch at which the checkpoint stands.
 
-    ``entry`` is the text that the ledger must record with that batch, where it had none; ``does`` says all in words.
+    ``entry`` is the text that the ledger must record with that batch if it has none. ``does`` says all this in words.
     """
 
     query_id: str
@@ -63,7 +63,7 @@ def write_new_checkpoint(
     wait_seconds: float = 0,
 ) -> NewCheckpoint:
     """
-    Write a checkpoint for ``query`` (its id or name) to ``path``, where nothing may lie yet.
+    Write a checkpoint for ``query`` (its id or name) to ``path``, which must be empty.
 
     :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
     :raises OffsetsError: where no query, or several, have that name.
@@ -86,10 +86,10 @@ def _write(
     if not writer.is_empty():
         raise RecoveryError(
             "PATH_NOT_EMPTY",
-            f"There is something at {writer.location} already.",
+            f"{writer.location} is not empty.",
             NOTHING_CHANGED,
-            "Give a path where nothing lies. A checkpoint that is there, and does not agree with the ledger, is mended "
-            "by `pgonce recover`.",
+            "Give a path where there is nothing yet. If a checkpoint is there that does not agree with the ledger, "
+            "`pgonce recover` repairs it.",
         )
     plan = plan_new_checkpoint(query_id, sinks)
     if dry_run:
@@ -105,11 +105,11 @@ def _write(
 
 def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpoint:
     """
-    What to write, from what the ledger has.
+    What to write, by what the ledger knows.
 
-    :raises RecoveryError: where that does not suffice.
+    :raises RecoveryError: where that is not enough.
     """
-    # First of all, though a start from it alone would be refused: without it an older Spark makes up a new query.
+    # First, because without it an older Spark would begin a new query. (A start from it alone would be refused.)
     metadata = Change("metadata", json.dumps({"id": query_id}, separators=(",", ":")))
     empty = CheckpointFacts(f"of query {query_id}", query_id, {}, {}, frozenset(), {}, {}, is_stateful=False)
     living = [sink for sink in sinks if sink.is_living]
@@ -132,7 +132,7 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
         raise no_common_text(behind, newest - 1)
     files = [metadata]
     if newest:
-        # Of a batch that is done Spark reads the end only; the entry before it must be there.
+        # Of a batch that is done Spark reads only the end, but the entry before it must be there.
         files.append(Change(f"offsets/{newest - 1}", before or entry))
     files.append(Change(f"offsets/{newest}", entry))
     if not behind:
@@ -141,19 +141,19 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
     start = next_start(checkpoint)
     recorded = [_with_text(sink, made_up) for sink in living]
     if not all(goes_on(checkpoint, sink, start) for sink in recorded):
-        raise unproven(f"Batch {start.batch_id} after a checkpoint made from the ledger would be refused.")
+        raise unproven(f"After a checkpoint made from the ledger, batch {start.batch_id} would be refused.")
     how = "to be run again by the sinks that lack it" if behind else "done"
     return NewCheckpoint(query_id, tuple(files), newest, made_up, f"a checkpoint with batch {newest} {how}")
 
 
 def _recorded_entry(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:
-    """The recorded text of an entry; None where no sink has one, or they differ."""
+    """The recorded text of an entry; None where no sink has one, or their texts differ."""
     texts = {sink.text_of(batch_id) for sink in sinks}
     return texts.pop() if len(texts) == 1 else None
 
 
 def _entry_at_the_end(sinks: Sequence[SinkFacts], newest: int) -> str:
-    """An entry at the stored end, in the form of the newest recorded one, for rows that carry their positions."""
+    """For rows that carry their positions: an entry at the stored end, in the form of the newest recorded one."""
     ends = [stored_end(sink.ledger(newest, None)) for sink in sinks]
     if not all(sink.drops_by_position for sink in sinks) or not all(same(ends[0], end) for end in ends):
         raise no_common_text(sinks, newest)
@@ -171,7 +171,7 @@ def _entry_at_the_end(sinks: Sequence[SinkFacts], newest: int) -> str:
 def _refuse_opaque(offsets: Offsets) -> None:
     for source_id, offset in offsets.items():
         if not tells_which_rows(offset):
-            kind = "no offset yet" if offset is None else f"offset {offset!r}"
+            kind = "no offset yet" if offset is None else f"the offset {offset!r}"
             raise unproven(
                 f"Source {source_id} has {kind}, which does not say which rows come next without the lost checkpoint."
             )
@@ -187,9 +187,9 @@ def _with_text(sink: SinkFacts, text: str | None) -> SinkFacts:
 def _perhaps_stateful(query_id: str) -> RecoveryError:
     return RecoveryError(
         "RECOVERY_STATEFUL",
-        f"Query {query_id} keeps state, or the ledger was not told that it keeps none (batches of older versions).",
+        f"Query {query_id} keeps state, or its batches (of older versions) did not record that it keeps none.",
         NOTHING_CHANGED,
         "State cannot be made from the ledger. Start a new checkpoint at the stored offsets (Kafka): "
-        f"`pgonce offsets {query_id} --starting-offsets`, with replaces={query_id}; a stateful query begins with empty "
-        "state then.",
+        f"`pgonce offsets {query_id} --starting-offsets`, with replaces={query_id}. A stateful query then begins "
+        "with empty state.",
     )

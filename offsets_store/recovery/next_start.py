@@ -1,12 +1,12 @@
 """
-Which batch will Spark run when the query is started next, and what will each sink say to it?
+Which batch will Spark run when the query is next started, and what will each sink say to it?
 
-Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the verdict comes from the very
+Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the verdict comes from the
 function that the commit uses (:func:`pgonce.offsets_store.verdict.decide.decide`); there is no second set of rules.
 
-Source for what Spark does: ``MicroBatchExecution.populateStartOffsets``. The newest entry of ``offsets/`` is run again
-unless ``commits/`` ends with it; ``validateOffsetLogAndGetPrevOffset`` wants the entry before it in either case, by
-number, or with asynchronous progress tracking whichever is there.
+What Spark does is in its ``MicroBatchExecution.populateStartOffsets``. The batch of the newest entry in ``offsets/`` is
+run again unless ``commits/`` ends with it. In either case ``validateOffsetLogAndGetPrevOffset`` needs the entry before
+it: the one of the preceding number, or with asynchronous progress tracking the nearest one that there is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFac
 from pgonce.offsets_store.verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 
-# What no record's text can be equal to: the entry of this batch is yet to be written.
+# Equal to no recorded text: the entry of this batch is still to be written.
 _NOT_PLANNED = ""
 
 
@@ -29,9 +29,9 @@ class NextStart:
     """
     The first batch of the next run.
 
-    ``runs_again`` tells whether its entry is in ``offsets/`` already; ``after`` is the entry at whose end it begins;
-    ``lacks`` is the entry whose absence makes a synchronous start fail ("batch N doesn't exist"), None where all is
-    there.
+    ``runs_again`` tells whether its entry is in ``offsets/`` already. ``after`` is the entry at whose end it begins.
+    ``lacks`` is the entry whose absence makes a synchronous start fail ("batch N doesn't exist"), None where nothing is
+    missing.
     """
 
     batch_id: int
@@ -55,7 +55,7 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
     """
     What ``sink`` will say to the first batch of the next run.
 
-    A batch that is not planned yet is judged by where it begins; where it will end is left out of account.
+    A batch that is not planned yet is judged by where it begins, because nobody knows where it will end.
     """
     entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
     previous = None if start.after is None else checkpoint.offsets[start.after]
@@ -79,7 +79,7 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
     )
     verdict = decide(sink.ledger(start.batch_id, start.after), batch, Remedies())
     if verdict is Verdict.REPLAY and entry is None:
-        # By number alone (offsetsFrom=listener): it would be skipped, whatever rows it gets.
+        # Judged by its number alone (offsetsFrom=listener), it would be skipped, whatever rows it gets.
         verdict = Verdict.CHANGED
     if verdict in ACCEPTABLE and start.batch_id in sink.accepted:
         return Verdict.ACCEPTED
@@ -90,8 +90,8 @@ def goes_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> b
     """
     Whether the query goes on from there for this sink, with nothing lost or doubled.
 
-    A proven replay of an older batch than the sink's last one is not enough: the batch after it is planned anew, under
-    a number that is published already. Only positions tell what of it is stored.
+    A proven replay of a batch older than the sink's last one is not enough: the batch after it is planned again, under
+    a number that is published already. Only positions tell which of its rows are stored.
     """
     verdict = verdict_on(checkpoint, sink, start)
     if verdict is Verdict.REPLAY and not sink.drops_by_position:
@@ -100,7 +100,7 @@ def goes_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> b
 
 
 def begins_at(checkpoint: CheckpointFacts, start: NextStart) -> Offsets | None:
-    """Where the first batch of the next run begins; None where nobody has written it down."""
+    """Where the first batch of the next run begins; None where it is not written down."""
     if start.after is None:
         return checkpoint.initial or None
     return checkpoint.offsets[start.after].offsets

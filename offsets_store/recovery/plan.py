@@ -1,11 +1,12 @@
 """
 Which files make a stopped query's checkpoint agree with the ledger?
 
-Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: a plan is proven before it is given
-out: the checkpoint as it will be is judged once more, and every sink goes on from there. Otherwise: a RecoveryError.
+Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: a plan is proven before it is
+returned. The checkpoint is judged again as it will be, and every sink must go on from there; else a RecoveryError is
+raised.
 
-A checkpoint "stands at" batch L where ``offsets/`` ends with L-1 and L and ``commits/`` with L. The texts are those
-that the ledger has recorded, byte for byte: only then is the next batch proven to follow.
+A checkpoint "stands at" batch L when ``offsets/`` ends with L-1 and L, and ``commits/`` ends with L. Its texts are
+those that the ledger has recorded, byte for byte: only they prove that the next batch follows.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 @dataclass(frozen=True)
 class Plan:
     """
-    The changes, in the order in which they must be made, and what they do, in words; no changes where all is well.
+    The changes, in the order in which they must be made, and what they do, in words. There are none where all is well.
 
     ``stands_at`` is the newest batch in ``offsets/`` afterwards; None in a checkpoint without any.
     """
@@ -66,9 +67,7 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     start = next_start(checkpoint)
     if _all_go_on(checkpoint, living, start) and start.lacks is None:
         changes = tuple(Change(name, None) for name in checkpoint.orphans)
-        does = (
-            "takes away checksums whose files are gone" if changes else "changes nothing: checkpoint and ledger agree"
-        )
+        does = "removes checksums whose files are gone" if changes else "changes nothing: checkpoint and ledger agree"
         return Plan(changes, checkpoint.newest, does)
     if checkpoint.is_stateful or any(sink.stateful for sink in living):
         return _last_batch_again(checkpoint, living, start)
@@ -78,20 +77,20 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
 
 
 def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
-    """No row has moved yet; but Spark starts a query without a first entry only if ``offsets/`` is empty."""
+    """No row has moved yet. But without a first entry Spark starts a query only if ``offsets/`` is empty."""
     if checkpoint.newest is not None or not checkpoint.unfinished:
         return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
     if checkpoint.is_stateful:
         raise unfinished_beside_state(checkpoint)
     leavings = sorted(checkpoint.unfinished.union(checkpoint.orphans))
-    does = "takes away the beginning of the first entry, which no row has followed: a driver was killed that wrote it"
+    does = "removes the beginning of the first entry: the driver was killed while it wrote it, and no row has followed"
     return Plan(tuple(Change(name, None) for name in leavings), None, does)
 
 
 def _last_batch_again(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> Plan:
     entries = entry_to_put_back(checkpoint, living, start)
     (number,) = entries
-    does = f"puts the recorded entry of batch {number} back, which is run again as a proven replay and makes its state"
+    does = f"puts the recorded entry of batch {number} back; it is run again as a proven replay, and makes its state"
     target = Target(entries, number, is_committed=False, does=does)
     return _proven(checkpoint, living, target, without_whole_state(checkpoint))
 
@@ -100,12 +99,12 @@ def _proven(
     checkpoint: CheckpointFacts, living: Sequence[SinkFacts], target: Target, first: Sequence[Change] = ()
 ) -> Plan:
     changes = (*first, *changes_for(checkpoint, target))
-    mended = checkpoint.after(changes)
-    after = next_start(mended)
-    if after.lacks is not None or not _all_go_on(mended, living, after):
-        verdicts = {sink.sink_name: verdict_on(mended, sink, after).name for sink in living}
+    repaired = checkpoint.after(changes)
+    after = next_start(repaired)
+    if after.lacks is not None or not _all_go_on(repaired, living, after):
+        verdicts = {sink.sink_name: verdict_on(repaired, sink, after).name for sink in living}
         raise unproven(
-            f"A recovery that {target.does} would not help, for batch {after.batch_id} would be refused: {verdicts}."
+            f"A recovery that {target.does} would not help: batch {after.batch_id} would be refused ({verdicts})."
         )
     return Plan(changes, target.newest, target.does)
 
@@ -124,18 +123,18 @@ def _target(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: Nex
 
 
 def _dense(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> Target:
-    """As it is, with the entry that a synchronous start lacks."""
+    """The checkpoint as it is, with the entry that a synchronous start needs."""
     newest = start.batch_id if start.runs_again else start.batch_id - 1
     return Target(
         entries=_entry_before(checkpoint, sinks, newest),
         newest=newest,
         is_committed=not start.runs_again,
-        does=f"puts the entry before batch {newest} in its place, without which only an asynchronous start works",
+        does=f"writes the entry before batch {newest}, without which only an asynchronous start works",
     )
 
 
 def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
-    """At the newest batch that any sink has; left uncommitted where another sink still lacks it."""
+    """At the newest batch that any sink has. It is left uncommitted if another sink still lacks it."""
     newest = max(sink.last_batch_id for sink in sinks)
     behind = [sink for sink in sinks if sink.last_batch_id < newest]
     if any(sink.last_batch_id < newest - 1 for sink in behind):
@@ -147,7 +146,7 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
     if behind:
         before = {newest - 1: common_text(behind, newest - 1)}
         missing = ", ".join(sink.sink_name for sink in behind)
-        does = f"leaves batch {newest} to be run again, which {missing} has not published yet and the others skip"
+        does = f"leaves batch {newest} to be run again: {missing} has not published it yet, and the others skip it"
     else:
         before = _entry_before(checkpoint, sinks, newest, done=entry)
         does = f"puts the checkpoint at batch {newest}, where the ledger is"
@@ -156,9 +155,9 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
 
 def _at_a_proven_entry(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
     """
-    At the newest entry after which no sink leaves anything out; what is stored already is dropped by its position.
+    At the newest entry after which no sink leaves anything out. Rows that are stored are dropped by their positions.
 
-    Batch 0, run again from where it began, is the last resort.
+    The last resort is batch 0, run again from where it began.
     """
     for number in sorted(checkpoint.offsets, reverse=True):
         start = NextStart(number + 1, runs_again=False, after=number, lacks=None)
@@ -179,9 +178,9 @@ def _entry_before(
     """
     The text for ``offsets/<newest-1>``, empty for batch 0.
 
-    Spark reads it to start, and uses it only where it runs ``newest`` again. There the ledger proves the batch by its
-    own text, or drops rows by position: so where the true text is not recorded, that of the entry before does. Where
-    ``newest`` is not run again, because it is ``done``, its own text does too.
+    Spark reads this entry at a start, and uses it only if it runs ``newest`` again. In that case the ledger proves the
+    batch by the batch's own text, or drops rows by position. So if the true text is not recorded, the text of an entry
+    before it is good enough; and if ``newest`` is ``done`` and not run again, so is the text of ``newest`` itself.
     """
     if newest == 0:
         return {}
@@ -197,7 +196,7 @@ def _entry_before(
 
 def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, entry: str) -> None:
     """
-    Refuse where the sources need more than the entry to go on from it: a list of files, or nobody knows what.
+    Refuse if a source needs more than the entry to go on from it: a list of files, or something unknown.
 
     :raises RecoveryError: RECOVERY_UNPROVEN.
     """
@@ -213,7 +212,7 @@ def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], 
         if not _is_of_one_past(checkpoint, sinks):
             raise unproven(
                 f"Source {source_id} reads files, and the newest entry in offsets/ is not the one that the ledger has "
-                "recorded: the list of files in sources/ may be another past's."
+                "recorded: the list of files in sources/ may belong to another past."
             )
 
 

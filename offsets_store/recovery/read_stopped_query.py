@@ -1,8 +1,8 @@
 """
 Read what is known of a stopped query, from its checkpoint and from the ledger.
 
-Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads; a file that cannot be
-understood is a CheckpointError, never a fact that is left out.
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: it only reads. A file that cannot be
+understood raises a CheckpointError; it is never left out.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _UNFINISHED = re.compile(r"\.{1,2}0\.[0-9a-f-]{36}\.tmp(\.crc)?", re.ASCII)
 
 def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
     """
-    Everything that ``offsets/``, ``commits/`` and ``sources/`` say: a hundred entries, as Spark keeps them.
+    Everything that ``offsets/``, ``commits/`` and ``sources/`` say. Spark keeps a hundred entries of each.
 
     :raises CheckpointError: where a file cannot be read, or not be understood.
     """
@@ -57,7 +57,7 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
 
 
 def with_state(files: CheckpointFiles, checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> CheckpointFacts:
-    """The same, with what lies in ``state/``, where a plan may depend on it: there are many folders."""
+    """The same with the files in ``state/``, if a plan may depend on them: they are in many folders."""
     if last_batch(checkpoint, sinks) is None or checkpoint.newest_commit is None:
         return checkpoint
     return replace(checkpoint, state_since=state_files(files, above=checkpoint.newest_commit + 1))
@@ -100,7 +100,7 @@ def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
 
 def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int] = ()) -> list[SinkFacts]:
     """
-    Every writer of a query that has published, replaced and retired ones included, by sink.
+    Every writer of a query that has published, in the order of sinks; replaced and retired ones too.
 
     :param batch_ids: the batches in its checkpoint, whose records are read besides those of the newest two.
     """
@@ -124,7 +124,7 @@ def read_neighbours(connection: Connection, sink_name: str | None = None) -> dic
 
 
 def _as_opened(location: str | None) -> str | None:
-    """The location in the form that a checkpoint has here: one that was never opened may be written otherwise."""
+    """The location as an opened checkpoint shows it; the ledger may hold another form of the same."""
     try:
         return open_location(location).shown if location else None
     except CheckpointError:

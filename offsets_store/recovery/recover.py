@@ -30,10 +30,11 @@ class Recovery:
     """
     What was done to a checkpoint, or would be.
 
-    ``does`` says it in words; ``written`` and ``removed`` are files of the checkpoint, ``kept`` those of them that were
-    there before, ``kept_in`` the folder in the checkpoint where these lie. ``stands_at`` is the newest batch in
-    ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet. ``needs_new_application``: executors
-    that ran the refused batch of a stateful query may still write its state, so the next start must not be on them.
+    ``does`` says it in words. ``written`` and ``removed`` are files of the checkpoint, ``kept`` are those of them that
+    were there before, and ``kept_in`` is the folder of the checkpoint with their copies. ``stands_at`` is the newest
+    batch in ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet. With
+    ``needs_new_application`` the query must be started in a new Spark application, because executors that ran the
+    refused batch of a stateful query may still write its state.
     """
 
     location: str
@@ -66,19 +67,19 @@ def recover_checkpoint(
     """
     Make a stopped query's checkpoint agree with the ledger; call it on the driver, before ``.start()``.
 
-    Forward where the ledger is ahead (asynchronous progress tracking, an older copy of the checkpoint), back where it
-    is behind (a restored database). Of a stateful query only the entry of its last batch can be put back. Where all is
-    well, and where there is no checkpoint yet, it changes nothing.
+    The checkpoint is moved forward if the ledger is ahead (asynchronous progress tracking, an older copy of the
+    checkpoint), and back if the ledger is behind (a restored database). For a stateful query, only the entry of its
+    last batch can be put back. If all is well, or there is no checkpoint yet, nothing is changed.
 
     :param checkpoint_location: as given to Spark: a path, or a URI that Python can read and write.
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :param dry_run: only say what would be done.
-    :param quiet_seconds: how long neither checkpoint nor ledger may have been written to, if something is to be
-        changed: a query that runs writes to both.
-    :param wait_seconds: how long to wait, at most, for that silence.
+    :param quiet_seconds: before something is changed, how long neither checkpoint nor ledger may have been written to:
+        a query that runs writes to both.
+    :param wait_seconds: how long to wait for that, at most.
     :param retry_timeout: how many seconds to wait for a Postgres that is away, or restarts, as a commit does.
-    :param approve: is told what would be done before anything is; what it raises keeps that from being done.
-    :raises RecoveryError: where the query keeps state that does not fit, or runs, or nothing proves what to do.
+    :param approve: is called with what would be done, before anything is changed; it may raise an error to stop that.
+    :raises RecoveryError: where the query runs, or keeps state that does not fit, or nothing proves what to do.
     :raises CheckpointError: where the checkpoint cannot be read or written.
     :raises LedgerError: where the ledger cannot be read or written.
     :raises ConnectError: where Postgres stays away.
@@ -115,7 +116,7 @@ def _recover(
     except LedgerError as error:
         if dry_run or error.code != "LEDGER_TOO_OLD":
             raise
-        # The query's first commit would bring it up to date, and comes too late for this.
+        # The first commit of the query would bring it up to date too, but that is too late for a recovery.
         ensure_ledger(url)
         sinks = known_sinks(url, checkpoint)
     checkpoint = with_state(writer.files, checkpoint, sinks)
@@ -134,7 +135,7 @@ def _recover(
         return recovery
     if approve is not None:
         approve(recovery)
-    # A checkpoint that is to be adopted may be mended before there is a ledger.
+    # A checkpoint that will be adopted may be repaired before there is a ledger.
     ensure_ledger(url)
     folder = kept_folder()
     stopped = StoppedQuery(url, writer, checkpoint, sinks, quiet_seconds, wait_seconds)

@@ -1,5 +1,5 @@
 """
-Why a checkpoint is not mended, in words: what stands in the way, and what a person can do.
+Why is a checkpoint not repaired, and what can a person do?
 
 Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: a remedy names only commands and
 options that exist.
@@ -16,7 +16,7 @@ NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the led
 
 
 def no_checkpoint(checkpoint: CheckpointFacts) -> CheckpointError:
-    """The file ``metadata`` is missing: nobody knows whose checkpoint this is."""
+    """The file ``metadata`` is missing, so nothing says whose checkpoint this is."""
     return CheckpointError(
         "CHECKPOINT_NOT_FOUND",
         f"There is no checkpoint of a query at {checkpoint.location}: it has no file named metadata"
@@ -52,53 +52,53 @@ def stateful(checkpoint: CheckpointFacts) -> RecoveryError:
         "the ledger. State belongs to the batches that the checkpoint has done: it can be moved neither forward nor "
         "back.",
         NOTHING_CHANGED,
-        "Bring back the checkpoint and the database of one time. If that is impossible, `pgonce accept` lets the next "
+        "Bring back checkpoint and database of the same time. If that is impossible, `pgonce accept` lets the next "
         "batch through by hand; `pgonce doctor` says which one it is and what the ledger thinks of it.",
     )
 
 
 def stateful_once_more(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
-    """Spark runs a batch again first, and makes its state and its commit anew."""
+    """Spark runs a batch again first, and so makes its state and its commit."""
     return RecoveryError(
         "RECOVERY_STATEFUL",
         f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} lacks the commits of "
         f"its last two batches (asynchronous state checkpointing). Spark runs batch {batch_id} again at the next "
-        f"start, which is a proven replay, and then plans batch {batch_id + 1} anew, which is refused.",
+        f"start, which is a proven replay, and then plans batch {batch_id + 1} again, which is refused.",
         NOTHING_CHANGED,
-        "Start the query once more, without recovering before. When it has been refused, `pgonce recover` puts the "
-        f"recorded entry of batch {batch_id + 1} back.",
+        "Start the query once more, and do not recover it before that. When it has been refused, `pgonce recover` puts "
+        f"the recorded entry of batch {batch_id + 1} back.",
     )
 
 
 def state_went_on(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
-    """Batches after the last one have left their state behind."""
+    """Batches after the last one have left state."""
     return RecoveryError(
         "RECOVERY_STATEFUL",
         f"The query {checkpoint.query_id} keeps state, and state/ of its checkpoint {checkpoint.location} holds "
         f"versions that only batches after {batch_id} can have made, of which neither offsets/ nor the ledger knows.",
         NOTHING_CHANGED,
-        "Bring back the checkpoint and the database of one time.",
+        "Bring back checkpoint and database of the same time.",
     )
 
 
 def files_of_a_stateful_query(source_id: str) -> RecoveryError:
-    """A list of files may have been made anew, and the recorded entry is only its number."""
+    """The recorded entry is only the number of a list of files, and the list may have been written again."""
     return RecoveryError(
         "RECOVERY_UNPROVEN",
         f"The query keeps state, and its source {source_id} reads files: the recorded entry is the number of a list in "
         f"sources/{source_id}, and nothing proves that the list still holds the files that it held.",
         NOTHING_CHANGED,
-        "Bring back the checkpoint and the database of one time; or, if you know that the next batch is the right one, "
+        "Bring back checkpoint and database of the same time; or, if you know that the next batch is the right one, "
         "let it through with `pgonce accept`.",
     )
 
 
 def unfinished_beside_state(checkpoint: CheckpointFacts) -> RecoveryError:
-    """A first entry half written, beside the state of batches that are gone."""
+    """A first entry was half written, and there is state of batches that are gone."""
     return RecoveryError(
         "RECOVERY_UNPROVEN",
-        f"{', '.join(sorted(checkpoint.unfinished))} lie in {checkpoint.location} without an entry in offsets/, and "
-        "there is a state/: that is more than a driver leaves that is killed in its first batch.",
+        f"{', '.join(sorted(checkpoint.unfinished))} are in {checkpoint.location}, offsets/ has no entry, and "
+        "there is a folder state/: a driver that is killed in its first batch leaves less than that.",
         NOTHING_CHANGED,
         "Give the query a new checkpoint.",
     )
@@ -111,18 +111,18 @@ def apart(sinks: Sequence[SinkFacts]) -> RecoveryError:
         "RECOVERY_APART",
         f"The query's sinks stand more than one batch apart ({where}), and Spark runs only one batch again.",
         NOTHING_CHANGED,
-        "If one of them is gone for good, say so with `pgonce retire`, and recover again. If all are alive, bring back "
-        "a database in which they stood together.",
+        "If one of them is gone for good, say so with `pgonce retire`, and recover again. If all are in use, bring "
+        "back a database in which they stood at the same batch.",
     )
 
 
 def by_numbers(sinks: Sequence[SinkFacts]) -> RecoveryError:
-    """A sink is judged by batch ids alone."""
+    """A sink was judged by batch ids alone."""
     names = ", ".join(sink.sink_name for sink in sinks if sink.guarantee == "ids")
     return RecoveryError(
         "RECOVERY_UNPROVEN",
-        f"The sink {names} was written with offsetsFrom=listener: the ledger has numbers and no texts of offsets/, "
-        "and numbers prove nothing.",
+        f"The sink {names} was written with offsetsFrom=listener: the ledger has batch ids of it and no texts of "
+        "offsets/, and ids alone prove nothing.",
         NOTHING_CHANGED,
         _ELSE,
     )
@@ -146,41 +146,41 @@ def no_common_text(sinks: Sequence[SinkFacts], batch_id: int) -> RecoveryError:
     names = ", ".join(sink.sink_name for sink in sinks)
     return RecoveryError(
         "RECOVERY_UNPROVEN",
-        f"The ledger does not have the text of offsets/{batch_id} (the same one for {names}).",
+        f"The ledger does not have the text of offsets/{batch_id}, or not the same text for each sink ({names}).",
         NOTHING_CHANGED,
         _ELSE,
     )
 
 
 def side_log_behind(checkpoint: CheckpointFacts, source_id: str, number: int) -> RecoveryError:
-    """A file source cannot be moved there."""
+    """A file source cannot be moved to that place."""
     return RecoveryError(
         "RECOVERY_UNPROVEN",
         f"Source {source_id} reads files and keeps the list of them in {checkpoint.location}/sources/{source_id}. The "
-        f"ledger is at entry {number} of that list, to which it can be moved neither back nor past its end.",
+        f"ledger is at entry {number} of that list, and the list cannot be moved there, neither back nor past its end.",
         NOTHING_CHANGED,
-        "Bring back the newest copy of the checkpoint, with all of sources/; or the database of the checkpoint's time.",
+        "Bring back the newest copy of the checkpoint, with all of sources/; or a database of the checkpoint's time.",
     )
 
 
 def topic_recreated(batch_id: int) -> RecoveryError:
-    """The next batch ends before it starts."""
+    """The next batch ends before it starts, so a topic was recreated."""
     return RecoveryError(
         "RECOVERY_UNPROVEN",
-        f"The range of batch {batch_id} goes back, or a partition of it is gone: the topic was made anew, and planning "
-        "the batch once more would not change that.",
+        f"The range of batch {batch_id} goes back, or a partition of it is gone: the topic was recreated, and planning "
+        "the batch again would not change that.",
         NOTHING_CHANGED,
         "Start a new checkpoint for the new topic, with independent=true.",
     )
 
 
 def unproven(what: str) -> RecoveryError:
-    """Anything else that nothing proves."""
+    """Nothing proves what to do, for another reason."""
     return RecoveryError("RECOVERY_UNPROVEN", what, NOTHING_CHANGED, _ELSE)
 
 
 _ELSE = (
-    "Bring back the checkpoint and the database of one time; or start a new checkpoint at the stored offsets (Kafka): "
+    "Bring back checkpoint and database of the same time; or start a new checkpoint at the stored offsets (Kafka): "
     "`pgonce offsets QUERY --starting-offsets`, with replaces=<query id>; or, if you know that the next batch is the "
-    "right one, let it through with `pgonce accept`. To load the table again instead, make way with `pgonce forget`."
+    "right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce forget` first."
 )

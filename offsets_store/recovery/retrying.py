@@ -1,8 +1,8 @@
 """
 How long does a recovery wait for a Postgres that is away?
 
-Runs on the driver before a start, and in the command ``pgonce``. Invariant: what is tried again has not touched a file:
-Postgres is asked first, and the last that it is told, the fence, may be set twice.
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: work that is tried again has not changed a
+file yet. It asks Postgres first, and the last thing that it tells Postgres, the fence, may be set twice.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _T = TypeVar("_T")
 
 def patiently(work: Callable[[], _T], what: str, seconds: float) -> _T:
     """
-    What ``work`` gives, tried again for ``seconds`` while Postgres is away or refuses what passes by itself.
+    What ``work`` returns. It is tried again for ``seconds`` while Postgres is away, or gives an error that passes.
 
     :param what: the checkpoint or the query, for the log.
-    :raises PgonceError: what ``work`` raises, at last.
+    :raises PgonceError: what ``work`` raised in the last try.
     """
     backoff = Backoff(seconds)
     while True:

@@ -1,11 +1,11 @@
 """
 May a stateful query's last batch be run again, once its recorded entry is put back?
 
-Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the checkpoint comes to be what a
-driver leaves that is killed after the commit in Postgres and before ``commits/N``. State is moved neither forward nor
-back: it stands after batch N-1, and Spark makes that of batch N itself.
+Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the checkpoint becomes what a driver
+leaves when it is killed between the commit of batch N in Postgres and ``commits/N``. State is moved neither forward nor
+back: it is that after batch N-1, and Spark itself makes that of batch N.
 
-So it is after asynchronous state checkpointing: Spark has run N-1 again, a proven replay, and has planned N anew.
+Asynchronous state checkpointing leads here: Spark has run N-1 again, a proven replay, and has then planned N again.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from pgonce.offsets_store.verdict.decide import Verdict
 
 def last_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> int | None:
     """
-    The batch that all living sinks have published last, if its entry and its commit are all that is wrong; else None.
+    The batch that all living sinks have published last, if only its entry and its commit are wrong; else None.
 
-    ``commits/`` must end with the batch before it, and that batch's entry be the recorded one, byte for byte: the
-    state after it is then that of the rows below.
+    ``commits/`` must end with the batch before it, and the entry of that batch must be the recorded one, byte for byte.
+    Then the state after it is that of the published rows.
     """
     number = _published_by_all(sinks)
     if not number or not checkpoint.is_stateful or checkpoint.newest_commit != number - 1:
@@ -71,10 +71,11 @@ def entry_to_put_back(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], s
 
 def without_whole_state(checkpoint: CheckpointFacts) -> list[Change]:
     """
-    Take the whole states away that are younger than the newest commit, checksums first.
+    Remove the whole states that are newer than the newest commit, their checksums first.
 
-    The refused planning may have made them, over other rows. Spark makes the changes of a version anew when the batch
-    runs again, but a snapshot of that version only now and then, and would read the old one at a later start.
+    The batch that was planned again and refused may have made them, from other rows. When the batch is run again, Spark
+    writes the changes of that version again, but a snapshot of it only at times. It would read the old one at a later
+    start.
     """
     files = sorted(file.name for file in checkpoint.state_since or () if file.is_whole and not file.is_named_in_commit)
     return [Change(name, None) for name in files]
@@ -91,7 +92,7 @@ def _is_recorded(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], batch_
 
 
 def _runs_again_first(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> int | None:
-    """The batch before the last one, if Spark runs it again first and makes its state and its commit anew."""
+    """The batch before the last one, if Spark runs it again first, and so makes its state and its commit."""
     number = _published_by_all(living)
     commit_before = -1 if checkpoint.newest_commit is None else checkpoint.newest_commit
     if (

@@ -1,10 +1,10 @@
 """
 Does the query still run?
 
-Runs on the driver before a start, and in the command ``pgonce``. Invariant: what is found is evidence, in words;
-nothing found is no proof. What holds in any case is the fence that is set before a file is touched: a run that lives
-after all is refused at its next batch. The fence also ends the session that a dead run has left, as a commit does; so
-such a session is no sign of life.
+Runs on the driver before a start, and in the command ``pgonce``. Invariant: a sign that is found is reported in words,
+and finding none is no proof. Safety comes from the fence, which is set before a file is changed: a run that is alive
+after all is refused at its next batch. The fence also ends the session that a dead run has left behind, as a commit
+does, so such a session is not a sign of life.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ QUIET_SECONDS = 5.0
 """
 How long nothing may have been written.
 
-Spark writes a file for each batch, with asynchronous progress tracking one a second by default, and the ledger gets a
-row for each batch: a query that has work is silent for so long only within a batch. A query without work is silent for
-ever; that one has no batch under way, and the fence meets its next one.
+Spark writes a file for each batch (with asynchronous progress tracking, one a second by default), and the ledger gets a
+row for each batch. So a query that has work is silent for this long only while a batch is running. A query without work
+is silent for as long as it waits; it has no batch under way, and the fence refuses its next one.
 """
 
 _POLL_SECONDS = 0.2
@@ -78,7 +78,7 @@ def signs_of_life(
     quiet_seconds: float,
     sessions: Sessions,
 ) -> list[str]:
-    """What shows that the query runs, in words; empty where nothing does."""
+    """The signs that the query runs, in words; none where there is no sign."""
     signs = ["it is active in this very process"] if _is_active_here(query_id) else []
     with reading(url) as connection:
         signs += sessions.alive(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
@@ -88,7 +88,7 @@ def signs_of_life(
 
 
 def _is_active_here(query_id: str) -> bool:
-    # Only where Spark is there already: this must not start one, nor need it installed.
+    # Only if Spark is loaded already: this must neither start it nor need it to be installed.
     if "pyspark.sql" not in sys.modules:
         return False
     from pyspark.sql import SparkSession
@@ -97,7 +97,7 @@ def _is_active_here(query_id: str) -> bool:
     if session is None:
         return False
     if hasattr(session, "_jsparkSession"):
-        # Of all sessions of this driver: a query is listed only by the one that started it.
+        # Of all sessions of this driver, because a session lists only the queries that it has started.
         active = session._jsparkSession.sharedState().activeStreamingQueries().keySet().toArray()
         return any(key.toString() == query_id for key in active)
     return any(query.id == query_id for query in session.streams.active)
@@ -105,16 +105,17 @@ def _is_active_here(query_id: str) -> bool:
 
 @dataclass
 class Sessions:
-    """The sessions in which the query's runs commit, looked at again and again; which of them show life?"""
+    """The database sessions in which the query's runs commit, looked at repeatedly to see which of them are alive."""
 
     quiet_seconds: float
     _seen: dict[str, float] = field(default_factory=dict)
 
     def alive(self, connection: Connection, sinks: Sequence[SinkFacts]) -> list[str]:
         """
-        In words. Not those whose transaction has waited for its client for all of ``quiet_seconds``.
+        The sessions that are alive, in words: all but those that have waited for their client for ``quiet_seconds``.
 
-        Postgres says since when a transaction is idle. Of a COPY it says how many bytes have come: these are looked at.
+        Postgres says since when a transaction has been idle. Of a COPY it says how many bytes have come, so two looks
+        at it are compared.
         """
         now = time.monotonic()
         found = connection.execute(_SESSIONS, {"runs": [f"pgonce {sink.run_id}" for sink in sinks]}).all()
@@ -127,7 +128,7 @@ class Sessions:
         ]
 
 
-# A session that is not this role's shows its name only: nothing tells that it waits for its client.
+# Of another role's session only the name is shown, so nothing tells whether it waits for its client.
 _SESSIONS = text("""
 SELECT a.pid, a.application_name,
        coalesce(a.xact_start IS NOT NULL AND a.wait_event = 'ClientRead', false) AS waits_for_client,

@@ -1,8 +1,8 @@
 """
 What is known of a stopped query: the files of its checkpoint, and the ledger's rows of its sinks.
 
-Pure: made by ``read_stopped_query``, judged by ``next_start`` and ``plan``. Invariant: facts are what was read in one
-moment, so that equal facts mean that nothing has moved in between.
+Pure: made by ``read_stopped_query``, judged by ``next_start`` and ``plan``. Invariant: facts that are equal when they
+are read a second time mean that nothing has changed in between.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _ENTRY = re.compile(r"(offsets|commits)/([0-9]+)", re.ASCII)
 
 
 class Change(NamedTuple):
-    """One file of a checkpoint, by its name in it, and the text it gets; None where it is taken away."""
+    """A file of a checkpoint, by its name there, and its new text; None where it is removed."""
 
     name: str
     text: str | None
 
 
 class SideLog(NamedTuple):
-    """The numbers in a folder ``sources/<i>``: those of single entries, and those of compacted ones."""
+    """The numbers of the entries in a folder ``sources/<i>``: of single ones, and of compacted ones."""
 
     entries: frozenset[int]
     compacted: frozenset[int]
@@ -49,10 +49,10 @@ class CheckpointFacts:
     """
     One query's checkpoint. ``query_id`` is None where the file ``metadata`` is missing.
 
-    ``checksums`` are the names of Hadoop's ``.N.crc`` files (local disks only), ``initial`` is where batch 0 began.
-    ``unfinished`` are what a driver leaves in ``offsets/`` that is killed while it writes the first entry.
-    ``state_since`` are the files of ``state/`` of later versions than that of the newest commit; None where nobody has
-    looked.
+    ``checksums`` are the names of Hadoop's ``.N.crc`` files (on local disks only), and ``initial`` is where batch 0
+    began. ``unfinished`` are the files that a driver leaves in ``offsets/`` if it is killed while it writes the first
+    entry. ``state_since`` are the files in ``state/`` of versions later than that of the newest commit; None where they
+    were not read.
     """
 
     location: str
@@ -83,12 +83,12 @@ class CheckpointFacts:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no checkpoint at all, so that a start begins a new query."""
+        """Whether there is no checkpoint at all, and a start would begin a new query."""
         return self.query_id is None and not self.offsets and not self.commits
 
     @property
     def orphans(self) -> tuple[str, ...]:
-        """Checksums without their file: Spark's next write of that file fails on them."""
+        """Checksums whose file is missing: they make Spark's next write of that file fail."""
         there = {checksum_of(f"offsets/{n}") for n in self.offsets} | {
             checksum_of(f"commits/{n}") for n in self.commits
         }
@@ -99,7 +99,7 @@ class CheckpointFacts:
         return max((number for number in self.offsets if number < batch_id), default=None)
 
     def after(self, changes: Sequence[Change]) -> CheckpointFacts:
-        """The same checkpoint when ``changes`` are made."""
+        """The checkpoint as it will be when ``changes`` are made."""
         offsets, commits, checksums = dict(self.offsets), dict(self.commits), set(self.checksums)
         gone = {name for name, text in changes if text is None}
         for name, text in changes:
@@ -128,9 +128,10 @@ class CheckpointFacts:
 @dataclass(frozen=True)
 class SinkFacts:
     """
-    One writer's row, the records of its batches that matter here, and the batches accepted by hand and not yet used.
+    What the ledger knows of one sink: the writer's row, and the records of the batches that matter here.
 
-    ``stateful`` is what its newest batch said of the query; None where it did not say.
+    ``accepted`` are the batches that a person has accepted and that have not come yet. ``stateful`` says whether the
+    query keeps state, by the record of its newest batch; None where that does not say.
     """
 
     writer_id: int
@@ -166,7 +167,7 @@ class SinkFacts:
 
     @property
     def drops_by_position(self) -> bool:
-        """Whether rows carry their positions, so that a range that overlaps what is stored does no harm."""
+        """Whether its rows carry their positions, so that a range may overlap what is stored."""
         return self.last is not None and self.last.positions is not None
 
     def text_of(self, batch_id: int) -> str | None:
@@ -175,7 +176,7 @@ class SinkFacts:
         return record.offset_log if record else None
 
     def ledger(self, batch_id: int, previous_batch_id: int | None) -> Ledger:
-        """What the commit of a new run's batch would read of this writer."""
+        """What the commit of a batch of a new run would read of this writer."""
         return Ledger(
             writer=Writer(
                 generation=self.generation,

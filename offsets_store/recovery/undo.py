@@ -1,9 +1,8 @@
 """
-Take back what the newest recovery has done to a checkpoint.
+Undo the newest recovery of a checkpoint.
 
-Runs in the command ``pgonce recover --undo``, and wherever a person calls it. Invariant: as with a recovery, the ledger
-takes the query from the run that owns it before the first file is touched; and where the query has run since, nothing
-is changed.
+Runs in the command ``pgonce recover --undo``. Invariant: as with a recovery, the ledger takes the query from the run
+that owns it before the first file is changed. If the query has run since the recovery, nothing is changed.
 """
 
 from __future__ import annotations
@@ -81,5 +80,5 @@ def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequenc
                 "UNDO_TOO_LATE",
                 f"Run {sink.run_id} has published into {sink.sink_name} since the recovery of {kept.folder}.",
                 NOTHING_CHANGED,
-                f"What the recovery replaced still lies in {writer.location}/{kept.folder}.",
+                f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
             )

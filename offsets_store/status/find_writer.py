@@ -1,8 +1,8 @@
 """
 Which writer does a person mean by a query's name or id?
 
-Pure: runs wherever the ledger is read. Invariant: an answer is the only one possible, or an OffsetsError lists the
-others; a writer that was replaced is never taken for the one that took its place.
+Pure: runs wherever the ledger is read. Invariant: an answer is the only one possible; else an OffsetsError lists all. A
+writer that was replaced is never taken for the one that took its place.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
         successor = found[0].replaced_by
         raise OffsetsError(
             "REPLACED",
-            f"Query {query!r} was replaced by query {successor}, which has gone on from where it ended.",
+            f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
             NOTHING,
             f"Ask for the offsets of {successor}.",
         )
@@ -70,7 +70,7 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
 
 def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
     named = [writer for writer in writers if writer.query_name == name]
-    # A query that took another's place mostly has its name too, and then only the new one can be meant.
+    # A query that took another's place usually has its name too; then only the new one can be meant.
     in_place = [writer for writer in named if writer.replaced_by is None]
     candidates = [writer for writer in in_place if writer.retired_at is None] or in_place or named
     ids = sorted({writer.query_id for writer in candidates})
@@ -98,7 +98,7 @@ def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> Offset
         "SINK_NEEDED",
         f"Query {query!r} has {what}: {sinks}.",
         NOTHING,
-        "Say which one: sink=... in Python, --sink in the shell.",
+        "Name one of them: sink=... in Python, --sink in the shell.",
     )
 
 

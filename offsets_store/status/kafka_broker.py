@@ -1,8 +1,8 @@
 """
-Which partitions do topics have, and where do they begin and end, says the broker?
+What does a Kafka broker say of topics: their partitions, where these begin and end, and their ids?
 
-Runs where the stored offsets are asked for; needs the optional ``confluent-kafka``. Invariant: it reads metadata
-only, joins no consumer group and commits nothing.
+Runs wherever the stored offsets are asked for, and at the first batch of a run. Needs the optional ``confluent-kafka``.
+Invariant: it only reads metadata; it joins no consumer group and commits nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def ends_of(topics: Iterable[str], bootstrap_servers: str) -> dict[TopicPartitio
 
 def topic_ids(topics: Iterable[str], bootstrap_servers: str) -> dict[str, str]:
     """
-    Kafka's id of each topic that there is: one that was deleted and made anew has another.
+    Kafka's id of each topic that exists: a topic that was deleted and recreated has another id.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
     :raises OffsetsError: KAFKA_UNREACHABLE.
@@ -60,7 +60,7 @@ def _asked(ask: Callable[[], Any], bootstrap_servers: str) -> Any:
             "NO_KAFKA_CLIENT",
             "Asking a Kafka broker needs the package confluent-kafka, which is not installed here.",
             NOTHING,
-            "Install it (pip install 'pgonce[kafka]'), or leave the bootstrap servers out.",
+            "Install it (pip install 'pgonce[kafka]'), or leave out the bootstrap servers.",
         ) from error
     try:
         return ask()
@@ -73,7 +73,7 @@ def _asked(ask: Callable[[], Any], bootstrap_servers: str) -> Any:
         ) from error
 
 
-# Otherwise every failed connection is a line on stderr; our error says it once.
+# Otherwise every failed connection would be a line on stderr; our error says it once.
 _QUIET = {"log_level": 0}
 
 

@@ -1,7 +1,7 @@
 """
 How far is a writer behind its sources?
 
-Pure: runs wherever the ledger is read. Invariant: a lag is a number only where both sides are known; nothing unknown
+Pure: runs wherever the ledger is read. Invariant: a lag is a number only if both sides are known; what is unknown never
 counts as 0.
 """
 
@@ -22,10 +22,10 @@ Status = tuple[StoredWriter, list[PartitionLag]]
 @dataclass(frozen=True)
 class Newest:
     """
-    The newest offsets that are known, and since when.
+    The newest offsets that are known, and when they were read.
 
-    ``kafka`` holds each partition's earliest offset (None where unknown) and the one that its next row will get;
-    ``other`` the newest offset of sources that are not Kafka, by source id.
+    ``kafka`` has each partition's earliest offset (None where unknown) and the offset that its next row will get.
+    ``other`` has the newest offset of each source that is not Kafka, by source id.
     """
 
     kafka: Mapping[TopicPartition, tuple[int | None, int]]
@@ -34,7 +34,7 @@ class Newest:
 
 
 def newest_of_progress(latest: Offsets, measured_at: datetime) -> Newest:
-    """What a progress event said of the sources: for Kafka, where each partition ended when the batch was planned."""
+    """What a progress event said of the sources; for Kafka, where each partition ended when the batch was planned."""
     kafka: dict[TopicPartition, tuple[int | None, int]] = {}
     other: Offsets = {}
     for source_id, topic, partition, offset in as_current(latest):
@@ -47,10 +47,10 @@ def newest_of_progress(latest: Offsets, measured_at: datetime) -> Newest:
 
 def lag_of(writer: StoredWriter, newest: Newest | None) -> list[PartitionLag]:
     """
-    One row a topic and partition, or a source; partitions that only ``newest`` knows come last, without an end.
+    One row a topic and partition, or a source. Partitions that only ``newest`` knows come last, without an end.
 
-    A Kafka partition is found by its topic and number: progress events name sources by position, the ledger perhaps
-    by name.
+    A Kafka partition is found by its topic and number, because progress events name a source by its position, and the
+    ledger may know it by a name.
     """
     kafka = dict(newest.kafka) if newest else {}
     measured_at = newest.measured_at if newest else None
@@ -68,7 +68,7 @@ def lag_of(writer: StoredWriter, newest: Newest | None) -> list[PartitionLag]:
 
 
 def total_lag(rows: Sequence[PartitionLag]) -> int | None:
-    """The sum over all rows; None where any is unknown, or where there is none."""
+    """The sum over all rows; None if any is unknown, or there are no rows."""
     lags = [row.lag for row in rows if row.lag is not None]
     return sum(lags) if rows and len(lags) == len(rows) else None
 

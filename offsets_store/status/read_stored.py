@@ -28,7 +28,7 @@ _WRITERS = (
         writers.c.run_id,
         writers.c.generation,
         writers.c.last_batch_id.label("batch_id"),
-        # The listener fills the batch's record even where the next commit keeps it from the writer's row.
+        # The listener fills in the batch's record even if the next commit keeps it from the writer's row.
         func.coalesce(writers.c.end_offsets, _last.c.end_offsets).label("end_offsets"),
         _last.c.positions.label("stored_positions"),
         writers.c.guarantee,
@@ -75,7 +75,7 @@ def writers_of(connection: Connection, query: str, sink: str | None) -> list[Sto
 
     :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS, SINK_NOT_FOUND.
     """
-    # Only the query's own first: replays and events are counted for each writer that is read.
+    # First only the query's own writers, because replays and events are counted for each writer that is read.
     ids = select(_named.c.query_id).where(or_(_named.c.query_id == query, _named.c.query_name == query))
     own = _as_stored(connection.execute(_WRITERS.where(writers.c.query_id.in_(ids))))
     return find_writers(own or stored_writers(connection), query, sink)
@@ -94,7 +94,7 @@ def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
 
 def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit: int) -> list[StoredBatch]:
     """The newest ``limit`` batches that the chosen writers of one query have published, the newest first."""
-    # Of each writer by its key, which is quick however many records there are; there is no index on the time.
+    # Each writer's batches by their key: that is quick however many there are. There is no index on the time.
     newest = (
         select(batches)
         .where(batches.c.writer_id == writers.c.writer_id)
@@ -135,7 +135,7 @@ def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit
 
 def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
     """The newest offsets that a progress event told of each query, by its id; none where no event told any."""
-    # Not DISTINCT ON or row_number(): both read all events of all queries, to keep one of each.
+    # Not DISTINCT ON or row_number(): both would read all events of all queries, to keep one of each query.
     newest = (
         select(progress.c.latest_offsets, progress.c.progress_at)
         .where(progress.c.query_id == writers.c.query_id)

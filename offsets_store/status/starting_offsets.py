@@ -1,8 +1,8 @@
 """
 Where must a new checkpoint start, so that it goes on where the old one ended?
 
-Pure: runs wherever the ledger is read. Invariant: the answer names every partition that is known, each at the offset
-after the last published row; what cannot be continued exactly is an OffsetsError.
+Pure: runs wherever the ledger is read. Invariant: the answer names every known partition, at the offset after its last
+published row. A query that cannot be continued exactly gets an OffsetsError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
         raise OffsetsError(
             "OFFSETS_UNKNOWN",
             f"{called} has no known end of batch {writer.batch_id}: with offsetsFrom=listener only an OffsetsListener "
-            "tells, and it has not.",
+            "records it, and none has done so.",
             NOTHING,
             "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
             "checkpoint's offsets folder.",
@@ -52,16 +52,16 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
             f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
             NOTHING,
             "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, `pgonce new-checkpoint` writes "
-            "the checkpoint again; for others bring it back, or load the table again: `pgonce forget` makes way.",
+            "the checkpoint again. For others, bring it back, or load the table again after `pgonce forget`.",
         )
     return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
 
 
 def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterable[TopicPartition] | None = None) -> str:
     """
-    The text for Kafka's ``startingOffsets``; partitions that only the broker knows start at their earliest offset.
+    The text for Kafka's ``startingOffsets``. Partitions that only the broker knows start at their earliest offset.
 
-    :param at_the_broker: all partitions of the topics in ``end``, None where nobody asked.
+    :param at_the_broker: all partitions of the topics in ``end``; None if the broker was not asked.
     :raises OffsetsError: PARTITIONS_GONE, where the broker lacks a partition that has been read.
     """
     start = dict(end)
@@ -71,7 +71,7 @@ def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterabl
             names = ", ".join(f"{topic}-{partition}" for topic, partition in gone)
             raise OffsetsError(
                 "PARTITIONS_GONE",
-                f"The broker has no {names}, which the query has read: the topic was deleted, or made anew with fewer "
+                f"The broker has no {names}, which the query has read: the topic was deleted, or recreated with fewer "
                 "partitions.",
                 NOTHING,
                 "Check that these are the right brokers. The stored offsets say nothing about a new topic: start the "

@@ -1,8 +1,8 @@
 """
 Where does each query stand, and where may a new one go on?
 
-Runs wherever somebody asks: on the driver, in a notebook, behind the command line. Invariant: it only reads, each
-answer in one snapshot of the ledger.
+Runs wherever somebody asks: on the driver, in a notebook, behind the command line. Invariant: it only reads, and each
+answer comes from one snapshot of the ledger.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ class OffsetsStore:
     """
     The stored offsets of a database.
 
-    ``query`` is a query's id or its name everywhere. Every method raises ConnectError, LedgerError (there is no
-    ledger, or not one that this code can read), and OffsetsError where the question has no single answer.
+    ``query`` is always a query's id or its name. Every method may raise ConnectError, LedgerError (there is no ledger,
+    or this code cannot read it), and OffsetsError (the question has no single answer).
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :raises ConfigurationError: BAD_URL.
     """
 
     def __init__(self, url: str = "") -> None:
-        # Said at once where the connection string cannot be read.
+        # Raises at once if the connection string cannot be read.
         engine_for(url)
         self._url = url
 
     def queries(self) -> list[StoredWriter]:
-        """One entry a writer (a query and one of its sinks), replaced ones included, by name and sink."""
+        """One entry a writer (a query and one of its sinks), by name and sink; replaced ones too."""
         with reading(self._url) as connection:
             return stored_writers(connection)
 
     def latest(self, query: str, sink: str | None = None) -> StoredWriter:
-        """Where a query stands; ``sink`` is needed where it has several."""
+        """Where a query stands; ``sink`` is needed if it has several."""
         with reading(self._url) as connection:
             return the_writer(writers_of(connection, query, sink), query)
 
     def history(self, query: str, sink: str | None = None, limit: int = 20) -> list[StoredBatch]:
-        """The newest ``limit`` published batches of a query, newest first, all its sinks unless one is named."""
+        """The newest ``limit`` published batches of a query, newest first: of all its sinks, or of ``sink``."""
         with reading(self._url) as connection:
             return newest_batches(connection, writers_of(connection, query, sink), limit)
 
@@ -55,8 +55,8 @@ class OffsetsStore:
         """
         The JSON text that Spark's Kafka source takes as ``startingOffsets``, for a new checkpoint.
 
-        Spark wants every partition named: give ``bootstrap_servers`` where partitions may have been added since, and
-        they are named too, from their earliest offset.
+        Spark wants every partition named. If partitions may have been added since, give ``bootstrap_servers``, and they
+        are named too, from their earliest offset.
 
         :raises OffsetsError: where the query does not read exactly one source, Kafka, from one place.
         :raises ConfigurationError: NO_KAFKA_CLIENT.
@@ -69,10 +69,10 @@ class OffsetsStore:
 
     def lag(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> list[PartitionLag]:
         """
-        How far a query is behind: one row a sink, topic and partition (Kafka), or a source otherwise.
+        How far a query is behind: one row a sink and topic and partition (Kafka), or a sink and source otherwise.
 
-        The newest offsets are the broker's where ``bootstrap_servers`` is given, else those of the newest progress
-        event that an OffsetsListener has stored.
+        The newest offsets are the broker's if ``bootstrap_servers`` is given, else those of the newest progress event
+        that an OffsetsListener has stored.
 
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
@@ -90,7 +90,7 @@ class OffsetsStore:
         return [(writer, lag_of(writer, newest)) for writer in chosen]
 
     def status(self) -> list[Status]:
-        """Every writer with its lag as far as progress events tell, in one snapshot."""
+        """Every writer with its lag, as far as progress events tell it, in one snapshot."""
         with reading(self._url) as connection:
             known = stored_writers(connection)
             newest = newest_progress(connection, [writer.query_id for writer in known])

@@ -1,5 +1,5 @@
 """
-What the ledger tells a reader: where a writer stands, what it published, how far it is behind.
+What the ledger tells a reader: where a writer stands, what it has published, and how far it is behind.
 
 Pure: runs wherever the ledger is read. Invariant: what is unknown is None, never 0 and never empty.
 """
@@ -19,14 +19,15 @@ class StoredWriter:
     """
     Where one writer stands: a streaming query and one sink of it.
 
-    ``run_id`` is the owner, ``batch_id`` the newest published batch, ``end_offsets`` where it ended (source id to
-    offset; a Kafka offset is the next one to read), None where nobody has told. ``guarantee`` is ``offsets`` where a
-    replay needs proof, ``ids`` where batch ids alone are compared, which is weaker. ``replays`` counts the proven
-    replays that were skipped and are still kept, ``disagreements`` what the listener found to differ. A writer with
-    ``replaced_by`` is an old one: that query has its place; one with ``retired_at`` will publish no more. Where rows
-    carry their positions, ``end_offsets`` reach as far as rows are stored, though a batch that is run again may be
-    behind. ``targets`` are the tables of the last batch, by qualified name, with their oids; ``target_change`` says at
-    which batch one of them was last found to be another than before, and how.
+    ``run_id`` is the owner, and ``batch_id`` the newest published batch. ``end_offsets`` says where that batch ended
+    (source id to offset; a Kafka offset is the next one to read); None where it is unknown. If rows carry their
+    positions, ``end_offsets`` reach as far as rows are stored, even if a batch that is run again ends before that.
+
+    ``guarantee`` is ``offsets`` if a replay needs proof, and ``ids`` if only batch ids are compared, which is weaker.
+    ``replays`` counts the proven replays that were skipped and are still recorded, and ``disagreements`` what the
+    listener found to differ. A writer with ``replaced_by`` is an old one, whose place that query has taken. One with
+    ``retired_at`` will publish no more. ``targets`` are the tables of the last batch, by qualified name, with their
+    oids. ``target_change`` says at which batch one of them was last found to be another table than before, and how.
     """
 
     query_id: str
@@ -50,7 +51,7 @@ class StoredWriter:
 
     @property
     def positions(self) -> list[CurrentOffset]:
-        """One row a topic and partition for Kafka, one a source otherwise; none where the offsets are unknown."""
+        """One row a topic and partition for Kafka, or one a source otherwise; none if the offsets are unknown."""
         return as_current(self.end_offsets or {})
 
 
@@ -59,7 +60,7 @@ class StoredBatch:
     """
     One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None where unknown.
 
-    ``rows`` were published; ``dropped_rows`` were not, for an earlier batch had published them.
+    ``rows`` were published. ``dropped_rows`` were not, because an earlier batch had published them.
     """
 
     query_id: str
@@ -81,8 +82,8 @@ class PartitionLag:
     """
     How far one topic and partition (Kafka), or one source otherwise, is behind.
 
-    ``lag`` counts Kafka offsets, transaction markers included. It is None where either side is unknown, and where the
-    newest known offset is older than the stored end. ``measured_at`` is when ``latest_offset`` was true.
+    ``lag`` counts Kafka offsets, including transaction markers. It is None if either side is unknown, or if the newest
+    known offset is before the stored end. ``measured_at`` is when ``latest_offset`` was read.
     """
 
     query_id: str

@@ -1,8 +1,8 @@
 """
 What is this batch to this writer: new, a replay, or something that must not be published?
 
-Pure: runs in the commit, over rows that the commit has locked. Invariant: a batch is skipped only where it is
-proven to be the one that is recorded, and published only where it is proven to follow the recorded one.
+Pure: runs in the commit, on rows that the commit has locked. Invariant: a batch is skipped only if it is proven to be
+the one that is recorded, and published only if it is proven to follow the recorded one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies
 
 
 class Verdict(Enum):
-    """What a batch is to its writer; each name stands in docs/guarantees.md."""
+    """What a batch is to its writer; docs/guarantees.md explains each name."""
 
     LANDED = "this very attempt is recorded: the lost answer was COMMIT"
     FOREIGN = "another query feeds this sink, and nothing proves that it does so with other rows"
@@ -35,16 +35,16 @@ class Verdict(Enum):
 
 
 PUBLISH = frozenset({Verdict.NEW, Verdict.OVERLAP, Verdict.ACCEPTED})
-# What a person may let through, once and on their own word.
+# What a person may let through, once, by accepting the batch.
 ACCEPTABLE = frozenset({Verdict.CHANGED, Verdict.GAP, Verdict.DISJOINT, Verdict.BACKWARD})
 SKIP = frozenset({Verdict.LANDED, Verdict.REPLAY, Verdict.ADOPTED})
 
 
 def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
     """
-    Judge ``batch`` against what is recorded; the order of the cases is part of the design.
+    Compare ``batch`` with what is recorded. The order of the cases is part of the design.
 
-    An error's words are made elsewhere (:mod:`pgonce.offsets_store.verdict.refused_batch`): this says which case it is.
+    This says which case it is; the words of an error are made in :mod:`pgonce.offsets_store.verdict.refused_batch`.
     """
     known = (
         _first_contact(ledger, batch, remedies)
@@ -55,7 +55,7 @@ def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
 
 
 def backwards(batch: Batch) -> list[str]:
-    """The Kafka partitions in which the batch's range goes back, in words."""
+    """The Kafka partitions in which the range of the batch goes back, in words."""
     return goes_back(batch.start, batch.end) or goes_back(batch.start or batch.resumes_at, batch.planned_end)
 
 
@@ -83,7 +83,7 @@ def _known(ledger: Ledger, writer: Writer, batch: Batch, remedies: Remedies) -> 
 
 
 def recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> list[str]:
-    """The topics whose id is another than when the last batch was published; an unknown id tells nothing."""
+    """The topics whose id has changed since the last batch was published; an unknown id tells nothing."""
     replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
     known = replaced if ledger.writer is None else ledger.last
     before = (known and known.topic_ids) or {}
@@ -91,13 +91,13 @@ def recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> list[str]:
 
 
 def needs_positions(ledger: Ledger, batch: Batch) -> bool:
-    """Whether rows below the batch's end may be stored by position, which only their positions can tell."""
+    """Whether rows of the batch may be stored by position, so that only their positions tell which of them are."""
     stored = ledger.last.positions if ledger.last else None
     return batch.span is None and stored is not None and (batch.start is None or below(batch.start, stored))
 
 
 def _has_positions(ledger: Ledger, writer: Writer) -> bool:
-    """Whether what is stored says which rows, be it that nothing was selected yet."""
+    """Whether the ledger says which rows are stored, even if no row was selected yet."""
     by_row = ledger.last is not None and ledger.last.positions is not None
     return by_row or says_which_rows(writer.end_offsets)
 
@@ -106,8 +106,8 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
     """
     Judge a batch whose rows carry their positions: batch ids may come again, and ranges may overlap.
 
-    Only the start can be wrong. Within a run Spark begins each batch where the one before ended, whatever of that it
-    has written down; a run's first batch begins where an entry of ``offsets/`` ends.
+    Only the start can be wrong. Within a run, Spark begins each batch where the one before it ended, even if it has not
+    written that down yet. The first batch of a run begins where an entry of ``offsets/`` ends.
     """
     is_next = batch.batch_id == writer.last_batch_id + 1
     out_of_order = Verdict.CHANGED if batch.batch_id <= writer.last_batch_id else Verdict.GAP
@@ -126,7 +126,7 @@ def _by_position(ledger: Ledger, writer: Writer, batch: Batch, span: Span) -> Ve
 
 
 def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
-    """Whether the entry that the batch begins after is proven to be a published batch's."""
+    """Whether the entry after which the batch begins is proven to be that of a published batch."""
     return (
         previous is not None
         and previous.offset_log not in (None, "")
@@ -135,7 +135,7 @@ def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
 
 
 def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offsets | None:
-    """The positions below which rows are in the target, or were never selected; None where nothing is stored."""
+    """The positions below which rows are in the target, or were never selected; None if nothing is stored."""
     if ledger.writer is None:
         replaced = remedies and remedies.replaces
         return next((rival.end_offsets for rival in ledger.rivals if rival.query_id == replaced), None)
@@ -145,7 +145,7 @@ def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offset
 
 
 def accepted_positions(ledger: Ledger, batch: Batch) -> Offsets | None:
-    """What is stored, where a person let the batch through: of a topic whose range goes back, nothing counts."""
+    """What is stored, for a batch that a person let through: of a topic whose range goes back, nothing counts."""
     starts, ends = places(batch.start or batch.resumes_at), places(batch.end or batch.planned_end)
     gone = {place[:2] for place, start in starts.items() if ends and ends.get(place, -1) < start}
     if batch.span is None:
@@ -157,7 +157,7 @@ def accepted_positions(ledger: Ledger, batch: Batch) -> Offsets | None:
 
 
 def stored_end(ledger: Ledger) -> Offsets:
-    """Where a batch may start at most: past the stored positions lie rows that were not selected."""
+    """Where a batch may start at the latest: this can be after the stored positions, by rows that were not selected."""
     return furthest(stored_positions(ledger), ledger.writer.end_offsets if ledger.writer else None)
 
 
@@ -183,10 +183,10 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
 
 def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:
     """
-    Whether batch 0 starts where the query that it ``replaces`` ended (True where it replaces none).
+    Whether batch 0 starts where the query that it ``replaces`` ended (True if it replaces none).
 
-    A partition that the old query never saw may be new; one that it saw must be there, at the stored offset, or below
-    it where the rows carry their positions.
+    A partition that the old query never saw may be new. One that it saw must be there, at the stored offset; or below
+    that, if the rows carry their positions.
     """
     if remedies.replaces is None:
         return True
@@ -210,10 +210,10 @@ def is_same_batch(recorded: Recorded, batch: Batch) -> bool:
     """
     Whether ``batch`` is proven to be the recorded one.
 
-    The text of ``offsets/N`` holds the time at which the batch was planned, so a batch that was planned anew
-    differs even where its offsets read the same. Without the text, offsets are proof only where they say which
-    rows (Kafka), the range is not empty (a no-data batch may emit other rows) and no state is involved. An entry
-    that is not known to be the one with which the batch was planned proves nothing.
+    The text of ``offsets/N`` contains the time at which the batch was planned, so a batch that was planned again
+    differs even if its offsets read the same. Without the text, offsets are proof only if they say which rows (Kafka),
+    the range is not empty (a batch without data may emit other rows), and no state is involved. An entry that may not
+    be the one with which the batch was planned proves nothing.
     """
     if not batch.entry_is_its_own:
         return False
@@ -234,8 +234,8 @@ def follows(writer: Writer, last: Recorded | None, batch: Batch) -> bool:
     """
     Whether ``batch`` starts where the last published one ended.
 
-    Texts first: an older copy of a checkpoint that was advanced elsewhere has matching file offsets and other
-    files, and only the text of ``offsets/N-1`` tells.
+    Texts count first. An older copy of a checkpoint that was advanced elsewhere has the same file offsets for other
+    files, and only the text of ``offsets/N-1`` shows that.
     """
     if last is not None and last.offset_log is not None and batch.previous_offset_log is not None:
         return last.offset_log == batch.previous_offset_log

@@ -1,7 +1,7 @@
 """
 What is known when a batch is judged: the batch itself, and what the ledger says of its writer.
 
-Pure: made in the commit, in recoveries and in tests. Invariant: what is not known is None, and proves nothing.
+Pure: made in the commit, in recoveries and in tests. Invariant: what is unknown is None, and proves nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ class Batch:
     """
     One micro-batch, as the commit sees it.
 
-    ``offset_log`` and ``previous_offset_log`` are the texts of ``offsets/N`` and of the entry before it, which is
-    that of ``previous_batch_id``; None where they cannot be had. ``start`` is inclusive; both offsets map a source's id
-    to its offset. ``resumes_at`` is where the entry before ends, and so where the first batch of a run starts, even
-    where it is not that of the batch before. ``span`` says where the rows lie, if they carry their positions.
-    ``entry_is_its_own`` is False where ``offset_log`` may be another driver's entry of the same number;
-    ``planned_end`` is then where that entry ends, which is reason enough to refuse, and never to publish.
-    ``folders`` are those that Spark describes file sources by, where it can be asked.
+    ``offset_log`` is the text of ``offsets/N``, and ``previous_offset_log`` that of the entry before it, which is the
+    entry of ``previous_batch_id``; None if they cannot be read. ``start`` is inclusive; it and ``end`` map a source's
+    id to its offset. ``resumes_at`` is where the entry before ends. The first batch of a run starts there, even if that
+    entry is not the one of the preceding number. ``span`` has the positions of the rows, if they carry them.
+
+    ``entry_is_its_own`` is False if ``offset_log`` may be another driver's entry of the same number. ``planned_end`` is
+    then where that entry ends: that can be a reason to refuse the batch, and never one to publish it. ``folders`` are
+    the names by which Spark describes file sources, if it can be asked.
     """
 
     query_id: str
@@ -56,7 +57,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Remedies:
-    """What the user allowed by hand, for a query that the ledger does not know."""
+    """What the user has allowed by hand for a query that the ledger does not know."""
 
     adopt_checkpoint: int | None = None
     replaces: str | None = None
@@ -65,7 +66,7 @@ class Remedies:
 
 @dataclass(frozen=True)
 class Writer:
-    """The writer's row in the ledger; ``reads`` is None where not all that it has read is known."""
+    """The writer's row in the ledger; ``reads`` is None if not everything that it has read is known."""
 
     generation: int
     last_batch_id: int
@@ -95,7 +96,7 @@ class Recorded:
 @dataclass(frozen=True)
 class Rival:
     """
-    Another query that feeds the same sink and may have written this one's rows: what speaks for that is ``shares``.
+    Another query that feeds the same sink and may have written this one's rows; ``shares`` says why, in words.
 
     ``end_offsets`` reach as far as its rows are stored.
     """

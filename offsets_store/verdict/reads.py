@@ -1,9 +1,9 @@
 """
-What does a query read, and is that proven to be apart from what another one reads?
+What does a query read, and is it proven that another query reads something else?
 
-Pure: runs in the commit, and in the command ``pgonce``. Invariant: what is not known is never apart. Two queries are
-apart where both read nothing but Kafka, and no partition is the same; or both nothing but folders of files, and no
-folder is, or lies in, the other's.
+Pure: runs in the commit, and in the command ``pgonce``. Invariant: what is unknown is never apart. Two queries are
+apart if both read only Kafka, and no partition is the same; or if both read only folders of files, and no folder of one
+is a folder of the other, or is inside one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from pgonce.offsets_store.offsets.compare import Offsets, is_kafka, kafka_partitions
 
 Folders = Mapping[str, tuple[str, ...]]
-"""Source id to the folder that Spark describes the source by, under each name that it has (links)."""
+"""Source id to the folder by which Spark describes the source, under each of its names (there may be links)."""
 
-# Where a path's first pattern stands: from there on it may mean any folder.
+# The characters of a pattern: from the first one on, a path may mean any folder.
 _PATTERN = frozenset("*?[{\\")
 
 
@@ -29,11 +29,11 @@ class Reads:
     folders: frozenset[str] = frozenset()
 
     def and_also(self, others: Reads) -> Reads:
-        """Both together."""
+        """What either of the two reads."""
         return Reads(self.partitions | others.partitions, self.folders | others.folders)
 
     def record(self) -> dict[str, Any]:
-        """The same as the ledger keeps it."""
+        """The form in which the ledger keeps it."""
         topics: dict[str, list[int]] = {}
         for topic, partition in sorted(self.partitions):
             topics.setdefault(topic, []).append(partition)
@@ -41,7 +41,7 @@ class Reads:
 
 
 def recorded_reads(record: Any) -> Reads | None:
-    """What the ledger says that a writer reads; None where it does not know all of it."""
+    """What a writer reads, according to the ledger; None if the ledger does not know all of it."""
     if not isinstance(record, dict):
         return None
     kafka = record.get("kafka", {})
@@ -52,20 +52,20 @@ def recorded_reads(record: Any) -> Reads | None:
 
 
 def reads_of(offsets: Offsets | None, folders: Folders) -> Reads | None:
-    """All that a query reads, as a batch shows it; None where of one of its sources nobody can tell, or of any."""
+    """All that a query reads, as a batch shows it; None if it does not show that for each of the sources."""
     if not offsets or not all(is_kafka(offset) or folders.get(source) for source, offset in offsets.items()):
         return None
     return seen_in(offsets, folders)
 
 
 def seen_in(offsets: Offsets | None, folders: Folders) -> Reads:
-    """What a batch shows that its query reads, be it all or not."""
+    """What a batch shows of what its query reads, whether that is all or not."""
     of_files = (folders.get(source, ()) for source, offset in (offsets or {}).items() if not is_kafka(offset))
     return Reads(frozenset(kafka_partitions(offsets or {})), frozenset(name for names in of_files for name in names))
 
 
 def together(before: Reads | None, now: Reads | None) -> Reads | None:
-    """Both of them; None where either is not known."""
+    """What either of the two reads; None if one of them is unknown."""
     if before is None or now is None:
         return None
     return before.and_also(now)
@@ -80,7 +80,7 @@ def are_apart(ours: Reads | None, theirs: Reads | None) -> bool:
 
 
 def shared(ours: Reads, theirs: Reads) -> list[str]:
-    """What both are seen to read, in words."""
+    """What both are known to read, in words."""
     topics = sorted({topic for topic, _ in ours.partitions & theirs.partitions})
     found = [f"the same Kafka partitions of {', '.join(topics)}"] if topics else []
     overlapping = {b for a in ours.folders for b in theirs.folders if _may_overlap(a, b)}
@@ -88,26 +88,26 @@ def shared(ours: Reads, theirs: Reads) -> list[str]:
 
 
 def _shortest(folders: Iterable[str]) -> list[str]:
-    # A folder under several names is one folder to people.
+    # For people, a folder under several names is one folder.
     return sorted(folders, key=lambda folder: (len(folder), folder))[:1]
 
 
 def _may_overlap(one: str, other: str) -> bool:
     (one_scheme, one_path), (other_scheme, other_path) = _parts(one), _parts(other)
     if one_scheme != other_scheme:
-        # One store may go by several names (s3 and s3a, a mount and what is mounted).
+        # One store may have several names (s3 and s3a, or a mount and what is mounted).
         return True
     depth = min(len(one_path), len(other_path))
     return one_path[:depth] == other_path[:depth]
 
 
 def _parts(folder: str) -> tuple[str, list[str]]:
-    """Scheme, and the names on the way down to the first pattern."""
+    """The scheme, and the names of the path down to the first pattern."""
     scheme, _, path = folder.partition(":")
     if path.startswith("//"):
-        # Hosts are not compared: a name node has several names.
+        # Hosts are not compared, because a name node has several names.
         path = path[2:].partition("/")[2]
-    # Some file systems take large and small letters for the same.
+    # Some file systems do not distinguish large and small letters.
     names = [name.casefold() for name in path.split("/") if name]
     literal = next((at for at, name in enumerate(names) if not _PATTERN.isdisjoint(name)), len(names))
     return scheme.lower(), names[:literal]

@@ -21,7 +21,7 @@ def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) 
     return RefusedBatch(verdict.name, what, _OTHERS if verdict in _OTHERS_WROTE else NOTHING, remedy)
 
 
-# Verdicts by which rows of a batch of this number are in the target, though not those that were refused.
+# With these verdicts, rows of a batch of this number are in the target, though not those that were refused.
 _OTHERS_WROTE = (Verdict.FENCED, Verdict.DUPLICATE, Verdict.CHANGED)
 _OTHERS = "Nothing was written this time; what was published before stays, rows and offsets together."
 
@@ -66,7 +66,7 @@ _BOTH = "If both queries are meant to feed this sink, with different rows, set i
 
 
 def _ways_on(rival: Rival, batch: Batch) -> str:
-    """How to go on where another query ended, by what its source's offsets say, or to load everything again."""
+    """How to go on where another query ended, which depends on its source's offsets; or to load everything again."""
     query, end = rival.query_id, rival.end_offsets
     if says_which_rows(end):
         way = (

@@ -1,7 +1,7 @@
 """
-Which other queries may have written the rows that a query, which the ledger does not know, is about to write?
+A query is new to the ledger: which other queries may have written the rows that it is about to write?
 
-Pure: runs in the commit, and in the command ``pgonce``. Invariant: a query that feeds the same sink is a rival unless
+Pure: runs in the commit, and in the command ``pgonce``. Invariant: a query that feeds the same sink is a rival, unless
 both are proven to read different places (``reads``), and neither its name nor the location of its checkpoint suggests
 that it is the same query with a new checkpoint.
 """
@@ -18,9 +18,9 @@ from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, seen_
 @dataclass(frozen=True)
 class Neighbour:
     """
-    Another query that feeds the same sink, as the ledger has it: neither replaced nor retired, and it has published.
+    Another query that feeds the same sink, as the ledger has it. It has published, and is neither replaced nor retired.
 
-    ``end_offsets`` reach as far as its rows are stored; ``reads`` is None where not all that it has read is known.
+    ``end_offsets`` reach as far as its rows are stored. ``reads`` is None if not everything that it has read is known.
     """
 
     query_id: str
@@ -33,10 +33,10 @@ class Neighbour:
 
 def rivals_of(batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | None) -> tuple[Rival, ...]:
     """
-    The rivals of a query whose first batch this is; the one that it ``replaces`` is among them in any case.
+    The rivals of a query whose first batch this is. The one that it ``replaces`` is always among them.
 
-    The one that is most probably this query with its old checkpoint stands first. Where a query is replaced, doubt
-    alone makes none of the others a rival: they have lived beside the replaced one, and can live beside this one.
+    The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
+    makes none of the others a rival, because they have worked beside the replaced one and can work beside this one.
     """
     found = []
     for other in neighbours:
@@ -54,13 +54,13 @@ _DOUBT = "nothing proves that it reads something else"
 
 
 def what_speaks_against(batch: Batch, other: Neighbour, *, doubt_counts: bool = True) -> str:
-    """Why both queries may write the same rows, in words; empty where it is proven that they do not."""
+    """Why both queries may write the same rows, in words; empty if it is proven that they do not."""
     reasons = []
     if batch.checkpoint_location and other.checkpoint_location == batch.checkpoint_location:
         reasons.append(f"{_SAME_PLACE} {batch.checkpoint_location}")
     if batch.query_name and other.query_name == batch.query_name:
         reasons.append(f"the same query name {batch.query_name!r}")
-    # Code that is older than the record of what is read moves only the offsets.
+    # Older code does not record what is read; it only moves the offsets.
     theirs = (other.reads or Reads()).and_also(seen_in(other.end_offsets, {}))
     reasons += shared(seen_in(batch.end, batch.folders), theirs)
     if doubt_counts and not reasons and not are_apart(reads_of(batch.end, batch.folders), other.reads and theirs):

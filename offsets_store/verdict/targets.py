@@ -1,8 +1,8 @@
 """
-Are the tables that a batch was written to those of the batches before it?
+Is a batch written to the same tables as the batches before it?
 
-Pure: runs in the commit. Invariant: a table is known by its oid. A name can come to mean another table, and then the
-rows of earlier batches are not beside those of this one.
+Pure: runs in the commit. Invariant: a table is known by its oid. Its name can come to mean another table; then the rows
+of earlier batches are not in the same table as those of this one.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ Targets = Mapping[str, int]
 
 def changed_targets(before: Targets | None, now: Targets, *, is_one_table: bool) -> dict[str, str]:
     """
-    What is different, by the table that is written to now, each as a sentence; empty where nothing is.
+    What is different, as a sentence for each table that is written to now; empty if nothing is.
 
-    :param before: the tables of the batches before; None where nobody has recorded them.
+    :param before: the tables of earlier batches; None if they were not recorded.
     :param is_one_table: whether the sink writes to a single table. A function may write to another one at any time.
     """
     found = {}
@@ -38,7 +38,7 @@ def changed_targets(before: Targets | None, now: Targets, *, is_one_table: bool)
 
 
 def known_targets(before: Targets | None, now: Targets, *, is_one_table: bool) -> dict[str, int] | None:
-    """What to remember: of a function, also the tables that this batch has not written to."""
+    """What to remember. For a function, that includes tables that this batch has not written to."""
     if is_one_table:
         return dict(now) or None
     moved = set(now.values())

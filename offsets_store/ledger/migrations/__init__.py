@@ -1,8 +1,8 @@
 """
 Is the ledger there, and may this code use it?
 
-Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
-additive and applied in order, inside one transaction that holds a lock; nothing is ever dropped.
+Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations only add.
+They are applied in order, inside one transaction that holds a lock, and nothing is ever dropped.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from pgonce.offsets_store.postgres.translate import is_transient, ledger_error
 
 _log = logging.getLogger("pgonce")
 
-# Any number will do, as long as every pgonce takes the same one: the bytes of "pgonce".
+# Any number would do, as long as every pgonce uses the same one. These are the bytes of "pgonce".
 _LOCK_KEY = int.from_bytes(b"pgonce", "big")
 
 
 @dataclass(frozen=True)
 class Migration:
     """
-    One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use it.
+    One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use the ledger after it.
 
-    Where it is not ``needed``, it only makes answers quicker: this code works with a ledger that lacks it.
+    A step that is not ``needed`` only makes answers quicker: this code works with a ledger that lacks it.
     """
 
     version: int
@@ -60,18 +60,18 @@ MIGRATIONS = (
 NEWEST = MIGRATIONS[-1].version
 
 
-# The connection strings of this process with which a ledger was seen.
+# The connection strings with which this process has seen a ledger.
 _ensured: set[str] = set()
 _migrating = Lock()
 
 
 def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> None:
     """
-    Create the ledger or bring it up to this code's version; looks only once in a process.
+    Create the ledger or bring it up to this code's version; a process does this only once.
 
-    :param connection: to ``url``, in no transaction; None for one of its own.
-    :raises LedgerError: where the ledger is newer than this code can use, or may not be created.
-    :raises psycopg.Error: what passes by itself (:func:`is_transient`), a lock that somebody holds for long among it.
+    :param connection: to ``url``, in no transaction; None to open one.
+    :raises LedgerError: if the ledger is newer than this code can use, or may not be created.
+    :raises psycopg.Error: what passes by itself (:func:`is_transient`), such as a lock that somebody holds for long.
     """
     if url in _ensured:
         return
@@ -81,7 +81,7 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
                 enter_in_tx(session)
                 missing = _missing(session)
             if missing:
-                # Many queries of a process that begin together are not as many that wait for one lock in Postgres.
+                # If many queries of a process begin together, only one of them waits for the lock in Postgres.
                 with _one_thread():
                     if url not in _ensured:
                         _migrate_if_needed(session, missing, LockWatch(url, LOCK_SECONDS, armed=True))
@@ -104,7 +104,7 @@ def _one_thread() -> Iterator[None]:
 
 
 def forget_ledger(url: str) -> None:
-    """Have the next :func:`ensure_ledger` look again: the ledger was seen to be gone."""
+    """Make the next :func:`ensure_ledger` look again, because the ledger was found to be gone."""
     _ensured.discard(url)
 
 
@@ -112,7 +112,7 @@ def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration,
     try:
         migrate(connection, watch)
     except psycopg.errors.InsufficientPrivilege:
-        # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job for nothing.
+        # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job without need.
         if any(migration.needed for migration in missing):
             raise
         _log.info("the ledger lacks indexes that make `pgonce status` quicker: run `pgonce init` as its owner")
@@ -122,8 +122,8 @@ def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> l
     """
     Apply what is missing, in one transaction; the versions that were applied.
 
-    :param watch: looks who holds the locks that this waits for.
-    :raises psycopg.errors.LockNotAvailable: where one is held for long, naming its holder.
+    :param watch: finds out who holds the locks for which this waits.
+    :raises psycopg.errors.LockNotAvailable: if a lock is held for long; the error names its holder.
     """
     watch = watch or LockWatch("", LOCK_SECONDS)
     try:
@@ -134,9 +134,9 @@ def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> l
 
 def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
     with connection.transaction():
-        # With a role's repeatable read, who waited for the lock would not see what it waited for.
+        # Under repeatable read, a transaction that waited for the lock would not see what it has waited for.
         connection.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        # An administrator runs this too, and the ledger's views keep what their names meant here.
+        # Administrators run this too, and the ledger's views keep what their names mean here.
         pid = enter_in_tx(connection, watch.lock_timeout)
         # Two drivers that start together would otherwise both find no ledger.
         with watch.looking(pid, may_end=False):
@@ -144,7 +144,7 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
         missing = _missing(connection)
         if missing and missing[0] is MIGRATIONS[0]:
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))
-        # Commits of running queries hold these tables, and all others would wait behind this.
+        # Commits of running queries hold locks on these tables, and all later commits would wait behind this.
         with watch.looking(pid, may_end=False):
             for migration in missing:
                 connection.execute(migration.ddl.encode())
@@ -155,8 +155,8 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
 _RECORD = "INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (%s, %s)"
 
 
-# A query, not to_regclass: that may answer from this session's cache, which does not know yet what another driver
-# created while this one waited for the lock (seen: "relation schema_version already exists").
+# A query, not to_regclass. That may answer from this session's cache, which does not know yet what another driver has
+# created while this one waited for the lock. (This has happened: "relation schema_version already exists".)
 _HAS_LEDGER = """
 SELECT EXISTS (
     SELECT FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -186,7 +186,7 @@ def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
 
 def init_sql(role: str | None = None) -> str:
     """The whole DDL for an administrator to run by hand, with the grants that ``role`` needs."""
-    # Commits of running queries hold these tables, and all others would wait behind this.
+    # Commits of running queries hold locks on these tables, and all later commits would wait behind this.
     bound = f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s';"
     parts = ["BEGIN;", f"{SET_OURS};", bound, f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
     for migration in MIGRATIONS:
@@ -203,7 +203,7 @@ def init_sql(role: str | None = None) -> str:
 def grants(role: str) -> tuple[str, ...]:
     """What a streaming role needs on the ledger; CREATE is for staging tables."""
     name = sql.Identifier(role).as_string(None)
-    # By name, not ALL TABLES: other roles' staging tables stand in this schema, and only they may grant those.
+    # By name, not ALL TABLES: this schema also has staging tables of other roles, which only those roles may grant.
     return (
         f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
         *(
@@ -213,7 +213,7 @@ def grants(role: str) -> tuple[str, ...]:
     )
 
 
-# What the code does with each, and nothing more; a test takes them away one by one.
+# What the code does with each table, and nothing more. A test revokes them one by one.
 _PRIVILEGES = {
     "SELECT, INSERT, UPDATE": ("writers", "interventions"),
     "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress"),
