@@ -30,7 +30,7 @@ def accept(
     ] = None,
     yes: Yes = False,
 ) -> None:
-    """Let one refused batch through, once, where nothing proves what is right. Rows may be lost or doubled."""
+    """Let one refused batch through, once, if nothing can prove or repair it. Rows may be lost or doubled."""
     with errors_as_text():
         found = accept_batch(
             query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes
@@ -77,7 +77,7 @@ def forget(
     wait: Wait = 0,
     yes: Yes = False,
 ) -> None:
-    """Take a query out of the way of a new one that loads its tables from the beginning. Its rows stay there."""
+    """Take a query out of the way of a new one that loads its tables from the beginning; empty them yourself."""
     with errors_as_text():
         found = forget_query(
             query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
