@@ -1,5 +1,5 @@
 """
-What does asynchronous progress tracking save of a trigger? `make bench-async`.
+How much of a trigger's time does asynchronous progress tracking save? `make bench-async`.
 
 Runs on the driver, with Spark, Kafka and Postgres on this machine. Invariant: all contenders read the same topic and
 write the same columns, and alternate in one run.
@@ -33,7 +33,7 @@ CONTENDERS = tuple(
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0, or 2 where a tool is missing."""
+    """Exit code 0, or 2 if a tool is missing."""
     parser = argparse.ArgumentParser(prog="make bench-async", description="Trigger times with asynchronous progress.")
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args(arguments).rounds

@@ -1,7 +1,7 @@
 """
-Which ways in are compared under asynchronous progress tracking?
+Which ways in are compared with asynchronous progress tracking?
 
-Runs on the driver. Invariant: each is exactly-once there, or writes nothing.
+Runs on the driver. Invariant: each of them is exactly-once with it, or writes nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ SOURCE = INLINE
 
 
 def asynchronous(contender: Contender, interval_ms: int) -> Contender:
-    """The same contender with asynchronous progress tracking, and with positions where the log is sparse."""
+    """The same contender with asynchronous progress tracking, and with positions if the log is sparse."""
 
     def write(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
         stream = contender.write(writer, place)

@@ -1,7 +1,7 @@
 """
-How long does a sink in a process of its own take for so many rows?
+How long does a sink in a process of its own take for a given number of rows?
 
-Runs on the driver. Invariant: a time is the difference of commit timestamps, so that whoever waits for the rows neither
+Runs on the driver. Invariant: a time is the difference of commit timestamps, so that waiting for the rows neither
 disturbs the sink nor blurs its time. Needs `track_commit_timestamp`.
 """
 
@@ -21,30 +21,30 @@ _LOOK_EVERY_SECONDS = 0.5
 
 
 class Sink(Protocol):
-    """It runs while the context does."""
+    """It runs while its context is open."""
 
     @property
     def pid(self) -> int:
-        """Of the process that has all others of the sink as its children."""
+        """Process id of the sink's first process; all its others are children of that."""
 
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
     def check(self) -> None:
-        """:raises RuntimeError: it has failed, and why."""
+        """:raises RuntimeError: saying why, if it has failed."""
 
 
 def write_with(sink: Sink, cpu: CpuWatch, url: str, table: str, load: JsonLoad) -> tuple[list[int], Used]:
     """
-    Have the whole topic written: ms of each measured batch, and CPU seconds of them together.
+    Have the whole topic written; return each measured batch in ms, and the CPU seconds of all of them together.
 
-    :raises RuntimeError: the sink has failed, or has written rows twice.
+    :raises RuntimeError: if the sink has failed, or has written rows twice.
     """
     with psycopg.connect(url, autocommit=True) as connection:
         with sink, cpu.watching(sink.pid):
             _wait_for_rows(connection, table, load.records, sink)
-        # The table was just made, and no vacuum runs: its rows still have the ids of the transactions that wrote them.
+        # The table is new, and no vacuum runs: its rows still have the ids of the transactions that wrote them.
         epoch = "extract(epoch FROM pg_xact_commit_timestamp(xmin))"
         query = sql.SQL(f"SELECT {epoch} AS at, count(*) FROM {{}} GROUP BY xmin ORDER BY at")
         commits = connection.execute(query.format(sql.Identifier(table))).fetchall()
@@ -57,7 +57,7 @@ def _wait_for_rows(connection: psycopg.Connection, table: str, wanted: int, sink
     until, size = time.monotonic() + _LONGEST_SECONDS, 0
     while time.monotonic() < until:
         sink.check()
-        # Rows are counted only when the file has stopped growing: a count in between would cost the sink its cores.
+        # Rows are counted only when the file has stopped growing: an earlier count would take cores from the sink.
         before, size = size, _number(connection, "SELECT pg_relation_size({})", sql.Literal(table))
         if size == before > 0:
             found = _number(connection, "SELECT count(*) FROM {}", sql.Identifier(table))

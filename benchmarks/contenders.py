@@ -1,8 +1,8 @@
 """
 Which sinks are compared?
 
-Runs on the driver. Invariant: a contender says how a query writes and nothing of what is measured; each gets the same
-rows, a table of its own with the same columns, and reaches Postgres over the same TCP address.
+Runs on the driver. Invariant: a contender says how a query writes, and nothing about what is measured; each gets the
+same rows, a table of its own with the same columns, and reaches Postgres over the same TCP address.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from upserts import merge_by_hand
 
 from pgonce import PostgresBatchWriter
 
-# A partition of 500,000 rows is 45 MB: nothing of any load reaches this.
+# A partition of 500,000 rows is 45 MB: no load reaches this limit.
 _ALL_INLINE = str(512 * 1024 * 1024)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a contender writes: ``url`` is libpq's and ``jdbc_url`` the same server in Java's words."""
+    """Where a contender writes: ``url`` is for libpq, and ``jdbc_url`` names the same server for Java."""
 
     url: str
     jdbc_url: str
@@ -33,7 +33,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to write; ``table`` is None where no row reaches Postgres."""
+    """One way to write; ``table`` is None if no row reaches Postgres."""
 
     name: str
     write: Callable[[DataStreamWriter, Place], DataStreamWriter]
@@ -84,11 +84,11 @@ def _upserting_receiver(writer: DataStreamWriter, place: Place) -> DataStreamWri
 
 
 def _spark_jdbc(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    # Spark's default of 1,000 rows a statement is slower; the rival runs as a user who tuned it would run it.
+    # Spark's default of 1,000 rows a statement is slower; the rival is set up as a user who tuned it would do.
     properties = {"driver": "org.postgresql.Driver", "reWriteBatchedInserts": "true", "batchsize": "10000"}
 
     def append(frame: DataFrame, _: int) -> None:
-        # Spark sends an array and a JSON text as they are only where the driver may guess their types.
+        # Spark sends an array and a JSON text as they are only if the driver may guess their types.
         url = f"{place.jdbc_url}&stringtype=unspecified"
         frame.write.jdbc(url, place.table, mode="append", properties=properties)
 

@@ -1,8 +1,8 @@
 """
 How much CPU do a contender and Postgres use, in stretches of a run that are known only afterwards?
 
-Runs on the driver. Invariant: a process counts with all that it has started, also with what is gone by then; what was
-used between two samples counts by time.
+Runs on the driver. Invariant: a process counts together with all that it has started, even if those have ended; what
+was used between two samples is divided by time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class CpuWatch:
     Samples the CPU seconds of a contender and of Postgres.
 
     :param postgres_pid: the postmaster.
-    :param bystanders: processes that are no part of a contender, though this process has started them.
+    :param bystanders: processes that are not part of a contender, though this process has started them.
     """
 
     postgres_pid: int
@@ -43,7 +43,7 @@ class CpuWatch:
 
     @contextmanager
     def watching(self, contender_pid: int) -> Iterator[None]:
-        """While the block runs; the contender is the process with all its children."""
+        """Sample while the block runs; the contender is the process with all its children."""
         self._samples = [self._sample(contender_pid)]
 
         def sample_until(done: threading.Event) -> None:
@@ -55,7 +55,7 @@ class CpuWatch:
         self._samples.append(self._sample(contender_pid))
 
     def used(self, stretches: Sequence[Stretch]) -> Used:
-        """In all the stretches together, which lie in the last block."""
+        """What was used in all the stretches together, which must be in the last block."""
         at, *counters = np.array(self._samples).T
         between = [sum(np.ptp(np.interp(stretch, at, seen)) for stretch in stretches) for seen in counters]
         return Used(*map(float, between))

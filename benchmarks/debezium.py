@@ -1,8 +1,8 @@
 """
 How does Debezium's JDBC sink write the topic?
 
-Runs on the driver, with Kafka Connect in a JVM of its own. Invariant: it is set up by who wants it quick: UNNEST, large
-batches, as many tasks as cores, and no conversion that it can leave to Postgres.
+Runs on the driver, with Kafka Connect in a JVM of its own. Invariant: it is set up to be fast: UNNEST, large batches,
+as many tasks as cores, and no conversion that it can leave to Postgres.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FIELDS = (
     ("status", "string"),
     ("note", "string"),
 )
-# The text goes as it is into an array of timestamptz: nothing is quicker.
+# The text goes into an array of timestamptz as it is: nothing is faster.
 _AT = {"field": "at", "type": "string", "name": "io.debezium.time.ZonedTimestamp", "optional": True}
 
 
@@ -49,7 +49,7 @@ def debezium(load: JsonLoad, jdbc_url: str, table: str) -> KafkaConnect:
         "value.converter.schema.content": json.dumps(schema),
         "consumer.override.auto.offset.reset": "earliest",
         "consumer.override.max.poll.records": str(_ROWS_AT_ONCE),
-        # Kafka's own 1 MB ends amid a batch: a fifth more transactions.
+        # Kafka's default of 1 MB ends in the middle of a batch, and leads to a fifth more transactions.
         "consumer.override.max.partition.fetch.bytes": str(8 * 1024 * 1024),
     }
     return KafkaConnect(load.bootstrap_servers, connector)

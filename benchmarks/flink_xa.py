@@ -1,8 +1,8 @@
 """
 How does Flink's JDBC sink with XA transactions write the topic?
 
-Runs on the driver, with Flink in a JVM of its own. Invariant: no prepared transaction outlives it: it would hold its
-table for ever.
+Runs on the driver, with Flink in a JVM of its own. Invariant: no prepared transaction outlives the sink, because it
+would lock its table for ever.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from kafka_json import TOPIC, JsonLoad
 from maven import MissingTool, build_once, jars_of_pom, java
 from psycopg import sql
 
-# Both tasks prepare a transaction a checkpoint.
+# Each of the two tasks prepares a transaction at each checkpoint.
 POSTGRES_SETTINGS = {"max_prepared_transactions": "64"}
 _PROGRAM = Path(__file__).parent / "flink" / "FlinkXa.java"
 _ROWS_AT_ONCE = 5_000
-# Rows are seen at each checkpoint, so this is how finely a time is known; a second or two were no quicker.
+# Rows become visible at each checkpoint, so no time is known more exactly than this. One or two seconds were no faster.
 _CHECKPOINT_MS = 500
 # Flink's own scripts open these packages.
 _OPENED = ("java.lang", "java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.net", "java.io")
@@ -58,7 +58,7 @@ class FlinkXa:
     The sink; a context manager. A consumer group of its own reads the topic from the beginning.
 
     :param url: the same database as ``jdbc_url``, to clean up there.
-    :raises MissingTool: Maven, Java or its compiler is missing.
+    :raises MissingTool: if Maven, Java or its compiler is missing.
     """
 
     def __init__(self, load: JsonLoad, url: str, jdbc_url: str, table: str) -> None:
@@ -91,5 +91,5 @@ class FlinkXa:
         return self._jvm.pid
 
     def check(self) -> None:
-        """:raises RuntimeError: the job has failed."""
+        """:raises RuntimeError: if the job has failed."""
         self._jvm.check()

@@ -49,7 +49,7 @@ _POLLED_AT_ONCE = 50_000
 
 @dataclass(frozen=True)
 class JsonLoad(Load):
-    """JSON records of a topic, so many rows a batch."""
+    """JSON records of a topic, with a fixed number of rows in each batch."""
 
     bootstrap_servers: str = ""
     columns: str = COLUMNS
@@ -61,7 +61,7 @@ class JsonLoad(Load):
 
     @property
     def records(self) -> int:
-        """All that the topic holds: a batch more than is measured, so that no time has the topic's end in it."""
+        """How many the topic holds: a batch more than is measured, so that no time includes the topic's end."""
         return self.stored_after(self.warm_up + self.measured + 1)
 
     def fill(self) -> None:
@@ -83,9 +83,9 @@ class JsonLoad(Load):
 
 def consume(load: JsonLoad, url: str, table: str) -> list[Stretch]:
     """
-    When a consumer of one's own wrote each measured batch: pyarrow's JSON, one COPY, offsets beside it.
+    When a hand-written consumer wrote each measured batch: pyarrow's JSON, one COPY, and the offsets beside it.
 
-    It is exactly-once as long as nothing ever goes wrong with its offsets but a crash.
+    It is exactly-once as long as nothing but a crash ever happens to its offsets.
     """
     consumer = Consumer(
         {
@@ -94,7 +94,7 @@ def consume(load: JsonLoad, url: str, table: str) -> list[Stretch]:
             "enable.auto.commit": False,
             "fetch.message.max.bytes": 4_000_000,
             "queued.max.messages.kbytes": 131_072,
-            # With the usual second, a partition whose queue was full stands still: a third of the speed.
+            # With the default of a second, a partition whose queue was full stands still, at a third of the speed.
             "fetch.queue.backoff.ms": 5,
         }
     )

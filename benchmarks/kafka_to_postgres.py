@@ -1,8 +1,8 @@
 """
-How quick is it from Kafka to Postgres, beside what people use? `make bench-kafka`.
+How fast is pgonce from Kafka to Postgres, compared with what people use? `make bench-kafka`.
 
 Runs on the driver, with Spark, Kafka, Kafka Connect, Flink and Postgres on this machine. Invariant: all contenders read
-the same records of one topic, warm: the first batches of each are not counted.
+the same records of one topic, and all are warm: the first batches of each are not counted.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ CONTENDERS = (
     BY_HAND,
 )
 _ROWS = 1_000_000
-# Debezium and Flink tell nobody when they have committed.
+# Debezium and Flink do not report when they have committed.
 SETTINGS = {**POSTGRES, **FLINK_SETTINGS, "track_commit_timestamp": "on"}
 
 
 @dataclass(frozen=True)
 class KafkaBench:
-    """The servers of a run, and what watches them."""
+    """The servers of a run, and what measures them."""
 
     bench: Bench
     cpu: CpuWatch
 
     def run(self, contender: Contender, load: JsonLoad) -> tuple[list[int], Used]:
-        """Each measured batch in ms, and the CPU seconds of all of them, of one contender in one round."""
+        """For one contender in one round: each measured batch in ms, and the CPU seconds of all of them."""
         if contender is BY_HAND:
             with empty_table(self.bench.url, contender.table, load.columns), self.cpu.watching(os.getpid()):
                 measured = consume(load, self.bench.url, str(contender.table))
@@ -83,7 +83,7 @@ class KafkaBench:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0, or 2 where a tool is missing."""
+    """Exit code 0, or 2 if a tool is missing."""
     parser = argparse.ArgumentParser(prog="make bench-kafka", description="From Kafka to Postgres.")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=_ROWS, help="rows of a batch")
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     try:
         jars = (*spark_connector_jars(), postgres_jdbc_jar())
-        # Now, rather than when their turn comes.
+        # Fetched now, rather than when their turn comes.
         connect_class_path()
         flink_class_path()
         with (

@@ -11,8 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 
 def create_topic(bootstrap_servers: str, topic: str, partitions: int) -> None:
-    """Return when the topic is there."""
-    # Its own name: a client that nobody holds is ended before it has its answer.
+    """Create the topic, and return when it is there."""
+    # Kept in a variable: a client without a reference ends before it has its answer.
     admin = AdminClient({"bootstrap.servers": bootstrap_servers})
     admin.create_topics([NewTopic(topic, partitions, 1)])[topic].result()
 

@@ -53,13 +53,13 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As the table calls it."""
+        """What the table calls it."""
         return f"{self.way.name}, trigger {self.trigger}"
 
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of one run of one case, in ms."""
+    """The latencies of one run of one case, in ms."""
 
     p50: float
     p99: float
@@ -136,7 +136,7 @@ FROM (SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin) - sent_at) * 1000
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0, or 2 where a tool is missing."""
+    """Exit code 0, or 2 if a tool is missing."""
     parser = argparse.ArgumentParser(prog="make bench-latency", description="From Kafka to a visible row.")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=12, help="measured in each round, after a warm-up")

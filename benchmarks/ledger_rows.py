@@ -1,8 +1,8 @@
 """
-What stands in a ledger that has been used for long?
+What is in a ledger that has been used for a long time?
 
-Runs against a Postgres whose ledger is empty. Invariant: rows are of the size that Spark and Kafka make them, and every
-writer could go on from where it stands.
+Runs against a Postgres whose ledger is empty. Invariant: rows are as large as Spark and Kafka make them, and every
+writer could go on from where it is.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import psycopg
 
 KEPT_EVENTS = 1000
-"""As many progress events as the listener keeps of a query."""
+"""As many progress events as the listener keeps for a query."""
 
 # Eight partitions of a topic, as Spark writes them into offsets/N.
 _OFFSETS = """
@@ -19,7 +19,7 @@ CREATE FUNCTION pg_temp.offsets(n bigint) RETURNS text LANGUAGE sql IMMUTABLE AS
     FROM generate_series(0, 7) AS p
 $$
 """
-# 620 bytes; a longer list of Spark's settings is only cut short here.
+# 620 bytes; Spark's own list of settings is longer.
 _OFFSET_LOG = """
 CREATE FUNCTION pg_temp.offset_log(n bigint) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT format(
@@ -42,7 +42,7 @@ _STATEMENTS = (
         's3a://bucket/checkpoints/orders_' || w, md5(w::text)::uuid::text, {{last}}, {_SOURCE.format("{last} + 1")}
     FROM generate_series(1, {{writers}}) AS w
     """,
-    # Batch by batch, not writer by writer: that is how the records of many queries come to lie on disk.
+    # Batch by batch, not writer by writer, because that is the order of many queries' records on disk.
     f"""
     INSERT INTO pgonce.batches
         (writer_id, generation, batch_id, run_id, attempt, start_offsets, end_offsets, offset_log, rows, transport,
@@ -75,9 +75,9 @@ _STATEMENTS = (
 
 def fill(admin: psycopg.Connection, writers: int, batches: int, every: int = 100) -> None:
     """
-    Records of so many writers with so many batches each, more than retention would keep.
+    Fill the ledger with records of ``writers`` writers with ``batches`` batches each, more than retention would keep.
 
-    ``every`` so many batches there was another run, and a replay.
+    After each ``every`` batches there was another run, and a replay.
     """
     admin.execute(_OFFSETS)
     admin.execute(_OFFSET_LOG)

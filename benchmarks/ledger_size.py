@@ -2,8 +2,8 @@
 Does a ledger of a million batches answer and commit as fast as an empty one?
 
 Runs against a Postgres of its own: `make bench-ledger`. Invariant: the ledgers take turns in one run, on one server, so
-that what the machine does to one it does to the other. Beside the empty one there is a new one, with as many writers as
-the large one and a batch of each: what has more writers to tell of takes longer for that alone.
+that the machine affects all of them alike. Beside the empty ledger there is a new one, with as many writers as the
+large one and one batch each, because some questions take longer just because there are more writers.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from pgonce.offsets_store.verdict.facts import Batch
 
 RESULTS = Path(__file__).parent / "results"
 COMMIT_GOAL = 1.05
-# fsync as the tests have it, off: a disk's moods would hide what the ledger costs.
+# fsync is off, as in the tests: the varying speed of a disk would hide what the ledger costs.
 POSTGRES = {"shared_buffers": "256MB", "max_wal_size": "16GB"}
 _KEEP_ALL = 10**9
 
 
 @dataclass
 class Writer:
-    """A writer that goes on in one of the ledgers: where it stands is read from there."""
+    """A writer that goes on in one of the ledgers, from where that ledger says that it is."""
 
     url: str
     query: str
@@ -59,7 +59,7 @@ class Writer:
     work: Work = field(init=False)
 
     def __post_init__(self) -> None:
-        # One row, for what is measured is the ledger.
+        # One row, because the ledger is what is measured.
         statement = "INSERT INTO public.events VALUES (%s)"
         self.work = Work(
             lambda _: self.sink,
@@ -69,7 +69,7 @@ class Writer:
         )
 
     def commit(self, retain_batches: int = _KEEP_ALL) -> float:
-        """Publish the next batch; the seconds that took."""
+        """Publish the next batch, and return how many seconds that took."""
         number = self.last + 1
         log = (self.offset_log or "v1\n").partition("#")[0] + f"#{number}"
         end = {"0": {"orders": {str(partition): (number + 1) * 100 + partition for partition in range(8)}}}
@@ -96,7 +96,7 @@ class Writer:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0, or 1 where a commit takes longer than the goal allows."""
+    """Exit code 0, or 1 if a commit takes longer than the goal allows."""
     parser = argparse.ArgumentParser(prog="make bench-ledger", description="A large ledger against an empty one.")
     parser.add_argument("--writers", type=int, default=100)
     parser.add_argument("--batches", type=int, default=10_000, help="batches of each writer")
@@ -117,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         for name, ask in _QUESTIONS.items():
             asking = {side: (lambda ask=ask, writer=writer: _timed(ask, writer)) for side, writer in sides.items()}
             times[name] = _by_turns(given.questions, asking, warm_up=5)
-        # The writers beside it; their first prune under a lowered retainBatches has all but 1,000 records to delete.
+        # Other writers: with a lower retainBatches, their first prune has to delete all but 1,000 records.
         others = [writer for writer in writers if writer is not sides["large"]][:10]
         times["first commit after retainBatches was lowered"] = {"large": [_first_prune(writer) for writer in others]}
     _show(console, times)
@@ -157,7 +157,7 @@ def _writers(admin: psycopg.Connection, url: str) -> list[Writer]:
 
 
 def _by_turns(times: int, measures: dict[str, Callable[[], float]], *, warm_up: int) -> dict[str, list[float]]:
-    """Seconds by side; who goes first changes every time."""
+    """Seconds by side; another side goes first each time."""
     found: dict[str, list[float]] = {side: [] for side in measures}
     sides = list(measures)
     for turn in range(warm_up + times):

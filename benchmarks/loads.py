@@ -1,7 +1,7 @@
 """
 Which rows, how many at a time, how often?
 
-Runs on the driver; pure but for the frame that it describes. Invariant: the source makes its rows from their number
+Runs on the driver; pure except for the frame that it describes. Invariant: the source makes its rows from their number
 alone, so it costs every contender the same and never waits for anything.
 """
 
@@ -26,7 +26,7 @@ _EXPRESSIONS = (
 )
 
 
-# Name, type in Postgres, and how it is made of the six columns.
+# Name, type in Postgres, and how it is made from the six columns.
 _WIDE = (
     ("id", "bigint", "id"),
     *((f"n{i}", "bigint", f"id * {i}") for i in range(1, 10)),
@@ -85,7 +85,7 @@ class UpsertLoad(Load):
         return super().frame(spark).withColumn("id", f.expr(f"id - CAST(id / {self.rows} AS bigint) * {half}"))
 
     def stored_after(self, batches: int) -> int:
-        """Each batch but the first brings half of its rows anew."""
+        """In each batch but the first, half of the rows are new."""
         return self.rows // 2 * (batches + 1)
 
 
@@ -103,14 +103,14 @@ class WideLoad(Load):
 
 @dataclass(frozen=True)
 class KafkaLoad(Load):
-    """The same from a topic, with the place in Kafka that each row comes from."""
+    """The same rows from a topic, each with its place in Kafka."""
 
     topic: str = ""
     bootstrap_servers: str = ""
     columns: str = f'{COLUMNS}, topic text, partition integer, "offset" bigint'
 
     def frame(self, spark: SparkSession) -> DataFrame:
-        """All records that are there, so many rows a batch."""
+        """All records that are there, ``rows`` of them in each batch."""
         source = topic_stream(spark, self.bootstrap_servers, self.topic, maxOffsetsPerTrigger=self.rows)
         numbered = source.selectExpr(f"offset * {self.partitions} + partition AS value", "topic", "partition", "offset")
         return numbered.selectExpr(*_EXPRESSIONS, "topic", "partition", "offset")
@@ -129,7 +129,7 @@ class Plan:
 
 FULL = Plan(
     triggers=Load("1,000 rows", 1_000, 2, rounds=7, warm_up=5, measured=20),
-    # The JVM compiles a query's code in its first batches: the third is a quarter quicker than the second.
+    # The JVM compiles a query's code in its first batches: the third is a quarter faster than the second.
     batches=Load("1,000,000 rows", 1_000_000, 4, rounds=5, warm_up=3, measured=2),
     wide=WideLoad("100,000 rows of 40 columns", 100_000, 4, rounds=5, warm_up=1, measured=2),
     upserts=UpsertLoad("1,000,000 upserts, half of them new", 1_000_000, 4, rounds=5, warm_up=1, measured=1),

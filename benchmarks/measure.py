@@ -2,7 +2,7 @@
 How long does a trigger take, and how much memory do the driver's Python processes?
 
 Runs on the driver. Invariant: a time is Spark's own (`durationMs.triggerExecution` of the query's progress), and it
-counts only where the rows are there afterwards.
+counts only if the rows are there afterwards.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DRIVER_SIDE = {
     "pyspark.sql.worker.create_data_source": "create_data_source worker",
     "pgonce.sink.data_source.receiver.process": "receiver",
 }
-# The other two work once a run, and Spark ends them after a minute.
+# The other two work only once in a run, and Spark ends them after a minute.
 _IN_EVERY_BATCH = ("planner worker", "commit worker", "receiver")
 _DRIVER = "the driver's own Python"
 
@@ -55,7 +55,7 @@ class Bench:
         return [trigger.ms for trigger in self.triggers(contender, load)]
 
     def triggers(self, contender: Contender, load: Load) -> list[Stretch]:
-        """When they were: of a new query, whose table is empty before and after."""
+        """When the triggers of a new query were; its table is empty before and afterwards."""
         place = Place(self.url, self.jdbc_url, contender.table or "")
         least = load.stored_after(load.warm_up + load.measured)
         with (
@@ -74,7 +74,7 @@ class Bench:
 
 
 def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[_Contender, int], None]) -> None:
-    """Each contender once a round; the first to go moves on, so that nobody always runs after the same other."""
+    """Run each contender once in a round; another one begins each time, so that the order changes."""
     for number in range(rounds):
         first = number % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
@@ -93,7 +93,7 @@ def _triggers(query: StreamingQuery, load: Load, least_rows: int) -> list[Stretc
         if time.monotonic() > until:
             raise TimeoutError(f"{load.name}: batch {wanted.stop - 1} was not done in {_LONGEST_SECONDS:g} s.")
         time.sleep(0.05)
-    # Waking up without work makes an event of the next batch, too, but one without rows.
+    # A trigger without work makes an event with the next batch's id, too, but one without rows.
     done = {p.batchId: p for p in query.recentProgress if p.numInputRows >= least_rows}
     return [_stretch(done[batch_id]) for batch_id in wanted]
 
@@ -140,9 +140,9 @@ def beside(work: Callable[[threading.Event], None]) -> Iterator[None]:
 @dataclass
 class MemoryWatch:
     """
-    Samples the memory of the driver-side Python processes, of each kind the worker and its daemon together.
+    Samples the memory of the driver-side Python processes; a worker and its daemon count together.
 
-    That is the resident pages, each divided by how many processes share it (PSS): workers are forks of their daemons.
+    It counts resident pages, each divided by how many processes share it (PSS): workers are forks of their daemons.
 
     ``peaks`` are bytes by kind; ``peak_in_every_batch`` adds up the planner's worker, the commit worker and the
     receiver. In foreachBatch it is the driver's own Python.

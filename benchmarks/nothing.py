@@ -1,8 +1,8 @@
 """
-What do Spark and its Python workers cost where a sink does nothing?
+What do Spark and its Python workers cost if a sink does nothing?
 
 Runs in the planner's worker, in tasks and in the commit worker. Invariant: every row is handed to Python as Arrow, as
-pgonce gets it, and is dropped there; so what a sink takes beyond this is the sink's own.
+it is to pgonce, and is dropped there; so any time beyond this is the sink's own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 
 @dataclass(frozen=True)
 class Dropped(WriterCommitMessage):
-    """What a task says of itself."""
+    """A task's commit message."""
 
     rows: int
 

@@ -21,7 +21,7 @@ OURS, THEIRS = "#336791", "#b8bcc2"
 
 
 def main() -> int:
-    """Exit code 0, or 1 where there is no run to draw."""
+    """Exit code 0, or 1 if there is no run to draw."""
     runs = sorted(path for path in RESULTS.glob("2*.json") if not json.loads(path.read_text())["small"])
     if not runs:
         sys.stderr.write("There is no full run in benchmarks/results: run `make bench` first.\n")
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def draw(run: dict[str, Any], picture: Path) -> None:
-    """One panel for each load, quickest sink first."""
+    """One panel for each load, fastest sink first."""
     mpl.use("Agg")
     loads = run["loads"]
     sizes = [len(load["trigger_ms"]) for load in loads]

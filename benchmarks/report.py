@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 Rounds = Sequence[Sequence[float]]
-"""Times in ms of one contender under one load: a sequence a round."""
+"""Times in ms of one contender with one load: a sequence for each round."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def figures(rounds: Rounds) -> Figures:
-    """Median and spread of all times; there must be two at least."""
+    """Median and spread of all times, of which there must be at least two."""
     times = [time for of_round in rounds for time in of_round]
     tenths = quantiles(times, n=10, method="inclusive")
     return Figures(median(times), tenths[0], tenths[-1])

@@ -58,7 +58,7 @@ POSTGRES = {
     "full_page_writes": "on",
     "synchronous_commit": "on",
     "shared_buffers": "1GB",
-    # No checkpoint and no vacuum in the middle of somebody's round.
+    # No checkpoint and no vacuum in the middle of a contender's round.
     "max_wal_size": "16GB",
     "checkpoint_timeout": "1h",
     "autovacuum": "off",
@@ -66,7 +66,7 @@ POSTGRES = {
 
 
 def goals(plan: Plan) -> tuple[Goal, ...]:
-    """What this product has promised itself; format("pgonce") has a receiver for the larger loads."""
+    """The goals of this product; format("pgonce") has a receiver for the larger loads."""
     triggers, batches, upserts = plan.triggers.name, plan.batches.name, plan.upserts.name
     return (
         Goal(triggers, BATCH_WRITER.name, FOREACH_NOTHING.name, 1.15),
@@ -81,7 +81,7 @@ def goals(plan: Plan) -> tuple[Goal, ...]:
 
 
 def contests(plan: Plan) -> tuple[tuple[Load, tuple[Contender, ...], tuple[Contender, ...]], ...]:
-    """Each load, who takes part, and with whom they are compared."""
+    """Each load, its contenders, and the contenders that they are compared with."""
     return (
         (plan.triggers, SMALL_BATCHES, (FOREACH_NOTHING, PYTHON_NOTHING)),
         (plan.batches, LARGE_BATCHES, (SPARK_JDBC, TASKS_COPY, SAME_BYTES)),
@@ -91,7 +91,7 @@ def contests(plan: Plan) -> tuple[tuple[Load, tuple[Contender, ...], tuple[Conte
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0, or 1 where a full run missed a goal, or 2 where a tool is missing."""
+    """Exit code 0, or 1 if a full run missed a goal, or 2 if a tool is missing."""
     parser = argparse.ArgumentParser(prog="make bench", description="Compare pgonce with other sinks.")
     parser.add_argument("--small", action="store_true", help="a quick look, about two minutes; judges nothing")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory for the file with all times")
@@ -162,7 +162,7 @@ def servers() -> Iterator[tuple[Bench, str]]:
     with EmbeddedPostgres(settings=POSTGRES) as postgres, spark_session(jar) as spark:
         with psycopg.connect(postgres.uri()) as connection:
             version = connection.info.parameter_status("server_version") or "unknown"
-        # Java knows no Unix sockets, so all use TCP.
+        # The JDBC driver cannot use Unix sockets, so all use TCP.
         jdbc_url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/postgres?user=postgres"
         yield Bench(spark, postgres.tcp_uri(), jdbc_url), version
 
@@ -190,7 +190,7 @@ def spark_session(*jars: Path) -> Iterator[SparkSession]:
         .config("spark.sql.session.timeZone", "UTC")
     )
     session = builder.getOrCreate()
-    # A query that is stopped within a batch logs errors that are none.
+    # A query that is stopped within a batch logs errors although nothing is wrong.
     session.sparkContext.setLogLevel("OFF")
     session.dataSource.register(NothingDataSource)
     try:

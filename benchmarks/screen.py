@@ -28,7 +28,7 @@ _PACKAGES = ("pyspark", "pyarrow", "pgpq", "psycopg", "sqlalchemy")
 
 
 def show_load(console: Console, load: Load, times: Mapping[str, Rounds], baselines: Sequence[str]) -> None:
-    """A table of one load: a row a contender, a column for each baseline's ratio."""
+    """A table of one load: a row for each contender, a column for the ratio to each baseline."""
     each = f"{load.rounds} rounds of {load.measured} batches after {load.warm_up} of warm-up"
     table = Table(box=box.SIMPLE_HEAD, title=f"Batches of {load.name}: {each}", title_justify="left")
     table.add_column("sink")
@@ -74,7 +74,7 @@ def about_this_run(postgres_settings: Mapping[str, str], server_version: str) ->
 
 
 def write_results(directory: Path, about: Mapping[str, Any], measured: Mapping[str, Any], prefix: str = "") -> Path:
-    """Leave everything as JSON, whole or not at all; the file is named by what was measured, time and commit."""
+    """Write everything as JSON, whole or not at all; the file's name has what was measured, the time and the commit."""
     directory.mkdir(exist_ok=True)
     stamp = about["at"].replace(":", "").replace("-", "")[:13]
     path = directory / f"{prefix}{stamp}-{about['commit'][:12]}.json"

@@ -1,5 +1,5 @@
 """
-Does anything grow with the number of batches? Thousands of small ones in one run, and what they hold, over time.
+Does anything grow with the number of batches? Thousands of small ones are run, and what they hold is recorded.
 
 Runs beside a Spark driver and a Postgres of its own: `make soak N=10000`. Invariant: autovacuum is on, as users have
 it, and nothing is cleaned up during the run that a user would have to clean up.
@@ -46,7 +46,7 @@ class Soaked:
     """
     What one driver did: times in ms by way and batch, what it held meanwhile, and the catalogue around it.
 
-    ``staging_left`` counts the staging tables that its end, in the midst of a batch, has left.
+    ``staging_left`` counts the staging tables that are left because it was ended in the middle of a batch.
     """
 
     ways: tuple[str, ...]
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str]) -> int:
 def soak(
     url: str, ways: tuple[str, ...], batches: int, retain_batches: int, every_seconds: float, console: Console
 ) -> Soaked:
-    """Run a driver for so many batches of every way, and look at it every so many seconds."""
+    """Run a driver for a number of batches of every way, and look at it at regular intervals."""
     with (
         tempfile.TemporaryDirectory(prefix="soak-") as directory,
         psycopg.connect(url, autocommit=True) as observer,
@@ -225,7 +225,7 @@ def _server() -> Iterator[str]:
 
 @contextmanager
 def _database(url: str, name: str, *, own: bool) -> Iterator[str]:
-    """A database for one driver, where the server is ours; else the given one."""
+    """A database for one driver if the server is ours; else the given one."""
     if not own:
         yield url
         return

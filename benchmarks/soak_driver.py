@@ -1,8 +1,8 @@
 """
 The driver that is soaked: one query for each way in that it is given, triggered as often as Spark can.
 
-Runs in: a process of its own, so that what grows can be told from the watcher. Invariant: it keeps nothing of the
-batches; each one's time goes to a file as soon as it is known.
+Runs in: a process of its own, so that its growth is not mixed with the watcher's. Invariant: it keeps nothing of the
+batches; the time of each goes to a file as soon as it is known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pgonce import BatchTransaction, PostgresBatchWriter, transactional_batch
 
-# Spark keeps so many progress reports; polled so often, none is missed at 2 ms a batch.
+# Spark keeps this many progress reports. They are polled often enough to miss none at 2 ms a batch.
 _KEPT_REPORTS = 1000
 _POLL_SECONDS = 2.0
 _COLUMNS = ("value AS id", "CAST(value % 10 AS int) AS kind", "concat('row ', CAST(value AS string)) AS note")
@@ -33,7 +33,7 @@ WAYS = ("writer", "inline", "staged", "function")
 
 @dataclass(frozen=True)
 class Job:
-    """What to run; ``settings`` are Spark's, ``directory`` takes checkpoints and the files of times."""
+    """What to run; ``settings`` are Spark's, and ``directory`` is for checkpoints and the files of times."""
 
     url: str
     ways: tuple[str, ...]
@@ -48,7 +48,7 @@ class Job:
         return json.dumps(asdict(self))
 
     def times(self, way: str) -> Path:
-        """The file of a way's times: a line a batch, its number and Spark's ``triggerExecution`` in ms."""
+        """The file of a way's times: for each batch a line with its number and Spark's ``triggerExecution`` in ms."""
         return Path(self.directory) / f"{way}.times"
 
 
@@ -83,7 +83,7 @@ def _function(writer: DataStreamWriter, job: Job) -> DataStreamWriter:
     @transactional_batch(job.url, name="soak", retain_batches=job.retain_batches)
     def write(batch: DataFrame, tx: BatchTransaction) -> None:
         tx.append(batch, "soak_function")
-        # Through a temporary table, as every upsert.
+        # Goes through a temporary table, as every upsert does.
         tx.upsert(batch.groupBy("kind").count().withColumnRenamed("count", "rows"), "soak_function_totals", ["kind"])
         tx.execute("UPDATE soak_function_totals SET rows = rows + 1 WHERE kind = %s", [0])
 
@@ -99,7 +99,7 @@ _STREAMS: dict[str, Callable[[DataStreamWriter, Job], DataStreamWriter]] = {
 
 
 def main(job: Job) -> None:
-    """Run every way for so many batches and say so; go on until the standard input ends, and the watcher with it."""
+    """Run every way for a number of batches and report that; go on until standard input, and so the watcher, ends."""
     threading.Thread(target=_end_with_the_watcher, daemon=True).start()
     builder = SparkSession.builder.appName("pgonce-soak")
     settings = {**job.settings, "spark.sql.streaming.numRecentProgressUpdates": str(_KEPT_REPORTS)}
@@ -121,7 +121,7 @@ def main(job: Job) -> None:
 
 def _end_with_the_watcher() -> None:
     sys.stdin.read()
-    # Not sys.exit, which would end this thread only; the JVM goes when its own standard input ends.
+    # Not sys.exit, which would end only this thread; the JVM ends when its own standard input does.
     os._exit(0)
 
 

@@ -2,7 +2,7 @@
 What does a soaked driver hold: processes, memory, descriptors, connections, rows of the catalogue and of the ledger?
 
 Runs beside the driver. Invariant: it looks from outside, at the processes of the driver's session and at Postgres,
-and what it looks at does not grow by being looked at.
+and looking does not make anything grow.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the catalogue: its rows, what statistics say of dead ones, and its size with indexes in bytes."""
+    """A table of the catalogue: its rows, its dead rows by statistics, and its size with indexes in bytes."""
 
     rows: int
     dead: int
@@ -111,7 +111,7 @@ def _processes(session: int) -> dict[str, Held]:
 
 
 def catalogue(observer: psycopg.Connection) -> dict[str, Table]:
-    """The tables that creating and dropping a table leaves dead rows in."""
+    """The tables in which creating and dropping a table leaves dead rows."""
     found = observer.execute(
         "SELECT relname, n_dead_tup, pg_total_relation_size(relid) FROM pg_stat_sys_tables "
         "WHERE schemaname = 'pg_catalog' AND relname = ANY (%s) ORDER BY relname",

@@ -1,7 +1,7 @@
 """
-When did a table get so many rows, by the commits that brought them?
+When did a table have a given number of rows, according to the commits that brought them?
 
-Pure. Invariant: what is counted begins and ends with rows that were committed, never with the start of a process.
+Pure. Invariant: a stretch begins and ends with rows that were committed, never with the start of a process.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def cut(commits: Sequence[tuple[float, int]], marks: Sequence[int]) -> list[Stre
     """
     From when the table had the rows of one mark until it had those of the next.
 
-    Within a transaction rows count by time: some hold a fifth of a batch.
+    The rows of one transaction are spread evenly over its time, because some hold a fifth of a batch.
 
     :param commits: when each was, in order, and how many rows it brought.
-    :raises ValueError: the table never had as many rows as the last mark.
+    :raises ValueError: if the table never had as many rows as the last mark.
     """
     at = [seconds for seconds, _ in commits]
     totals = list(accumulate(rows for _, rows in commits))
     if not totals or totals[-1] < marks[-1]:
-        raise ValueError(f"{marks[-1]} rows were to be there, and {totals[-1] if totals else 0} are.")
+        raise ValueError(f"{marks[-1]} rows should be there, but there are {totals[-1] if totals else 0}.")
     times = np.interp(marks, totals, at).tolist()
     return [Stretch(begin, end) for begin, end in pairwise(times)]

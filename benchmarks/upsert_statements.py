@@ -1,8 +1,8 @@
 """
-Which statement upserts gathered rows soonest? `make bench-upserts`.
+Which statement upserts gathered rows fastest? `make bench-upserts`.
 
-Runs anywhere: Postgres alone, no Spark. Invariant: all statements meet the same table, and the rows in the same order;
-each round begins with another one.
+Runs anywhere, with Postgres and without Spark. Invariant: all statements get the same table, and the rows in the same
+order; each round begins with another statement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.table import Table
 from run import POSTGRES, RESULTS
 from screen import about_this_run, write_results
 
-# Rows as `loads.py` makes them, from {0} up to {1}.
+# Rows as in `loads.py`, from {0} up to {1}.
 _ROWS = """
 SELECT n AS id, (n % 100000)::integer AS customer, n * 0.01::double precision AS amount,
        CASE WHEN n % 3 = 0 THEN 'accepted' ELSE 'returned' END AS status,
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _upsert(connection: psycopg.Connection, statements: Sequence[str], rows: int) -> tuple[float, float]:
-    """Seconds until COMMIT has answered, and MB of WAL; the rows come in four parts, as tasks end."""
+    """Seconds until COMMIT is answered, and MB of WAL; the rows come in four parts, as they do when tasks end."""
     connection.execute("DROP TABLE IF EXISTS target, gathered")
     connection.execute(sql.SQL("CREATE TABLE target ({}, PRIMARY KEY (id))").format(sql.SQL(COLUMNS)))
     connection.execute(sql.SQL(f"INSERT INTO target {_ROWS}").format(0, rows))

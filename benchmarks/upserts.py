@@ -1,8 +1,8 @@
 """
 How do people upsert today? Spark writes a table beside the target by JDBC, and one statement merges it.
 
-Runs on the driver. Invariant: the merge is one transaction, and the table beside the target is emptied with it, so this
-is a rival that does its work; only a crash between both steps, or after them, is not accounted for.
+Runs on the driver. Invariant: the merge is one transaction, which also empties the table beside the target, so this is
+a correct rival, except that it does not handle a crash between the two steps, or after them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
 JSON files into a Postgres table, each row exactly once.
 
-Run it as often as you like, from a scheduler or by hand: each run takes up the files that are new, and a run that
-crashed is simply started again. The table is created from the schema where it is missing.
+Run it as often as you like, from a scheduler or by hand: each run reads the files that are new, and a run that
+crashed is simply started again. The table is created from the schema if it is missing.
 
     python examples/files_to_postgres.py --files orders --checkpoint checkpoint --url postgresql://localhost/shop
 """
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 parser = argparse.ArgumentParser(description="JSON files into a Postgres table, each row exactly once.")
 parser.add_argument("--files", default="orders", help="a directory; files that appear in it are read once")
-parser.add_argument("--checkpoint", default="checkpoint", help="where Spark keeps its place; keep it")
+parser.add_argument("--checkpoint", default="checkpoint", help="where Spark records how far it is; do not delete it")
 parser.add_argument("--url", default="", help="Postgres, as libpq takes it; else libpq's environment (PGHOST ...)")
 given = parser.parse_args()
 

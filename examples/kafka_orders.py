@@ -1,5 +1,5 @@
 """
-Kafka orders into three Postgres tables, in one transaction a batch.
+Kafka orders into three Postgres tables, in one transaction for each batch.
 
 Each batch appends its orders, upserts every customer's newest order, and adds to the totals of its days. All of it is
 committed together with the batch's Kafka offsets, or not at all: a total never counts an order twice, however often
@@ -18,12 +18,12 @@ from pyspark.sql import functions as F  # noqa: N812 (as in Spark's own document
 
 from pgonce import BatchTransaction, transactional_batch
 
-parser = argparse.ArgumentParser(description="Kafka orders into three Postgres tables, in one transaction a batch.")
+parser = argparse.ArgumentParser(description="Kafka orders into three Postgres tables.")
 parser.add_argument("--servers", default=os.environ.get("KAFKA_SERVERS", "localhost:9092"))
 parser.add_argument("--topic", default="orders")
 parser.add_argument("--checkpoint", default="checkpoint")
 parser.add_argument("--url", default="", help="Postgres, as libpq takes it; else libpq's environment (PGHOST ...)")
-parser.add_argument("--until-caught-up", action="store_true", help="end when all that is there now is in Postgres")
+parser.add_argument("--until-caught-up", action="store_true", help="end once all orders that are there now are stored")
 given = parser.parse_args()
 
 ORDER = "order_id BIGINT, customer STRING, amount DECIMAL(10, 2), placed_at TIMESTAMP"

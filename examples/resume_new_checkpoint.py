@@ -22,9 +22,9 @@ parser = argparse.ArgumentParser(description="Go on in a new checkpoint, at the 
 parser.add_argument("--servers", default=os.environ.get("KAFKA_SERVERS", "localhost:9092"))
 parser.add_argument("--topic", default="orders")
 parser.add_argument("--query", default="orders", help="the name of the query to continue")
-parser.add_argument("--checkpoint", default="new-checkpoint", help="a new one: the successor's")
+parser.add_argument("--checkpoint", default="new-checkpoint", help="the new query's checkpoint")
 parser.add_argument("--url", default="", help="Postgres, as libpq takes it; else libpq's environment (PGHOST ...)")
-parser.add_argument("--until-caught-up", action="store_true", help="end when all that is there now is in Postgres")
+parser.add_argument("--until-caught-up", action="store_true", help="end once all orders that are there now are stored")
 given = parser.parse_args()
 
 ORDER = "order_id BIGINT, customer STRING, amount DECIMAL(10, 2), placed_at TIMESTAMP"

@@ -1,12 +1,12 @@
 """
-Nothing at hand? Run an example beside a Postgres (and with --kafka a broker) of its own.
+No servers at hand? This runs an example with a Postgres (and with --kafka a broker) of its own.
 
     .venv/bin/python examples/sandbox.py examples/files_to_postgres.py
     .venv/bin/python examples/sandbox.py --kafka examples/kafka_orders.py --until-caught-up
 
-Some orders are there to read: in the directory `orders`, or in the topic `orders`. The servers are named by the
-environment (libpq's own variables, KAFKA_SERVERS), so the example needs no arguments. At the end its tables are
-counted, and everything is removed.
+There are some orders to read, in the directory `orders` or in the topic `orders`. Environment variables (libpq's own,
+and KAFKA_SERVERS) name the servers, so the example needs no arguments. At the end the rows of its tables are counted,
+and everything is removed.
 """
 
 import argparse

@@ -1,11 +1,11 @@
 """
-What if a host vanishes without a word? The packets of a server's TCP connections are dropped by the kernel's firewall.
+What if a host vanishes silently? The kernel's firewall drops the packets of a server's TCP connections.
 
-Runs in: any process, as root, with nftables. Unlike a proxy that falls silent, a black hole acknowledges nothing: to
+Runs in: any process, as root, with nftables. Unlike a proxy that falls silent, a black hole acknowledges nothing: for
 both ends the other's host is gone. Invariant: the rules belong to a process of `nft` that ends with its input, and the
-kernel takes them away with it; so none outlives the process that made the hole, however that ends.
+kernel removes them when it ends; so no rule outlives the process that made the hole, however that ends.
 
-It sees what this machine takes in: both ends, or the one that is to lose packets, must be here.
+It drops what this machine receives: both ends, or the one that is to lose packets, must be here.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class BlackHole:
     """
     Drops the packets between a port of this machine and its clients, from :meth:`open` to :meth:`close`.
 
-    A context manager too. Connections are neither cut nor refused, open ones and new ones: nothing is answered.
+    Also a context manager. Connections, open or new, are neither cut nor refused: nothing is answered.
 
     :param port: the server's TCP port.
-    :param lost: in which direction.
-    :param clients: ports of the clients that it is for (:func:`client_ports`); none for everybody, and for new
-        connections.
+    :param lost: the direction in which packets are lost.
+    :param clients: ports of the clients whose packets are lost (:func:`client_ports`); empty for all clients, and for
+        new connections.
     """
 
     def __init__(self, port: int, lost: Lost = "both", clients: Collection[int] = ()) -> None:
@@ -62,7 +62,7 @@ class BlackHole:
             "answers": f"tcp sport {self._port}" + (f" tcp dport {self._clients}" if self._clients else ""),
         }
         lines = [f"add table inet {self._table} {{ flags owner; }}"]
-        # Where packets come in: dropped on the way out, they would be an error to who sends them.
+        # Dropped when they arrive: if they were dropped on the way out, their sender would get an error.
         lines.append(f"add chain inet {self._table} incoming {{ type filter hook input priority -300; }}")
         for name, match in rules.items():
             if self._lost in (name, "both"):
@@ -86,7 +86,7 @@ class BlackHole:
             time.sleep(0.01)
 
     def close(self) -> None:
-        """Let packets through again; what was lost is sent again by its sender, if that still waits."""
+        """Let packets through again; a sender that still waits sends again what was lost."""
         if self._nft is None:
             return
         # The kernel takes the table away with the process.
@@ -108,9 +108,9 @@ class BlackHole:
 
 
 def refuse_without_tools() -> None:
-    """:raises MissingTool: where this process cannot make a black hole."""
+    """:raises MissingTool: if this process cannot make a black hole."""
     if shutil.which("nft") is None:
-        raise MissingTool("The program nft is missing, which drops packets: install nftables.")
+        raise MissingTool("The program nft, which drops packets, is missing: install nftables.")
     if os.geteuid() != 0:
         raise MissingTool("Only root can have packets dropped: run this as root.")
 

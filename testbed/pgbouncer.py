@@ -1,8 +1,8 @@
 """
-How does a real PgBouncer run here, before a server of the tests, as any user or as root?
+How does a real PgBouncer run here, in front of a test server, as any user or as root?
 
-Runs in: any process; PgBouncer is a child of it. Invariant: it lives as long as its owner and no longer, keeps its
-address over a restart, and leaves no process and no temporary directory.
+Runs in: any process, whose child it is. Invariant: it lives as long as its owner and no longer, keeps its address when
+it is restarted, and leaves no process and no temporary directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PoolMode = Literal["transaction", "session", "statement"]
 _TEST_SETTINGS: Mapping[str, str] = {
     "max_client_conn": "500",
     "default_pool_size": "20",
-    # After a server that was away; 15 seconds otherwise.
+    # How soon to try again after a server was away; the default is 15 seconds.
     "server_login_retry": "1",
 }
 _READY_SECONDS = 60.0
@@ -38,14 +38,14 @@ _READY_SECONDS = 60.0
 
 class PgBouncer:
     """
-    One PgBouncer before one server; a context manager, or :meth:`start` and :meth:`stop`.
+    One PgBouncer in front of one server; a context manager, or :meth:`start` and :meth:`stop`.
 
     Clients are let in without a password, under the server's own user; every database of the server can be reached.
 
-    :param server: libpq parameters of the server (those of a superuser, with the password where it asks for one).
+    :param server: libpq parameters of the server (those of a superuser, with the password if it asks for one).
     :param mode: when a session of the server goes to the next client.
-    :param settings: added to its configuration, or in place of what is there.
-    :raises MissingTool: where there is no PgBouncer on this machine.
+    :param settings: these are added to its configuration, or replace settings there.
+    :raises MissingTool: if there is no PgBouncer on this machine.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class PgBouncer:
         return self._process.pid
 
     def url(self, database: str, **parameters: Any) -> str:
-        """Libpq's key=value string of the way through it to a database."""
+        """Libpq's key=value string for a database, through PgBouncer."""
         return make_conninfo(
             "", **{"host": self.host, "port": self.port, "user": self._user, "dbname": database, **parameters}
         )
 
     def console(self, command: str) -> list[tuple[Any, ...]]:
-        """Give a command to its own console (``SHOW POOLS``, ``PAUSE``, ``KILL <database>``); the answer's rows."""
+        """Run a command on its own console (``SHOW POOLS``, ``PAUSE``, ``KILL <database>``), and return the rows."""
         with psycopg.connect(self.url("pgbouncer"), autocommit=True) as connection:
             cursor = psycopg.ClientCursor(connection).execute(command.encode())
             return cursor.fetchall() if cursor.description else []
@@ -166,7 +166,7 @@ class PgBouncer:
 
 
 def _program() -> str:
-    # Debian puts it where the PATH of users does not look.
+    # Debian puts it in a directory that is not on the PATH of users.
     path = f"{os.environ.get('PATH', os.defpath)}{os.pathsep}/usr/sbin"
     found = shutil.which("pgbouncer", path=path)
     if found is None:

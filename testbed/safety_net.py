@@ -2,8 +2,8 @@
 What becomes of a server when the process that started it is killed?
 
 Runs in: a small Python process beside the server, in a session of its own. Invariant: when the owner is
-gone, orderly or by SIGKILL, the server's processes and directory go too. A server must outlive its owner's
-*children* all the same: the demo kills its Spark driver, never the Postgres.
+gone, in an orderly way or by SIGKILL, the server's processes and directory go, too. But a server must outlive
+its owner's *children*: the demo kills its Spark driver, never the Postgres.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SafetyNet:
         )
 
     def release(self) -> None:
-        """The server was stopped in order: its process id may be another's now, so never signal it."""
+        """The server was stopped properly: its process id may belong to another process now, so never signal it."""
         self._watcher.kill()
         self._watcher.wait()
         if self._watcher.stdin:
@@ -48,7 +48,7 @@ class SafetyNet:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process exists and is no zombie (a container's process 1 may never reap orphans)."""
+    """Whether a process exists and is not a zombie (a container's process 1 may never reap orphans)."""
     with suppress(OSError):
         status = Path(f"/proc/{pid}/stat")
         if status.exists():
@@ -59,7 +59,7 @@ def is_alive(pid: int) -> bool:
 
 
 def wait_until_gone(pid: int, seconds: float) -> bool:
-    """Wait for a process that need not be our child; tell whether it went in time."""
+    """Wait for a process, which need not be our child; return whether it ended in time."""
     until = time.monotonic() + seconds
     while is_alive(pid):
         if time.monotonic() > until:

@@ -2,8 +2,8 @@
 How does a driver start in half the time? Its JVM maps Spark's classes from an archive, and compiles less.
 
 Runs in: any process that starts drivers for tests; the archive is made once, by a driver of its own
-(:mod:`typical_job`). Invariant: what a driver does is the same with it and without; a JVM that cannot use the archive
-starts as it always does.
+(:mod:`typical_job`). Invariant: a driver does the same with and without it; a JVM that cannot use the archive starts as
+usual.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from pathlib import Path
 import pyspark
 from maven import build_once, java
 
-# The driver's Python for the workers too, and no working directory on their path.
+# Workers use the driver's Python, too, and have no working directory on their path.
 OF_THIS_PYTHON = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONSAFEPATH": "1"}
 _JOB = Path(__file__).with_name("typical_job.py")
-# The compiler's second tier and a collector with threads of its own pay off in drivers that live longer: of 32 s of
-# CPU that a driver of a few small queries took on two cores, these leave 18, and the archive 13.
+# The compiler's second tier and a collector with threads of its own pay off only in drivers that live longer. A driver
+# of a few small queries took 32 s of CPU on two cores; with these options it takes 18, and with the archive 13.
 _FOR_SHORT_LIVES = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-# Without this a JVM prints why it cannot use an archive, or which classes have no place in one.
+# Without this a JVM prints why it cannot use an archive, or which classes cannot go into one.
 _QUIET = "-Xlog:cds*=off"
 
 
 @cache
 def driver_jvm_options() -> str:
     """
-    Options for a driver's JVM, as ``SPARK_SUBMIT_OPTS`` takes them. The first call of all takes half a minute.
+    Options for a driver's JVM, as ``SPARK_SUBMIT_OPTS`` takes them. The very first call takes half a minute.
 
-    :raises MissingTool: Java is missing.
+    :raises MissingTool: if Java is missing.
     """
     archive = _archive()
     return " ".join([_FOR_SHORT_LIVES, _QUIET, *([f"-XX:SharedArchiveFile={archive}"] if archive.exists() else [])])
@@ -42,7 +42,7 @@ def _archive() -> Path:
     program = java()
     version = subprocess.run([program, "-version"], capture_output=True, text=True, check=True).stderr
     jars = Path(os.environ.get("SPARK_HOME") or str(Path(pyspark.__file__).parent)) / "jars"
-    # A JVM refuses the archive of another JVM, and of jars that lay elsewhere or have changed.
+    # A JVM refuses the archive of another JVM, and of jars that were elsewhere or have changed.
     of_jars = sorted((str(jar), jar.stat().st_mtime_ns) for jar in jars.glob("*.jar"))
     key = repr((version, of_jars, _FOR_SHORT_LIVES, _JOB.read_text())).encode()
     return build_once("spark-classes", key, _fill) / "spark.jsa"

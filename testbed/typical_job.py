@@ -16,7 +16,7 @@ from pyspark.sql.functions import col, window
 
 
 def run(directory: Path) -> None:
-    """Queries of a file source: into a function, with state, and into nothing."""
+    """Run queries over files: one into a function, one with state, and one into nothing."""
     settings = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",

@@ -23,7 +23,7 @@ _JOB = Path(__file__).with_name("job.py")
 
 
 def spark_settings(jars: Sequence[Path]) -> Mapping[str, str]:
-    """What a cluster's own configuration would say; the job itself sets nothing."""
+    """What a cluster's configuration would contain; the job itself sets nothing."""
     settings = {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",
@@ -38,7 +38,7 @@ def spark_settings(jars: Sequence[Path]) -> Mapping[str, str]:
 
 
 class Workplace:
-    """A directory that holds all that jobs write beside Postgres: checkpoint, log, Spark's temporary files."""
+    """A directory for all that jobs write outside Postgres: checkpoint, log, Spark's temporary files."""
 
     def __init__(self, directory: Path, jars: Sequence[Path] = ()) -> None:
         self.checkpoint = directory / "checkpoint"

@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--checkpoint", required=True)
     parser.add_argument("--files", help="a directory of JSON files")
     parser.add_argument("--kafka", nargs=2, metavar=("SERVERS", "TOPIC"))
-    parser.add_argument("--until-caught-up", action="store_true", help="end when all that is there now is in Postgres")
+    parser.add_argument("--until-caught-up", action="store_true", help="end once all present orders are stored")
     given = parser.parse_args()
 
     spark = SparkSession.builder.appName("orders").getOrCreate()

@@ -65,8 +65,8 @@ class Demo:
         """
         Start the job, let it publish some batches, and SIGKILL it.
 
-        :param after_commit: the moment a batch shows in Postgres, before Spark has noted it, so that Spark hands the
-            batch over again; else at any moment.
+        :param after_commit: kill as soon as a batch is visible in Postgres, before Spark has noted it, so that Spark
+            hands the batch over again; otherwise kill at any moment.
         """
         before = self._watch.standing()
         driver = self._start()
@@ -134,7 +134,7 @@ class Demo:
             if driver.exit_status is not None and not condition():
                 raise DemoError(f"Driver {self._starts} ended before {what}. Its last words:\n{driver.last_words()}")
             if time.monotonic() > until:
-                raise DemoError(f"Waited {_PATIENCE_SECONDS:.0f} s until {what}, in vain.\n{driver.last_words()}")
+                raise DemoError(f"Waited in vain for {_PATIENCE_SECONDS:.0f} s until {what}.\n{driver.last_words()}")
             if ordering and self._customers.sent.orders - self._rows_shown < _MOST_ORDERS_WAITING:
                 self._customers.order_when_due()
             self._show()
@@ -195,12 +195,12 @@ def _set_up(screen: Screen, stack: ExitStack, *, kafka: bool) -> tuple[Source, W
 
 
 def _interrupted(number: int, _: object) -> None:
-    # Whatever asks for the end: unwind, and so clean up.
+    # Whatever asks for the end: unwind the stack, which cleans up.
     raise KeyboardInterrupt(number)
 
 
 def main() -> int:
-    """Parse the command line and run; the exit status."""
+    """Parse the command line and run; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kafka", action="store_true", help="read from a real Kafka broker instead of files")
     parser.add_argument("--kills", type=int, default=LEAST_KILLS, help="how often to kill the driver; three or more")

@@ -28,7 +28,7 @@ class Source(Protocol):
 
     @property
     def name(self) -> str:
-        """What it is, for people."""
+        """What it is called on the screen."""
 
     @property
     def job_arguments(self) -> Sequence[str]:

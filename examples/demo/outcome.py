@@ -1,8 +1,8 @@
 """
 Did every order arrive once?
 
-Pure: runs in the demo's own process, over what was sent and what Postgres holds. Invariant: "exactly once" is said only
-where count, ids and content agree and enough kills hit a running query.
+Pure: runs in the demo's own process, over what was sent and what Postgres holds. Invariant: it says "exactly once" only
+if count, ids and content agree and enough kills hit a running query.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``exactly_once`` decides the exit status; ``sentence`` says it to people."""
+    """``exactly_once`` decides the exit status; ``sentence`` is for people to read."""
 
     exactly_once: bool
     sentence: str

@@ -1,8 +1,8 @@
 """
 What does the demo say while it runs?
 
-Runs in the demo's own process. Invariant: what happened is a line that stays, on a terminal and in a file alike; only
-the count below it moves.
+Runs in the demo's own process. Invariant: each event is a line that stays, on a terminal and in a file; only the count
+below it changes.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Screen:
         self._console.print(f"{seconds:5.1f} s  {text}", style=style, markup=False, soft_wrap=True)
 
     def show(self, doing: str, rows: int, orders: int) -> None:
-        """What is going on now; where there is no terminal, a line of it every few seconds."""
+        """Show what is going on now; without a terminal, as a line every few seconds."""
         self._bar.update(self._task, description=doing, completed=rows, total=orders or None)
         if self._bar.disable and time.monotonic() - self._last_plain_line > _PLAIN_LINE_EVERY_SECONDS:
             self.say(f"{doing}: {rows:,} of {orders:,} orders are in Postgres.")
 
     def result(self, lines: dict[str, str], verdict: Verdict) -> None:
-        """The table for the eyes, and the verdict."""
+        """The table of results, and the verdict."""
         table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
         table.add_column(style="bold")
         table.add_column(justify="right")

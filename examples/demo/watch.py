@@ -1,7 +1,7 @@
 """
 What has reached Postgres?
 
-Runs in the demo's own process, over one connection that only looks. Invariant: it reads the ledger and the table as
+Runs in the demo's own process, over one connection that only reads. Invariant: it reads the ledger and the table as
 anybody could in psql; the job and the demo share nothing else.
 """
 
@@ -30,11 +30,11 @@ class Watch:
         self._connection = psycopg.connect(url, autocommit=True, options="-c default_transaction_read_only=on")
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._connection.close()
 
     def standing(self) -> Standing | None:
-        """Where the writer stands; None before its first batch."""
+        """How far the writer is; None before its first batch."""
         cursor = self._connection.cursor(row_factory=class_row(Standing))
         try:
             return cursor.execute(
@@ -42,7 +42,7 @@ class Watch:
                 "FROM pgonce.writers"
             ).fetchone()
         except psycopg.errors.UndefinedTable:
-            # The ledger is made by the first batch.
+            # The first batch creates the ledger.
             return None
 
     def batches(self) -> int:
@@ -54,7 +54,7 @@ class Watch:
         return self._number("SELECT count(*) FROM pgonce.replays")
 
     def end_offsets(self) -> list[str]:
-        """Where the writer stands in its source, a line for each topic partition or source."""
+        """How far the writer is in its source, with a line for each topic partition or source."""
         found = self._connection.execute(
             "SELECT coalesce(topic || '/' || partition || ': ', '') || end_offset FROM pgonce.current_offsets "
             "ORDER BY topic, partition"

@@ -24,5 +24,5 @@ def test_rows_within_a_transaction_count_by_time(stretches):
 
 def test_rows_that_never_came_have_no_time(stretches):
     """A table that ends below a mark is an error, and not a quick sink."""
-    with pytest.raises(ValueError, match="30 rows were to be there, and 20 are"):
+    with pytest.raises(ValueError, match="30 rows should be there, but there are 20"):
         stretches.cut([(1.0, 10), (2.0, 10)], [10, 30])

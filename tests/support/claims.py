@@ -249,7 +249,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     # security.md
     Claim(
-        "after 10 s at most each, who draws out the handshake",
+        "after 10 s at most each, one that draws out the handshake",
         ("tests/security/test_receiver_line.py::test_many_silent_callers_keep_nobody_waiting",),
     ),
     Claim(
