@@ -71,7 +71,7 @@ def asynchronous_progress() -> ConfigurationError:
 
 
 def refuse_unfit_positions(mode: str, *, judged_by_ids: bool = False) -> None:
-    """:raises ConfigurationError: where rows cannot be told apart by position."""
+    """:raises ConfigurationError: if rows cannot be told apart by position."""
     if mode == "complete":
         raise bad_option(
             "CLASHING_OPTIONS",

@@ -19,7 +19,7 @@ import org.postgresql.xa.PGXADataSource;
  * How does Flink's exactly-once JDBC sink write the topic?
  *
  * Runs until it is killed, or until a task fails: a restart of its own would write rows twice. Invariant: it is set up
- * by who wants it quick; what Postgres can convert goes there as text.
+ * to be fast; what Postgres can convert goes there as text.
  *
  * Arguments: Kafka's servers, topic, group, JDBC URL, table, parallelism, rows a statement, ms between checkpoints.
  */

@@ -35,7 +35,7 @@ class NulInJsonError(ValueError):
 
 def json_texts(array: pa.Array, data_type: t.DataType) -> list[str | None]:
     """
-    Return one JSON text a row, None where the value is null (a null inside a value reads ``null``).
+    Return one JSON text for each row, None if the value is null (a null inside a value reads ``null``).
 
     :raises NulInJsonError: for a NUL in a text or in a map's key.
     :raises ValueError: for text that is not UTF-8, or a variant that Python cannot read.

@@ -31,7 +31,7 @@ BROKEN = (OSError, EOFError)
 SILENT = (TimeoutError,)
 
 _LENGTH = struct.Struct("!Q")
-# A host that vanished without a word is noticed after a minute, whether something was sent to it (TCP_USER_TIMEOUT, in
+# A host that vanished silently is noticed after a minute, whether something was sent to it (TCP_USER_TIMEOUT, in
 # milliseconds: keepalives wait while sent data is not acknowledged) or not.
 _NOTICED = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
