@@ -1,8 +1,8 @@
 """
-Do two features earn their lines: the receiver, and transactions that begin beside Spark's job?
+Do two features earn their lines: the receiver, and transactions that begin while Spark's job runs?
 
-Runs on the driver, with Spark and Postgres on this machine: `make bench-features`. Invariant: with and without
-alternate in one run on the same servers, and differ in the feature alone.
+Runs on the driver, with Spark and Postgres on this machine: `make bench-features`. Invariant: both variants, with and
+without a feature, alternate in one run on the same servers, and differ only in that feature.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pgonce.sink.target.batch_rows import BatchRows
 
 
 class _CommitsOnceRowsAreThere(EarlyCommits):
-    """What the batch writer would do without the feature: begin when 16 MiB are there, or all."""
+    """What the batch writer would do without the feature: begin once 16 MiB or all rows are there."""
 
     def __init__(self, settings: CommitSettings) -> None:
         super().__init__(settings)
@@ -44,7 +44,7 @@ class _CommitsOnceRowsAreThere(EarlyCommits):
 
 
 def _without_receiver(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    # As it is used: what is small travels in the commit message, and what is large is staged.
+    # With its defaults: small partitions travel in the commit message, and large ones are staged.
     return writer.format("pgonce").options(url=place.url, table=place.table, independent="true")
 
 
@@ -64,7 +64,7 @@ NOT_EARLY = Contender("PostgresBatchWriter, begins with its rows", _not_early, "
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 0: what the figures are worth, a person decides."""
+    """Exit code 0; a person judges the figures."""
     parser = argparse.ArgumentParser(prog="make bench-features", description="Two features, with and without.")
     parser.add_argument("--small", action="store_true", help="a quick look")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory for the file with all times")
