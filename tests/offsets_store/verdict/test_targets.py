@@ -1,8 +1,22 @@
-"""What is told from the oids of a batch's tables, and of those before."""
+"""A table of the same name may be another one, as its oid tells: it is noted, or refused for those who ask for that."""
+
+from __future__ import annotations
+
+import logging
 
 import pytest
+from support.committed_rows import TABLE, batch, ids, rows, settings
 
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.targets import changed_targets, known_targets
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publication, publish_rows_in_tx
 
 
 @pytest.mark.parametrize(
@@ -36,3 +50,98 @@ def test_what_a_function_has_not_written_to_this_time_is_remembered():
     assert known == {"public.a": 1, "public.c": 2}
     assert known_targets({"public.a": 1}, {"public.b": 2}, is_one_table=True) == {"public.b": 2}
     assert known_targets({"public.a": 1}, {}, is_one_table=False) == {"public.a": 1}
+
+
+def appending(*ids, table="events", sink_name="orders"):
+    """Work that appends these ids to one table."""
+    return publication(sink_name, destination(table, "append", (), None), rows(*ids), "inline")
+
+
+def function(*tables):
+    """Work of a function that writes one row into each table."""
+
+    def publish(connection, *_):
+        written = [
+            publish_rows_in_tx(driver_connection(connection), destination(table, "append", (), None), rows(1))
+            for table in tables
+        ]
+        return Published(len(tables), "function", targets={table.qualified_name: table.oid for table in written})
+
+    return Work(lambda _: "orders", publish, sealed=True)
+
+
+CHANGES = {
+    "created again": (b"DROP TABLE events; " + TABLE.encode(), "dropped and created again"),
+    "exchanged": (
+        b"ALTER TABLE events RENAME TO old; CREATE TABLE events (LIKE old)",
+        "exchanged for another",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_table_that_was_created_again_is_noted(change, admin, url, caplog):
+    """The batch is published; log, status and ledger say what is different, once."""
+    ddl, says = CHANGES[change]
+    admin.execute(TABLE.encode())
+    commit_batch(settings(url), batch(0), appending(1))
+    admin.execute(ddl)
+    with caplog.at_level(logging.WARNING, "pgonce"):
+        assert commit_batch(settings(url), batch(1), appending(2)) is Verdict.NEW
+        assert says in caplog.text
+        caplog.clear()
+        commit_batch(settings(url), batch(2), appending(3))
+        assert "table" not in caplog.text
+    assert ids(admin) == [2, 3]
+    (writer,) = OffsetsStore(url).queries()
+    oid = admin.execute("SELECT 'events'::regclass::oid").fetchone()[0]
+    assert writer.targets == {"public.events": oid}
+    assert writer.target_change.startswith("batch 1: public.events is not the table")
+    assert admin.execute("SELECT batch_id, table_name FROM pgonce.target_changes").fetchall() == [(1, "public.events")]
+
+
+def test_a_table_that_was_renamed_is_noted(admin, url):
+    """With a sink's name of its own the writer goes on, and says that the table has another name."""
+    admin.execute(TABLE.encode())
+    commit_batch(settings(url), batch(0), appending(1))
+    admin.execute(b"ALTER TABLE events RENAME TO orders")
+    commit_batch(settings(url), batch(1), appending(2, table="orders"))
+    (writer,) = OffsetsStore(url).queries()
+    assert writer.target_change == "batch 1: public.orders was called public.events when earlier batches were written."
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_pinned_table_is_refused_until_it_is_let_go_once(change, admin, url):
+    """Nothing is written into the other table; after one batch without the option, that is the one that counts."""
+    admin.execute(TABLE.encode())
+    pinned, free = settings(url, pin_table=True), settings(url)
+    assert commit_batch(pinned, batch(0), appending(1)) is Verdict.NEW
+    admin.execute(CHANGES[change][0])
+    with pytest.raises(PgonceError, match="TARGET_CHANGED.*public.events.*Help: .*pinTable=false"):
+        commit_batch(pinned, batch(1), appending(2))
+    assert ids(admin) == []
+    assert commit_batch(free, batch(1), appending(2)) is Verdict.NEW
+    assert commit_batch(pinned, batch(2), appending(3)) is Verdict.NEW
+    assert ids(admin) == [2, 3]
+
+
+def test_tables_of_a_function_are_remembered_one_by_one(admin, url):
+    """A function may write to a table for the first time, or leave one out; a changed one is met when it comes."""
+    admin.execute(TABLE.encode() + b"; CREATE TABLE others (LIKE events)")
+    pinned = settings(url, pin_table=True)
+    commit_batch(pinned, batch(0), function("events"))
+    commit_batch(pinned, batch(1), function("others"))
+    admin.execute(b"DROP TABLE events; " + TABLE.encode())
+    commit_batch(pinned, batch(2), function("others"))
+    with pytest.raises(PgonceError, match="TARGET_CHANGED.*public.events"):
+        commit_batch(pinned, batch(3), function("events", "others"))
+
+
+def test_batches_of_a_version_that_recorded_no_table_are_followed(admin, url):
+    """Nothing is known of them, so nothing has changed; from the next batch on it is known."""
+    admin.execute(TABLE.encode())
+    commit_batch(settings(url), batch(0), appending(1))
+    admin.execute("UPDATE pgonce.writers SET targets = NULL")
+    assert commit_batch(settings(url, pin_table=True), batch(1), appending(2)) is Verdict.NEW
+    (writer,) = OffsetsStore(url).queries()
+    assert (list(writer.targets), writer.target_change) == (["public.events"], None)

@@ -1,0 +1,166 @@
+"""What each file of a checkpoint says, and what is said of one that is damaged: no I/O, no Spark."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pgonce.offsets_store.checkpoint.log_entries import (
+    decode,
+    parse_commit_log,
+    parse_initial_offset,
+    parse_offset_log,
+    parse_query_id,
+)
+from pgonce.offsets_store.errors import CheckpointError
+
+METADATA = '{"batchWatermarkMs":0,"batchTimestampMs":1795208170230,"conf":{"spark.sql.shuffle.partitions":"2"}}'
+QUERY_ID = "f4f7c933-216b-4214-a5db-99a58d39e9f0"
+
+
+def v1(*offsets: str) -> str:
+    """Return the text of an entry of version 1 with one line for each source."""
+    return "\n".join(["v1", METADATA, *offsets])
+
+
+class TestOffsetLog:
+    def test_version_1_numbers_the_sources_by_line(self):
+        """A line after the metadata is a source's, in plan order; a dash is a source without an offset."""
+        log = parse_offset_log(v1('{"logOffset":0}', "-", '{"t":{"1":7,"0":23}}'))
+        assert log.version == 1
+        assert log.metadata["batchTimestampMs"] == 1795208170230
+        assert log.offsets == {"0": {"logOffset": 0}, "1": None, "2": {"t": {"0": 23, "1": 7}}}
+        assert not log.is_continuous
+
+    def test_version_2_names_the_sources(self):
+        """A source id reaches to the first colon, whatever the JSON behind it holds; lines have no order."""
+        log = parse_offset_log(f'v2\n{METADATA}\norders:{{"a:b":{{"0":1}}}}\n1:{{"logOffset":4}}\n0:-')
+        assert log.offsets == {"orders": {"a:b": {"0": 1}}, "1": {"logOffset": 4}, "0": None}
+
+    def test_text_and_hash_are_those_of_the_file(self):
+        """The text gives back the very bytes of the file, line ends and all."""
+        data = v1('{"path":"Straße \u2028 \U0001f600"}').encode() + b"\r\n"
+        log = parse_offset_log(decode(data, "It"))
+        assert log.text.encode() == data
+        assert log.offsets == {"0": {"path": "Straße \u2028 \U0001f600"}}
+
+    def test_empty_metadata_line_is_a_continuous_querys(self):
+        """Continuous processing leaves the second line empty; a metadata line of {} is no such thing."""
+        assert parse_offset_log('v1\n\n{"0":{"value":-2,"runTimeMs":1}}').is_continuous
+        assert not parse_offset_log("v1\n{}\n3").is_continuous
+
+    @pytest.mark.parametrize("text", ["v3\n{}\n1", "v0\n{}\n1", "v12\n{}\n1"])
+    def test_other_versions_are_refused(self, text):
+        """A version that Spark may bring one day is named, never guessed at."""
+        with pytest.raises(CheckpointError, match=r"newer pgonce|version line"):
+            parse_offset_log(text)
+
+    def test_unknown_version_has_its_own_code(self):
+        """Only a version that is unknown asks for a newer pgonce."""
+        with pytest.raises(CheckpointError) as caught:
+            parse_offset_log("v3\n{}\n1")
+        assert caught.value.code == "CHECKPOINT_VERSION"
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "v",
+            "v1",
+            "v1\n",
+            "v1\n" + METADATA[:40],
+            f"v1\n{METADATA}",
+            f"v1\n{METADATA}\n",
+            "v1\n[]\n3",
+            "v1\nnull\n3",
+            "{}\n3",
+            "v²\n{}\n3",
+            f"v2\n{METADATA}\n{{",
+            f"v2\n{METADATA}\n:1",
+            f"v2\n{METADATA}\n0:1\n0:2",
+        ],
+    )
+    def test_damaged_entries_are_refused(self, text):
+        """A file cut short or overwritten is an error that names the file, what it means and a way out."""
+        with pytest.raises(CheckpointError) as caught:
+            parse_offset_log(text, "The checkpoint's offsets/3")
+        assert caught.value.code == "CHECKPOINT_MALFORMED"
+        assert str(caught.value).startswith("[CHECKPOINT_MALFORMED] The checkpoint's offsets/3 ")
+        assert "Nothing was written. Help: " in str(pickle.loads(pickle.dumps(caught.value)))
+
+    def test_bytes_that_are_not_utf8_are_refused(self):
+        """A byte that is no UTF-8 is an error with its position, not a replacement character."""
+        with pytest.raises(CheckpointError, match=r"CHECKPOINT_MALFORMED.*from byte 2 on"):
+            decode(b"v1\xff", "The file")
+
+
+class TestOtherFiles:
+    @pytest.mark.parametrize(
+        ("text", "version", "metadata"),
+        [
+            ('v1\n{"nextBatchWatermarkMs":0}', 1, {"nextBatchWatermarkMs": 0}),
+            (
+                'v2\n{"nextBatchWatermarkMs":5,"stateUniqueIds":{"0":[["a"]]}}',
+                2,
+                {"nextBatchWatermarkMs": 5, "stateUniqueIds": {"0": [["a"]]}},
+            ),
+            ('v3\n{"sinkMetadataMap":{}}', 3, {"sinkMetadataMap": {}}),
+            ("v1", 1, {}),
+        ],
+    )
+    def test_commit_log(self, text, version, metadata):
+        """Versions 1 to 3 are read, and a missing line counts as {}, as it does for Spark."""
+        log = parse_commit_log(text)
+        assert (log.version, log.metadata, log.text) == (version, metadata, text)
+
+    @pytest.mark.parametrize(
+        ("text", "code"),
+        [
+            ("v4\n{}", "CHECKPOINT_VERSION"),
+            ("", "CHECKPOINT_MALFORMED"),
+            ('v1\n{"next', "CHECKPOINT_MALFORMED"),
+        ],
+    )
+    def test_commit_log_refused(self, text, code):
+        """A commit entry that is unknown or damaged is an error."""
+        with pytest.raises(CheckpointError) as caught:
+            parse_commit_log(text)
+        assert caught.value.code == code
+
+    def test_query_id(self):
+        """The id is taken as it is written."""
+        assert parse_query_id(f'{{"id":"{QUERY_ID}"}}') == QUERY_ID
+
+    @pytest.mark.parametrize("text", ["", "{}", '{"id":7}', '{"id":"x"}', f'"{QUERY_ID}"', '{"id":"f4f7c9'])
+    def test_query_id_refused(self, text):
+        """What holds no UUID under id is no query's metadata."""
+        with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
+            parse_query_id(text)
+
+    @pytest.mark.parametrize(
+        "data", [b'\x00v1\n{"t":{"1":0,"0":5}}', b'\x00v1\n{"t":{"1":0,"0":5}}\n', b'\x00{"t":{"1":0,"0":5}}']
+    )
+    def test_initial_offset(self, data):
+        """Kafka's start of batch 0 stands behind a NUL byte, since Spark 2.2 behind a version line too."""
+        assert parse_initial_offset(data) == {"t": {"0": 5, "1": 0}}
+
+    @pytest.mark.parametrize("data", [b'v1\n{"path":"file:///in/a.json","batchId":0}', b"v1\n1795208175494", b""])
+    def test_initial_offset_of_other_sources(self, data):
+        """The file source's list and the rate source's clock reading have that name too, but no offset."""
+        assert parse_initial_offset(data) is None
+
+    @pytest.mark.parametrize(
+        ("data", "code"),
+        [
+            (b"\x00v1\n", "CHECKPOINT_MALFORMED"),
+            (b'\x00v1\n{"t":{"0"', "CHECKPOINT_MALFORMED"),
+            (b'\x00v1\n{"t":{"0":\xff', "CHECKPOINT_MALFORMED"),
+            (b'\x00v2\n{"t":{"0":5}}', "CHECKPOINT_VERSION"),
+        ],
+    )
+    def test_initial_offset_refused(self, data, code):
+        """A damaged start is an error, not an absent one: a wrong start would pass for a new query's."""
+        with pytest.raises(CheckpointError) as caught:
+            parse_initial_offset(data)
+        assert caught.value.code == code
