@@ -40,12 +40,12 @@ _AWAY = "tests/stress/test_away.py::test_a_query_waits_and_goes_on"
 _AWAY_LOG = "tests/stress/test_away.py::test_the_log_says_so_once_a_try"
 _NUMBERS = "tests/repository/test_claims.py::test_numbers_are_those_of_the_code"
 _FROZEN = "tests/offsets_store/commit/test_commit.py::test_a_frozen_driver_that_holds_the_writer_is_ended"
-_RUNNING = "tests/offsets_store/recovery/test_recover.py::TestRunning"
+_RUNNING = "tests/offsets_store/recovery/test_still_running.py::TestRunning"
 _MANY = "tests/offsets_store/postgres/test_connect_many_queries.py"
 _WAITS = "tests/offsets_store/commit/test_commit_watch.py"
 _BOUNDED = "tests/offsets_store/postgres/test_bounds_of_locks.py"
 _VANISHED = "tests/offsets_store/postgres/test_bounds_vanished_host.py"
-_RECOVERY_AWAY = "tests/offsets_store/recovery/test_recover.py::TestAway"
+_RECOVERY_AWAY = "tests/offsets_store/recovery/test_retrying.py::TestAway"
 _STANDBY = f"{_WAITS}::test_a_commit_that_waits_for_a_standby_says_so"
 
 CLAIMS: tuple[Claim, ...] = (
@@ -56,7 +56,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "newest 1,000 events of each query",
-        ("tests/offsets_store/progress/test_listener.py::TestFilling::test_old_rows_are_pruned", _NUMBERS),
+        ("tests/offsets_store/progress/test_record_event.py::TestFilling::test_old_rows_are_pruned", _NUMBERS),
     ),
     Claim("A commit waits `lockTimeout` seconds (30)", (_LOCKS, _NUMBERS)),
     Claim("If the lock is still held when `retryTimeout` (120) is over", (_LOCKS, _NUMBERS)),
@@ -101,7 +101,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "`--undo` brings the newest one back",
-        ("tests/offsets_store/recovery/test_recover.py::TestUndo::test_again_and_again",),
+        ("tests/offsets_store/recovery/test_undo.py::TestUndo::test_again_and_again",),
     ),
     Claim(
         "younger than 5 seconds (`--quiet-for`)",
@@ -123,7 +123,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "recovery would wait for it for ever",
-        ("tests/offsets_store/recovery/test_recover.py::TestRetire::test_a_sink_that_is_gone",),
+        ("tests/offsets_store/recovery/test_by_hand.py::TestRetire::test_a_sink_that_is_gone",),
     ),
     Claim(
         "A commit holds one connection and never asks for a second", (f"{_MANY}::test_a_commit_needs_one_connection",)

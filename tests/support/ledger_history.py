@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
+from sqlalchemy import insert
+
 from pgonce.offsets_store.ledger import ledger, record
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.tables import progress
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.verdict.facts import Batch
 
 QUERY = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
 RUN = "aaaaaaaa-1111-4111-8111-111111111111"
+# Where a query over a topic t ends.
+KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
 
 
 def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: Any) -> Batch:
@@ -49,3 +55,26 @@ def take_over(url: str, batch: Batch, replaces: str) -> None:
     with engine_for(url).begin() as connection:
         locked = ledger.lock_writer_in_tx(connection, batch, replaces)
         record.replace_writer_in_tx(connection, locked, batch, replaces)
+
+
+def hear(
+    url: str,
+    latest: Any,
+    *,
+    query_id: str = QUERY,
+    batch_id: int = 0,
+    seconds: float = 0,
+    disagreement: str | None = None,
+) -> None:
+    """Store a progress row as the listener does."""
+    row = {
+        "query_id": query_id,
+        "run_id": RUN,
+        "batch_id": batch_id,
+        "progress_at": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds),
+        "num_input_rows": 1,
+        "latest_offsets": latest,
+        "disagreement": disagreement,
+    }
+    with engine_for(url).begin() as connection:
+        connection.execute(insert(progress).values(row))

@@ -10,21 +10,11 @@ from importlib.metadata import version
 import psycopg
 import pytest
 from support.fixtures.postgres import url_with
-from support.ledger_history import OTHER, QUERY, publish, replay, take_over
-from typer.testing import CliRunner
+from support.ledger_history import KAFKA, OTHER, QUERY, publish, replay, take_over
 
-from pgonce.offsets_store.cli.main import ExitCode, app
+from pgonce.offsets_store.cli.main import ExitCode
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql
 from pgonce.offsets_store.status.store import OffsetsStore
-
-KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
-
-
-@pytest.fixture
-def pgonce(url, monkeypatch):
-    """Run `pgonce` on the test's database, and give its result."""
-    monkeypatch.setenv("PGONCE_URL", url)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 class TestStatus:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
-from uuid import uuid4
 
 import psycopg
 import pytest
 from confluent_kafka import Producer
-from support.ledger_history import QUERY, RUN, publish
+from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.connect import engine_for
-from pgonce.offsets_store.progress.event import Heard, LedgerSide, disagreement
 from pgonce.offsets_store.progress.listener import OffsetsListener
-from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY, store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 
@@ -179,33 +174,6 @@ class TestDisagreement:
         flush(listener, 2)
         assert [text is None for (text,) in progress_of(observer, "disagreement")] == [True, False]
 
-    @pytest.mark.parametrize(
-        ("recorded", "told", "agrees"),
-        [
-            ({"0": {"t": {"0": 1, "1": 2}}}, {"0": {"t": {"1": 2, "0": 1}}}, True),
-            ({"0": {"t": {"0": 1}}}, {"0": {"t": {"0": 2}}}, False),
-            ({"0": 3, "1": 4}, {"0": 4, "1": 3}, False),
-            ({"0": 3}, {"0": 3, "1": 4}, False),
-            ({"0": None, "1": 4}, {"0": None, "1": 4}, True),
-            ({"left": 3, "right": 4}, {"0": 4, "1": 3}, True),
-            ({"left": 3, "right": 3}, {"0": 3, "1": 4}, False),
-            (None, {"0": 3}, True),
-        ],
-    )
-    def test_what_counts_as_the_same(self, recorded, told, agrees):
-        """Key order is nothing, positions count, named sources match by value, and unknown is no disagreement."""
-        side = LedgerSide("s", RUN, 0, is_recorded=True, end_offsets=recorded)
-        assert (disagreement(heard(end=told), [side]) is None) == agrees
-
-    def test_what_another_run_left_out(self):
-        """A sink that this run has not fed may have been dropped from the query: that is nobody's fault."""
-        gone = LedgerSide("s", str(uuid4()), 0, is_recorded=False, end_offsets=None)
-        short = LedgerSide("s", RUN, 0, is_recorded=False, end_offsets=None)
-        pruned = LedgerSide("s", RUN, 9, is_recorded=False, end_offsets=None)
-        assert disagreement(heard(batch_id=1), [gone]) is None
-        assert "last one in sink 's' is 0" in disagreement(heard(batch_id=1), [short])
-        assert disagreement(heard(batch_id=1), [pruned]) is None
-
 
 class TestFilling:
     def test_offsets_from_listener(self, spark, url, observer, listen, inbox, checkpoint):
@@ -223,53 +191,6 @@ class TestFilling:
         ]
         (row,) = OffsetsStore(url).queries()
         assert (row.end_offsets, row.guarantee) == ({"0": {"logOffset": 1}}, "ids")
-
-    def test_a_writer_that_is_busy_is_not_waited_for(self, url, observer):
-        """While the next commit holds the writer's row, the batch is filled, and readers find its end there."""
-        publish(url, 0, None, guarantee="ids")
-        with psycopg.connect(url) as committing:
-            committing.execute("SELECT * FROM pgonce.writers FOR UPDATE")
-            store(url, heard(end={"0": {"t": {"0": 7}}}))
-        assert observer.execute("SELECT end_offsets FROM pgonce.writers").fetchone() == (None,)
-        assert OffsetsStore(url).starting_offsets("orders") == '{"t": {"0": 7}}'
-        assert observer.execute("SELECT end_offset FROM pgonce.current_offsets").fetchone() == (7,)
-
-    @pytest.mark.parametrize(
-        ("published", "event"),
-        [
-            ({"guarantee": "offsets"}, {}),
-            ({"guarantee": "ids", "run_id": str(uuid4())}, {}),
-            ({"guarantee": "ids"}, {"batch_id": 1}),
-        ],
-    )
-    def test_what_is_not_its_own_is_left_alone(self, url, observer, published, event):
-        """Offsets that are unknown for another reason, or of another run or batch, are not filled."""
-        publish(url, 0, None, **published)
-        store(url, heard(end={"0": 3}, **event))
-        for table in ("writers", "batches"):
-            assert observer.execute(f"SELECT end_offsets FROM pgonce.{table}").fetchone() == (None,)
-
-    def test_known_offsets_are_never_changed(self, url, observer):
-        """An event that disagrees changes nothing but its own row."""
-        publish(url, 0, {"0": 2}, guarantee="ids")
-        assert store(url, heard(end={"0": 3})) is not None
-        for table in ("writers", "batches"):
-            assert observer.execute(f"SELECT end_offsets FROM pgonce.{table}").fetchone() == ({"0": 2},)
-
-    def test_old_rows_are_pruned(self, url, observer):
-        """The newest events of a query stay, those of other queries are not touched."""
-        ensure_ledger(url)
-        store(url, heard(batch_id=3, query_id="another"))
-        total = KEPT_A_QUERY + 32
-        with engine_for(url).begin() as connection:
-            for batch_id in range(total + 1):
-                store_progress_in_tx(connection, heard(batch_id=batch_id))
-        found = observer.execute("SELECT batch_id FROM pgonce.progress WHERE query_id = %s ORDER BY 1", [QUERY])
-        kept = [number for (number,) in found]
-        assert kept[-1] == total
-        assert KEPT_A_QUERY <= len(kept) < KEPT_A_QUERY + 16
-        assert all(after == before + 1 for before, after in pairwise(kept))
-        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (len(kept) + 1,)
 
 
 class TestTrouble:
@@ -396,16 +317,3 @@ class Progress:
         self.timestamp = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=batch_id)).isoformat()
         self.numInputRows, self.durationMs = 1, {"addBatch": 5}
         self.sources = [{"startOffset": "None", "endOffset": "3", "latestOffset": "None"}]
-
-
-def heard(*, batch_id=0, end=None, query_id=QUERY):
-    """One event, of the run that `publish` publishes for."""
-    at = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=batch_id)
-    return Heard(query_id, RUN, batch_id, "orders", at, 1, {"0": None}, end or {"0": 3}, {"0": None}, {})
-
-
-def store(url, event):
-    """Store one event in a transaction of its own."""
-    ensure_ledger(url)
-    with engine_for(url).begin() as connection:
-        return store_progress_in_tx(connection, event)

@@ -11,10 +11,8 @@ import psycopg
 import pytest
 from support.committed_rows import TABLE, rows
 from support.stopped_query import entry, kafka, write_checkpoint
-from typer.testing import CliRunner
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.cli.main import app
 from pgonce.offsets_store.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -38,13 +36,6 @@ def target(admin):
     """The table, and a table beside it."""
     admin.execute(TABLE)
     admin.execute(TABLE.replace("events", "others"))
-
-
-@pytest.fixture
-def pgonce(url, monkeypatch):
-    """Run `pgonce` on the test's database, and give its result."""
-    monkeypatch.setenv("PGONCE_URL", url)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
 def begun(folder, *offsets, number=0):

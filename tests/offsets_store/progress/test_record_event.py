@@ -1,0 +1,72 @@
+"""What the ledger keeps of a progress event, and which offsets an event fills in."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from uuid import uuid4
+
+import psycopg
+import pytest
+from support.ledger_history import QUERY, publish
+from support.progress_events import heard
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY, store_progress_in_tx
+from pgonce.offsets_store.status.store import OffsetsStore
+
+
+def store(url, event):
+    """Store one event in a transaction of its own."""
+    ensure_ledger(url)
+    with engine_for(url).begin() as connection:
+        return store_progress_in_tx(connection, event)
+
+
+class TestFilling:
+    def test_a_writer_that_is_busy_is_not_waited_for(self, url, observer):
+        """While the next commit holds the writer's row, the batch is filled, and readers find its end there."""
+        publish(url, 0, None, guarantee="ids")
+        with psycopg.connect(url) as committing:
+            committing.execute("SELECT * FROM pgonce.writers FOR UPDATE")
+            store(url, heard(end={"0": {"t": {"0": 7}}}))
+        assert observer.execute("SELECT end_offsets FROM pgonce.writers").fetchone() == (None,)
+        assert OffsetsStore(url).starting_offsets("orders") == '{"t": {"0": 7}}'
+        assert observer.execute("SELECT end_offset FROM pgonce.current_offsets").fetchone() == (7,)
+
+    @pytest.mark.parametrize(
+        ("published", "event"),
+        [
+            ({"guarantee": "offsets"}, {}),
+            ({"guarantee": "ids", "run_id": str(uuid4())}, {}),
+            ({"guarantee": "ids"}, {"batch_id": 1}),
+        ],
+    )
+    def test_what_is_not_its_own_is_left_alone(self, url, observer, published, event):
+        """Offsets that are unknown for another reason, or of another run or batch, are not filled."""
+        publish(url, 0, None, **published)
+        store(url, heard(end={"0": 3}, **event))
+        for table in ("writers", "batches"):
+            assert observer.execute(f"SELECT end_offsets FROM pgonce.{table}").fetchone() == (None,)
+
+    def test_known_offsets_are_never_changed(self, url, observer):
+        """An event that disagrees changes nothing but its own row."""
+        publish(url, 0, {"0": 2}, guarantee="ids")
+        assert store(url, heard(end={"0": 3})) is not None
+        for table in ("writers", "batches"):
+            assert observer.execute(f"SELECT end_offsets FROM pgonce.{table}").fetchone() == ({"0": 2},)
+
+    def test_old_rows_are_pruned(self, url, observer):
+        """The newest events of a query stay, those of other queries are not touched."""
+        ensure_ledger(url)
+        store(url, heard(batch_id=3, query_id="another"))
+        total = KEPT_A_QUERY + 32
+        with engine_for(url).begin() as connection:
+            for batch_id in range(total + 1):
+                store_progress_in_tx(connection, heard(batch_id=batch_id))
+        found = observer.execute("SELECT batch_id FROM pgonce.progress WHERE query_id = %s ORDER BY 1", [QUERY])
+        kept = [number for (number,) in found]
+        assert kept[-1] == total
+        assert KEPT_A_QUERY <= len(kept) < KEPT_A_QUERY + 16
+        assert all(after == before + 1 for before, after in pairwise(kept))
+        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (len(kept) + 1,)

@@ -1,0 +1,98 @@
+"""What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from support.ledger_history import OTHER
+from support.recoveries import history, mend, noted, verdict
+from support.stopped_query import entries, write_checkpoint
+
+from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
+from pgonce.offsets_store.recovery.by_hand import accept_batch
+from pgonce.offsets_store.recovery.diagnosis import Finding
+from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.verdict.decide import Verdict
+
+
+class TestAccept:
+    @pytest.fixture
+    def stuck(self, ahead):
+        """A stateful query against a restored database: batch 9 is a gap, and nothing mends it."""
+        (ahead / "state").mkdir()
+        return ahead
+
+    def accept(self, pgonce, stuck, *more, batch=9, reason="restored on purpose"):
+        """Give the command."""
+        return pgonce("accept", "orders", "--batch", batch, "--reason", reason, "--checkpoint", stuck, *more)
+
+    def test_shown_first_then_done(self, pgonce, stuck, observer, url):
+        """Without --yes it only tells; with it the ledger has the reason, and the doctor is content."""
+        shown = self.accept(pgonce, stuck)
+        assert (shown.exit_code, noted(observer)) == (ExitCode.OK, [])
+        assert "GAP" in shown.stdout
+        assert "--yes" in shown.stdout
+        assert self.accept(pgonce, stuck, "--yes").exit_code == ExitCode.OK
+        assert noted(observer) == [("accept", 9, "restored on purpose", None)]
+        assert observer.execute("SELECT made_by = session_user FROM pgonce.interventions").fetchone() == (True,)
+        found = examine(str(stuck), url)
+        assert (found.finding, found.sinks[0].verdict) == (Finding.AGREE, Verdict.ACCEPTED)
+
+    def test_refused(self, pgonce, stuck, observer, url):
+        """Not twice, not without a reason, not another batch, not another query's checkpoint."""
+        for code, given in [
+            ("NO_REASON", {"reason": "  "}),
+            ("ACCEPT_NOT_NEXT", {"batch": 8}),
+            ("ACCEPT_NOT_NEXT", {"batch": 10}),
+        ]:
+            refused = self.accept(pgonce, stuck, "--yes", **given)
+            assert refused.exit_code != ExitCode.OK
+            assert f"[{code}]" in refused.stderr
+        assert noted(observer) == []
+        self.accept(pgonce, stuck, "--yes")
+        assert "[ALREADY_ACCEPTED]" in self.accept(pgonce, stuck, "--yes").stderr
+        (stuck / "metadata").write_text(f'{{"id":"{OTHER}"}}')
+        with psycopg.connect(url) as connection:
+            connection.execute("DELETE FROM pgonce.interventions")
+        assert "[OTHER_CHECKPOINT]" in self.accept(pgonce, stuck, "--yes").stderr
+
+    def test_a_batch_that_would_be_no_error(self, pgonce, url, tmp_path):
+        """What goes through anyhow needs nobody's word, and an unused one would let through what comes later."""
+        history(url, 5)
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
+        assert "[ACCEPT_NOT_NEEDED]" in self.accept(pgonce, checkpoint, "--yes", batch=6).stderr
+
+    def test_without_the_checkpoint(self, pgonce, stuck, url, observer):
+        """Where it cannot be read, only a batch past the next one is surely refused."""
+        give = ("accept", "orders", "--reason", "because", "--yes", "--batch")
+        assert "[ACCEPT_NOT_NEEDED]" in pgonce(*give, 6).stderr
+        assert pgonce(*give, 7).exit_code == ExitCode.OK
+        assert [batch_id for _, batch_id, *_ in noted(observer)] == [7]
+
+    def test_reason_in_python(self, url, stuck):
+        """The function wants a reason too."""
+        with pytest.raises(ConfigurationError, match="NO_REASON"):
+            accept_batch("orders", 9, url, reason="")
+
+
+class TestRetire:
+    def test_a_sink_that_is_gone(self, pgonce, url, tmp_path, observer):
+        """Two sinks too far apart: one is retired, noted, refused from then on; the other is recovered."""
+        history(url, 5)
+        history(url, 2, sink_name="audit")
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(0, 1), (0, 1))
+        with pytest.raises(RecoveryError, match="RECOVERY_APART"):
+            mend(checkpoint, url)
+        assert "[SINK_NEEDED]" in pgonce("retire", "orders").stderr
+        command = ("retire", "orders", "--sink", "audit", "--reason", "moved to another job")
+        assert pgonce(*command).exit_code == ExitCode.OK
+        assert noted(observer) == []
+        assert pgonce(*command, "--yes").exit_code == ExitCode.OK
+        assert noted(observer) == [("retire", 2, "moved to another job", None)]
+        assert "[WRITER_GONE]" in pgonce(*command, "--yes").stderr
+        assert mend(checkpoint, url).stands_at == 5
+        write_checkpoint(checkpoint, entries(2, 3))
+        assert verdict(url, checkpoint, 3, "new", sink_name="audit") is Verdict.FENCED
+        accept = pgonce("accept", "orders", "--sink", "audit", "--batch", 9, "--reason", "r", "--yes")
+        assert "[WRITER_GONE]" in accept.stderr

@@ -1,0 +1,79 @@
+"""A recovery waits for a Postgres that is away, for as long as it was told to."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+
+import pytest
+from support.recoveries import mend
+from support.stopped_query import files_of
+from typer.testing import CliRunner
+
+from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.recovery.recover import recover_checkpoint
+from pgonce.offsets_store.recovery.undo import undo_recovery
+from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.recover_and_start import recover_and_start
+
+
+class TestAway:
+    """Postgres is away when a recovery begins."""
+
+    def test_it_waits_and_goes_on(self, proxy, behind, caplog):
+        """Before a start it waits as a commit does, says so once a try, and recovers when Postgres is back."""
+        proxy.stop()
+        threading.Timer(1.0, proxy.start).start()
+        with caplog.at_level("WARNING", "pgonce"):
+            assert mend(behind, proxy.url).is_done
+        said = [record.getMessage() for record in caplog.records]
+        assert len(said) >= 2
+        assert all(line.startswith(f"recovery of {behind}: trying again in ") for line in said)
+        assert all("CONNECT_FAILED" in line for line in said)
+
+    def test_it_begins_again_where_the_line_breaks(self, proxy, behind):
+        """The fence may have been set, or not: a second one does no harm."""
+        proxy.cut_after_commit(touching="interventions")
+        assert mend(behind, proxy.url).stands_at == 9
+        assert proxy.hits["cut_after_commit"] == 1
+        assert not mend(behind, proxy.url).is_needed
+
+    def test_past_the_bound_it_fails_by_name(self, proxy, behind):
+        """A Postgres that stays away is an error, and no file was touched."""
+        before = files_of(behind)
+        proxy.stop()
+        began = time.monotonic()
+        with pytest.raises(ConnectError, match="CONNECT_FAILED"):
+            mend(behind, proxy.url, retry_timeout=1)
+        # Pauses of 0.1, 0.2 and 0.4 s, each with a jitter of a half; a fourth one would end past the bound.
+        assert time.monotonic() - began >= 0.3
+        assert files_of(behind) == before
+
+    def test_what_does_not_pass_fails_at_once(self, behind, url):
+        """A database that is not there will not come while somebody waits."""
+        with pytest.raises(ConnectError, match="CONNECT_REFUSED"):
+            mend(behind, url.replace("/pgonce_test_", "/no_such_"))
+
+    def test_the_bound_is_that_of_a_commit(self):
+        """Nobody who waits for a commit need wait otherwise for a start."""
+        patience = {
+            inspect.signature(function).parameters["retry_timeout"].default
+            for function in (recover_checkpoint, undo_recovery, recover_and_start, PostgresBatchWriter)
+        }
+        assert patience == {CommitSettings.retry_timeout} == {120.0}
+
+    def test_a_command_waits_where_it_is_told_to(self, proxy, behind, monkeypatch):
+        """A person at a shell hears at once that Postgres is away, unless --wait says for how long to try."""
+        monkeypatch.setenv("PGONCE_URL", proxy.url)
+        proxy.stop()
+        began = time.monotonic()
+        refused = CliRunner().invoke(app, ["recover", str(behind), "--apply"])
+        assert "[CONNECT_FAILED]" in refused.stderr
+        assert time.monotonic() - began < 60
+        threading.Timer(1.0, proxy.start).start()
+        done = CliRunner().invoke(app, ["recover", str(behind), "--apply", "--quiet-for", "0", "--wait", "600"])
+        assert done.exit_code == ExitCode.OK

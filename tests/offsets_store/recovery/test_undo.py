@@ -1,0 +1,57 @@
+"""What a recovery has replaced comes back, byte by byte, unless it is too late."""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger_history import publish
+from support.recoveries import mend, noted
+from support.stopped_query import entry, files_of, kafka, write_checkpoint
+
+from pgonce.offsets_store.errors import CheckpointError, RecoveryError
+from pgonce.offsets_store.recovery.undo import undo_recovery
+
+
+class TestUndo:
+    @pytest.mark.parametrize("which", ["behind", "ahead"])
+    def test_every_byte_comes_back(self, which, url, request, observer):
+        """Files, checksums and commits are as before, once; the ledger knows of it."""
+        checkpoint = request.getfixturevalue(which)
+        before = files_of(checkpoint)
+        mend(checkpoint, url)
+        assert files_of(checkpoint) != before
+        assert undo_recovery(str(checkpoint), url, dry_run=True).is_needed
+        assert files_of(checkpoint) != before
+        undo_recovery(str(checkpoint), url, quiet_seconds=0)
+        assert files_of(checkpoint) == before
+        assert [kind for kind, *_ in noted(observer)] == ["recover", "undo"]
+        with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
+            undo_recovery(str(checkpoint), url, quiet_seconds=0)
+
+    def test_again_and_again(self, url, ahead):
+        """After an undo the same recovery can be made and undone again."""
+        before = files_of(ahead)
+        for _ in range(2):
+            mend(ahead, url)
+            undo_recovery(str(ahead), url, quiet_seconds=0)
+        assert files_of(ahead) == before
+
+    def test_a_manifest_that_cannot_be_read(self, url, ahead):
+        """Nobody guesses what was replaced."""
+        done = mend(ahead, url)
+        (ahead / done.kept_in / "manifest.json").write_text("{}")
+        with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
+            undo_recovery(str(ahead), url, quiet_seconds=0)
+
+    def test_too_late_for_the_checkpoint(self, url, ahead):
+        """After the query has planned a batch, the old files stay where they lie."""
+        mend(ahead, url)
+        write_checkpoint(ahead, {6: entry(6, planned=1)})
+        with pytest.raises(RecoveryError, match="UNDO_TOO_LATE"):
+            undo_recovery(str(ahead), url, quiet_seconds=0)
+
+    def test_too_late_for_the_ledger(self, url, behind):
+        """After a batch was published, too, though asynchronous progress tracking has not written a file of it."""
+        mend(behind, url)
+        publish(url, 10, {"0": kafka(110)}, run_id="a new run", offset_log=entry(10))
+        with pytest.raises(RecoveryError, match="UNDO_TOO_LATE.*a new run"):
+            undo_recovery(str(behind), url, quiet_seconds=0)

@@ -1,0 +1,56 @@
+"""Which query a person means by a name or an id, and what is said where that is not clear."""
+
+from __future__ import annotations
+
+import pytest
+from support.ledger_history import KAFKA, OTHER, QUERY, publish, take_over
+
+from pgonce.offsets_store.errors import OffsetsError
+
+
+class TestWhichQuery:
+    def test_by_name_or_id(self, url, store):
+        """A query answers to its name and to its id."""
+        publish(url, 0, KAFKA)
+        assert store.latest("orders") == store.latest(QUERY)
+
+    def test_an_unknown_one_lists_what_there_is(self, url, store):
+        """A wrong name is answered with the right ones."""
+        publish(url, 0, KAFKA)
+        with pytest.raises(OffsetsError, match=rf"{QUERY} \(orders\)") as refused:
+            store.latest("order")
+        assert refused.value.code == "QUERY_NOT_FOUND"
+
+    def test_an_ambiguous_name_lists_the_ids(self, url, store):
+        """A name that two queries have is no answer; the error names both ids."""
+        publish(url, 0, KAFKA)
+        publish(url, 0, KAFKA, query_id=OTHER)
+        with pytest.raises(OffsetsError) as refused:
+            store.history("orders")
+        assert refused.value.code == "QUERY_AMBIGUOUS"
+        assert QUERY in str(refused.value)
+        assert OTHER in str(refused.value)
+
+    def test_a_name_means_the_query_that_took_over(self, url, store):
+        """After a takeover under one name, the name is the new query's; the old one answers to its id, marked."""
+        publish(url, 7, KAFKA)
+        take_over(url, publish(url, 0, KAFKA, query_id=OTHER), QUERY)
+        assert store.latest("orders").query_id == OTHER
+        assert store.latest("orders").replaces == QUERY
+        assert store.latest(QUERY).replaced_by == OTHER
+
+    def test_several_sinks_need_one_named(self, url, store):
+        """The latest of a query with two sinks has no single answer without `sink`."""
+        publish(url, 0, KAFKA)
+        publish(url, 3, KAFKA, sink_name="audit")
+        with pytest.raises(OffsetsError, match="audit") as refused:
+            store.latest("orders")
+        assert refused.value.code == "SINK_NEEDED"
+        assert store.latest("orders", sink="audit").batch_id == 3
+
+    def test_an_unknown_sink_lists_the_sinks(self, url, store):
+        """A wrong sink is answered with the right ones."""
+        publish(url, 0, KAFKA)
+        with pytest.raises(OffsetsError, match=r"public\.orders") as refused:
+            store.latest("orders", sink="order")
+        assert refused.value.code == "SINK_NOT_FOUND"

@@ -1,0 +1,56 @@
+"""A past of batches in the ledger, a recovery of it that waits for nothing, and what came of it."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from support.ledger_history import QUERY, publish
+from support.stopped_query import entries
+
+from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.offsets_store.ledger import ledger
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.recovery.recover import recover_checkpoint
+from pgonce.offsets_store.verdict.decide import decide
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
+
+
+def history(url, last, texts=None, **identity):
+    """Publish batches 0 to ``last`` with their entries."""
+    texts = {**entries(*range(last + 1)), **(texts or {})}
+    for number in range(last + 1):
+        end = parse_offset_log(texts[number]).offsets
+        batch = publish(url, number, end, offset_log=texts[number], **identity)
+    return batch
+
+
+def mend(checkpoint, url, **options):
+    """Recover at once: what the test has written just now is no sign of a running query."""
+    return recover_checkpoint(str(checkpoint), url, quiet_seconds=0, **options)
+
+
+def verdict(url, checkpoint, batch_id, run_id, *, sink_name="public.orders"):
+    """What a commit of this run would say to the batch that ``offsets/`` gives this number."""
+    text = (checkpoint / "offsets" / str(batch_id)).read_text()
+    before = (checkpoint / "offsets" / str(batch_id - 1)).read_text()
+    batch = Batch(
+        query_id=QUERY,
+        sink_name=sink_name,
+        run_id=run_id,
+        batch_id=batch_id,
+        attempt=uuid4(),
+        offset_log=text,
+        previous_offset_log=before,
+        start=parse_offset_log(before).offsets,
+        end=parse_offset_log(text).offsets,
+        stateful=False,
+    )
+    with engine_for(url).begin() as connection:
+        return decide(ledger.lock_writer_in_tx(connection, batch, None).ledger, batch, Remedies())
+
+
+def noted(observer):
+    """The interventions, in order: kind, batch, reason, details."""
+    return observer.execute(
+        "SELECT kind, batch_id, reason, details FROM pgonce.interventions ORDER BY intervention_id"
+    ).fetchall()
