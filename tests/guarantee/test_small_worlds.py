@@ -18,6 +18,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 import pytest
+from support.batches import make_batch
 
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Writer
@@ -123,17 +124,16 @@ def offsets_of(batch_id: int) -> dict[str, dict[str, int]]:
 def described(driver: Driver, run: int, token: UUID) -> Batch:
     """The batch as the commit reads it from the checkpoint."""
     assert driver.seen
-    return Batch(
+    return make_batch(
+        driver.batch_id,
+        str(run),
         query_id="q",
         sink_name="public.events",
-        run_id=str(run),
-        batch_id=driver.batch_id,
         attempt=token,
         offset_log=str(driver.seen),
         previous_offset_log=str(driver.previous) if driver.batch_id else None,
         start=offsets_of(driver.batch_id - 1) if driver.batch_id else None,
         end=offsets_of(driver.batch_id),
-        stateful=False,
     )
 
 

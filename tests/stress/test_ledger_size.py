@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from itertools import pairwise
 
 import psycopg
 import pytest
+from support.batches import make_batch
 from support.benchmark_modules import benchmark_module
 
 from pgonce.offsets_store.commit.one_try import Work
@@ -19,7 +21,6 @@ from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import Batch
 
 WRITERS, BATCHES = 10, 1000
 LARGE = ("batches", "replays", "runs", "progress")
@@ -63,17 +64,13 @@ def next_batch(admin):
         "SELECT query_id, sink_name, last_batch_id, w.end_offsets, offset_log FROM pgonce.writers AS w JOIN "
         "pgonce.batches AS b ON (b.writer_id, b.batch_id) = (w.writer_id, w.last_batch_id) ORDER BY w.writer_id LIMIT 1"
     ).fetchone()
-    batch = Batch(
+    batch = make_batch(
+        last + 1,
+        "a new run",
         query_id=query,
-        sink_name="",
-        run_id="a new run",
-        batch_id=last + 1,
-        attempt=uuid.uuid4(),
-        offset_log="planned once",
         previous_offset_log=log,
         start=end,
         end={"0": {"orders": dict.fromkeys(end["0"]["orders"], 10**9)}},
-        stateful=False,
     )
     return batch, Work(lambda _: sink, lambda *_: Published(0, "inline"))
 
@@ -83,7 +80,7 @@ def test_no_statement_reads_a_whole_table(admin, url):
     batch, work = next_batch(admin)
     before = settled(admin)
     assert commit_batch(CommitSettings(url), batch, work) is Verdict.NEW
-    again = Batch(**{**vars(batch), "run_id": "a second run", "attempt": uuid.uuid4()})
+    again = replace(batch, run_id="a second run", attempt=uuid.uuid4())
     assert commit_batch(CommitSettings(url), again, work) is Verdict.REPLAY
     store = OffsetsStore(url)
     assert store.latest(batch.query_id).batch_id == batch.batch_id
@@ -105,15 +102,13 @@ def test_a_lowered_retention_is_caught_up_with_bit_by_bit(admin, url, monkeypatc
     while batch.batch_id < BATCHES + 40:
         assert commit_batch(CommitSettings(url, retain_batches=100), batch, work) is Verdict.NEW
         kept.append(admin.execute("SELECT count(*) FROM pgonce.batches WHERE writer_id = 1").fetchone()[0])
-        batch = Batch(
-            **{
-                **vars(batch),
-                "batch_id": batch.batch_id + 1,
-                "attempt": uuid.uuid4(),
-                "previous_offset_log": batch.offset_log,
-                "offset_log": f"planned once {batch.batch_id + 1}",
-                "start": batch.end,
-            }
+        batch = make_batch(
+            batch.batch_id + 1,
+            batch.run_id,
+            query_id=batch.query_id,
+            previous_offset_log=batch.offset_log,
+            start=batch.end,
+            end=batch.end,
         )
     drops = [before + 1 - now for before, now in pairwise(kept) if now <= before]
     # Batches 1008, 1024 and, with nothing more to catch up with, 16 at a time.

@@ -6,7 +6,6 @@ Runs in: pytest. Invariant: a batch goes through the commit that every way in us
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -34,23 +33,6 @@ Rows = Sequence[tuple[int, str]]
 def quoted(name: str) -> str:
     """A name as SQL takes it, whatever is in it."""
     return sql.Identifier(name).as_string(None)
-
-
-def planned(batch_id: int = 0, **changes: Any) -> Batch:
-    """Batch N of a query, planned once; every commit of it is another attempt."""
-    given = {
-        "query_id": "q1",
-        "sink_name": "",
-        "run_id": "run 1",
-        "batch_id": batch_id,
-        "attempt": uuid.uuid4(),
-        "offset_log": f"planned once {batch_id}",
-        "previous_offset_log": f"planned once {batch_id - 1}" if batch_id else None,
-        "start": {"0": {"t": {"0": batch_id * 10}}},
-        "end": {"0": {"t": {"0": batch_id * 10 + 10}}},
-        "stateful": False,
-    }
-    return Batch(**{**given, **changes})
 
 
 def struct_of(names: Sequence[str]) -> t.StructType:

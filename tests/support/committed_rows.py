@@ -1,13 +1,11 @@
 """
-What do the tests of the commit have in common: whose batches are committed, with which rows?
+What do the tests of the commit have in common: which rows are committed, and with which settings?
 
 Runs in: pytest. Invariant: nothing here waits, and nothing writes.
 """
 
 from __future__ import annotations
 
-import uuid
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -45,23 +43,6 @@ def appending(*of: int) -> Work:
         return Published(len(of), "test")
 
     return Work(lambda _: "public.events", publish)
-
-
-def batch(batch_id: int, run_id: str = "run 1", **changes: Any) -> Batch:
-    """Batch N of one query, planned once."""
-    planned = Batch(
-        query_id="q1",
-        sink_name="",
-        run_id=run_id,
-        batch_id=batch_id,
-        attempt=uuid.uuid4(),
-        offset_log=f"planned once {batch_id}",
-        previous_offset_log=f"planned once {batch_id - 1}" if batch_id else None,
-        start={"0": {"t": {"0": batch_id * 10}}},
-        end={"0": {"t": {"0": batch_id * 10 + 10}}},
-        stateful=False,
-    )
-    return replace(planned, **changes)
 
 
 def ids(admin: psycopg.Connection) -> list[int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 from sqlalchemy import insert
+from support.batches import make_batch
 
 from pgonce.offsets_store.ledger import ledger, record
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -31,12 +31,11 @@ def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: An
         "query_name": "orders",
         "checkpoint_location": "/checkpoints/orders",
         "start": None,
-        "stateful": False,
         "offset_log": None,
         "previous_offset_log": None,
         **identity,
     }
-    batch = Batch(batch_id=batch_id, attempt=uuid4(), end=end, **fields)
+    batch = make_batch(batch_id, end=end, **fields)
     with engine_for(url).begin() as connection:
         locked = ledger.lock_writer_in_tx(connection, batch, None)
         published = record.Published(rows, "inline")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from uuid import uuid4
-
+from support.batches import make_batch
 from support.ledger_history import QUERY, publish
 from support.stopped_query import entries
 
@@ -12,7 +11,7 @@ from pgonce.offsets_store.ledger import ledger
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.recovery.recover import recover_checkpoint
 from pgonce.offsets_store.verdict.decide import decide
-from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.offsets_store.verdict.facts import Remedies
 
 
 def history(url, last, texts=None, **identity):
@@ -33,17 +32,15 @@ def verdict(url, checkpoint, batch_id, run_id, *, sink_name="public.orders"):
     """What a commit of this run would say to the batch that ``offsets/`` gives this number."""
     text = (checkpoint / "offsets" / str(batch_id)).read_text()
     before = (checkpoint / "offsets" / str(batch_id - 1)).read_text()
-    batch = Batch(
+    batch = make_batch(
+        batch_id,
+        run_id,
         query_id=QUERY,
         sink_name=sink_name,
-        run_id=run_id,
-        batch_id=batch_id,
-        attempt=uuid4(),
         offset_log=text,
         previous_offset_log=before,
         start=parse_offset_log(before).offsets,
         end=parse_offset_log(text).offsets,
-        stateful=False,
     )
     with engine_for(url).begin() as connection:
         return decide(ledger.lock_writer_in_tx(connection, batch, None).ledger, batch, Remedies())

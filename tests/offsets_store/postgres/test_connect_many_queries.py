@@ -11,7 +11,8 @@ from dataclasses import replace
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
-from support.committed_rows import TABLE, batch, ids, rows, settings
+from support.batches import make_batch
+from support.committed_rows import TABLE, ids, rows, settings
 
 from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -49,7 +50,7 @@ def append(number, meanwhile=lambda: None):
 
 def first_batch(number):
     """Batch 0 of a query of its own."""
-    return replace(batch(0), query_id=f"q{number}", run_id=f"run of {number}")
+    return replace(make_batch(0), query_id=f"q{number}", run_id=f"run of {number}")
 
 
 def commit_all(url, count):

@@ -11,7 +11,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
-from support.committed_rows import STRUCT, TABLE, appending, batch, ids, settings
+from support.batches import make_batch
+from support.committed_rows import STRUCT, TABLE, appending, ids, settings
 
 from pgonce.offsets_store.commit.one_try import Work, application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -35,11 +36,11 @@ def admin(url):
 def test_a_frozen_predecessor_is_ended(mode, admin, pgbouncer, database):
     """Its session waits for its client, whichever process ids the pooler has made up for the two."""
     url = pgbouncer(mode).url(database)
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     with connect(url) as frozen:
         frozen.execute("SELECT set_config('application_name', %s, true)", [application_name("run 1")])
         frozen.execute("SELECT * FROM pgonce.writers FOR UPDATE")
-        assert commit_batch(settings(url, retry_timeout=60), batch(1, run_id="run 2"), appending(2)) is Verdict.NEW
+        assert commit_batch(settings(url, retry_timeout=60), make_batch(1, run_id="run 2"), appending(2)) is Verdict.NEW
         with pytest.raises(psycopg.OperationalError):
             frozen.execute("SELECT 1")
     assert ids(admin) == [1, 2]
@@ -49,17 +50,17 @@ def test_a_commit_whose_answer_is_the_poolers_own_is_unknown(admin, pgbouncer, p
     """Postgres has committed, the pooler says that it lost it, and Postgres stays away; later the ledger tells."""
     through_proxy = {**conninfo_to_dict(proxy.url), "host": "127.0.0.1"}
     url = pgbouncer(server=through_proxy, query_wait_timeout="2").url(database)
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     hold = proxy.hold_after_commit(touching="events")
     with ThreadPoolExecutor(1) as pool:
-        committing = pool.submit(commit_batch, settings(url, retry_timeout=1), batch(1), appending(2))
+        committing = pool.submit(commit_batch, settings(url, retry_timeout=1), make_batch(1), appending(2))
         hold.wait()
         proxy.stop()
         with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*unknown"):
             committing.result()
     proxy.start()
     assert ids(admin) == [1, 2]
-    assert commit_batch(settings(url, retry_timeout=60), batch(1, run_id="run 2"), appending(2)) is Verdict.REPLAY
+    assert commit_batch(settings(url, retry_timeout=60), make_batch(1, run_id="run 2"), appending(2)) is Verdict.REPLAY
     assert ids(admin) == [1, 2]
 
 
@@ -75,7 +76,7 @@ def test_a_commit_that_the_pooler_has_no_patience_for_lands(admin, pgbouncer, da
     url = pgbouncer(query_timeout="1").url(database)
     # Each wait for the first transaction is cut short before the pooler does.
     patient = settings(url, retry_timeout=60, lock_timeout=0.5)
-    assert commit_batch(patient, batch(0), appending(1)) is Verdict.LANDED
+    assert commit_batch(patient, make_batch(0), appending(1)) is Verdict.LANDED
     assert ids(admin) == [1]
 
 
@@ -83,7 +84,7 @@ def test_first_contacts_under_a_snapshot_leave_no_lock(admin, pgbouncer, databas
     """Where the role asks for repeatable read, first contacts begin twice in the pooler's one session, and unlock."""
     admin.execute(f"ALTER DATABASE {database} SET default_transaction_isolation = 'repeatable read'")
     url = pgbouncer(default_pool_size="1").url(database)
-    queries = [replace(batch(0, checkpoint_location="/checkpoints/shared"), query_id=f"q{n}") for n in range(4)]
+    queries = [replace(make_batch(0, checkpoint_location="/checkpoints/shared"), query_id=f"q{n}") for n in range(4)]
     with ThreadPoolExecutor(len(queries)) as pool:
         said = list(pool.map(partial(_said, settings(url, retry_timeout=60)), queries))
     assert sorted(said) == ["FOREIGN", "FOREIGN", "FOREIGN", "NEW"]
@@ -96,7 +97,7 @@ def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):
     made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
     stager = Stager(url, StagingTable("q1", "events", "run 1", 0), STRUCT, 1, 60)
     for refused in (
-        lambda: commit_batch(settings(url, retry_timeout=60), batch(0), appending(1)),
+        lambda: commit_batch(settings(url, retry_timeout=60), make_batch(0), appending(1)),
         lambda: stager.stage(iter(made)),
         lambda: OffsetsStore(url).queries(),
     ):
@@ -110,10 +111,10 @@ def test_statement_pooling_that_begins_later_is_refused_at_once(admin, pgbouncer
     """An administrator who changes the mode under a running driver reads the same."""
     bouncer = pgbouncer()
     url = bouncer.url(database)
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     bouncer.console("SET pool_mode = 'statement'")
     with pytest.raises(PgonceError, match="STATEMENT_POOLING"):
-        commit_batch(settings(url, retry_timeout=60), batch(1), appending(2))
+        commit_batch(settings(url, retry_timeout=60), make_batch(1), appending(2))
     assert ids(admin) == [1]
 
 
@@ -126,10 +127,10 @@ def _said(asked, planned):
 
 def test_a_lost_line_before_commit_is_not_unknown(admin, proxy):
     """What broke before COMMIT was sent is known not to be written, though Postgres stays away."""
-    commit_batch(settings(proxy.url), batch(0), appending(1))
+    commit_batch(settings(proxy.url), make_batch(0), appending(1))
     hold = proxy.hold_in_copy(touching="events")
     with ThreadPoolExecutor(1) as pool:
-        committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=0.5), batch(1), appending(2))
+        committing = pool.submit(commit_batch, settings(proxy.url, retry_timeout=0.5), make_batch(1), appending(2))
         hold.wait()
         proxy.stop()
         with pytest.raises(PgonceError, match="CONNECT_FAILED.*Nothing was written"):
@@ -150,6 +151,6 @@ def test_a_session_that_an_administrator_ends_costs_a_try(admin, pooled_url):
             )
         return appending(1).publish(connection, planned, stored)
 
-    commit_batch(settings(pooled_url, retry_timeout=60), batch(0), Work(lambda _: "public.events", publish))
+    commit_batch(settings(pooled_url, retry_timeout=60), make_batch(0), Work(lambda _: "public.events", publish))
     assert len(tries) == 2
     assert ids(admin) == [1]

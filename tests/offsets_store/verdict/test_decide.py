@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.batches import make_batch
 
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.offsets.positions import Span
@@ -31,19 +32,17 @@ def text(batch_id):
 
 def batch(batch_id, **changes):
     """Batch N of run r1, which reads offsets 10N to 10N+10."""
-    planned = Batch(
-        query_id="q1",
-        sink_name="public.orders",
-        run_id="r1",
-        batch_id=batch_id,
-        attempt=OURS,
-        offset_log=text(batch_id),
-        previous_offset_log=text(batch_id - 1) if batch_id else None,
-        start=kafka(batch_id * 10),
-        end=kafka(batch_id * 10 + 10),
-        stateful=False,
-    )
-    return replace(planned, **changes)
+    fields = {
+        "sink_name": "public.orders",
+        "run_id": "r1",
+        "attempt": OURS,
+        "offset_log": text(batch_id),
+        "previous_offset_log": text(batch_id - 1) if batch_id else None,
+        "start": kafka(batch_id * 10),
+        "end": kafka(batch_id * 10 + 10),
+        **changes,
+    }
+    return make_batch(batch_id, **fields)
 
 
 def recorded(batch_id, **changes):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from uuid import UUID
 
 import pytest
+from support.batches import make_batch
 
-from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, recorded_reads, together
 from pgonce.offsets_store.verdict.rivals import Neighbour, rivals_of, what_speaks_against
 
@@ -24,20 +23,8 @@ def kafka(*partitions, topic="orders"):
 
 def first(end, *folders, **identity):
     """Batch 0 of a query that the ledger does not know."""
-    batch = Batch(
-        query_id="new",
-        sink_name="public.orders",
-        run_id="run",
-        batch_id=0,
-        attempt=UUID(int=1),
-        offset_log="planned",
-        previous_offset_log=None,
-        start=None,
-        end=end,
-        stateful=False,
-        folders={"0": folders} if folders else {},
-    )
-    return replace(batch, **identity)
+    fields = {"query_id": "new", "sink_name": "public.orders", "folders": {"0": folders} if folders else {}, **identity}
+    return make_batch(start=None, end=end, **fields)
 
 
 def feeding(end, *folders, **identity):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from support.committed_rows import TABLE, batch, ids, rows, settings
+from support.batches import make_batch
+from support.committed_rows import TABLE, ids, rows, settings
 
 from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -84,13 +85,13 @@ def test_a_table_that_was_created_again_is_noted(change, admin, url, caplog):
     """The batch is published; log, status and ledger say what is different, once."""
     ddl, says = CHANGES[change]
     admin.execute(TABLE.encode())
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute(ddl)
     with caplog.at_level(logging.WARNING, "pgonce"):
-        assert commit_batch(settings(url), batch(1), appending(2)) is Verdict.NEW
+        assert commit_batch(settings(url), make_batch(1), appending(2)) is Verdict.NEW
         assert says in caplog.text
         caplog.clear()
-        commit_batch(settings(url), batch(2), appending(3))
+        commit_batch(settings(url), make_batch(2), appending(3))
         assert "table" not in caplog.text
     assert ids(admin) == [2, 3]
     (writer,) = OffsetsStore(url).queries()
@@ -103,9 +104,9 @@ def test_a_table_that_was_created_again_is_noted(change, admin, url, caplog):
 def test_a_table_that_was_renamed_is_noted(admin, url):
     """With a sink's name of its own the writer goes on, and says that the table has another name."""
     admin.execute(TABLE.encode())
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute(b"ALTER TABLE events RENAME TO orders")
-    commit_batch(settings(url), batch(1), appending(2, table="orders"))
+    commit_batch(settings(url), make_batch(1), appending(2, table="orders"))
     (writer,) = OffsetsStore(url).queries()
     assert writer.target_change == "batch 1: public.orders was called public.events when earlier batches were written."
 
@@ -115,13 +116,13 @@ def test_a_pinned_table_is_refused_until_it_is_let_go_once(change, admin, url):
     """Nothing is written into the other table; after one batch without the option, that is the one that counts."""
     admin.execute(TABLE.encode())
     pinned, free = settings(url, pin_table=True), settings(url)
-    assert commit_batch(pinned, batch(0), appending(1)) is Verdict.NEW
+    assert commit_batch(pinned, make_batch(0), appending(1)) is Verdict.NEW
     admin.execute(CHANGES[change][0])
     with pytest.raises(PgonceError, match="TARGET_CHANGED.*public.events.*Help: .*pinTable=false"):
-        commit_batch(pinned, batch(1), appending(2))
+        commit_batch(pinned, make_batch(1), appending(2))
     assert ids(admin) == []
-    assert commit_batch(free, batch(1), appending(2)) is Verdict.NEW
-    assert commit_batch(pinned, batch(2), appending(3)) is Verdict.NEW
+    assert commit_batch(free, make_batch(1), appending(2)) is Verdict.NEW
+    assert commit_batch(pinned, make_batch(2), appending(3)) is Verdict.NEW
     assert ids(admin) == [2, 3]
 
 
@@ -129,19 +130,19 @@ def test_tables_of_a_function_are_remembered_one_by_one(admin, url):
     """A function may write to a table for the first time, or leave one out; a changed one is met when it comes."""
     admin.execute(TABLE.encode() + b"; CREATE TABLE others (LIKE events)")
     pinned = settings(url, pin_table=True)
-    commit_batch(pinned, batch(0), function("events"))
-    commit_batch(pinned, batch(1), function("others"))
+    commit_batch(pinned, make_batch(0), function("events"))
+    commit_batch(pinned, make_batch(1), function("others"))
     admin.execute(b"DROP TABLE events; " + TABLE.encode())
-    commit_batch(pinned, batch(2), function("others"))
+    commit_batch(pinned, make_batch(2), function("others"))
     with pytest.raises(PgonceError, match="TARGET_CHANGED.*public.events"):
-        commit_batch(pinned, batch(3), function("events", "others"))
+        commit_batch(pinned, make_batch(3), function("events", "others"))
 
 
 def test_batches_of_a_version_that_recorded_no_table_are_followed(admin, url):
     """Nothing is known of them, so nothing has changed; from the next batch on it is known."""
     admin.execute(TABLE.encode())
-    commit_batch(settings(url), batch(0), appending(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute("UPDATE pgonce.writers SET targets = NULL")
-    assert commit_batch(settings(url, pin_table=True), batch(1), appending(2)) is Verdict.NEW
+    assert commit_batch(settings(url, pin_table=True), make_batch(1), appending(2)) is Verdict.NEW
     (writer,) = OffsetsStore(url).queries()
     assert (list(writer.targets), writer.target_change) == (["public.events"], None)

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import psycopg
 import pytest
-from support.committed_rows import TABLE, batch, ids, rows, settings
+from support.batches import make_batch
+from support.committed_rows import TABLE, ids, rows, settings
 from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import PgonceError
@@ -101,9 +102,9 @@ def waiting(admin):
 
 def begun(admin, writer):
     """A second batch whose transaction waits for its rows: its job, and its result."""
-    writer.commit_at_once(batch(0))
+    writer.commit_at_once(make_batch(0))
     job = Job()
-    result = writer.commit(batch(1), job)
+    result = writer.commit(make_batch(1), job)
     assert job.awaited.wait(30)
     assert waiting(admin) == 1
     return job, result
@@ -137,9 +138,9 @@ def test_the_first_batch_of_a_run_waits_for_its_rows(run_id, admin, url):
     """A run's first batch begins no transaction before its rows are there, whoever used the writer before."""
     writer = Writer(url)
     if run_id == "run 2":
-        writer.commit_at_once(batch(0))
+        writer.commit_at_once(make_batch(0))
     job = Job()
-    first = batch(1, run_id=run_id) if run_id == "run 2" else batch(0)
+    first = make_batch(1, run_id=run_id) if run_id == "run 2" else make_batch(0)
     result = writer.commit(first, job)
     assert not wait_until(lambda: waiting(admin), seconds=1)
     job.end()
@@ -158,7 +159,7 @@ def test_a_transaction_waits_only_so_long(monkeypatch, admin, url):
     result.result(30)
     assert ids(admin) == [0, 1]
     job = Job()
-    result = writer.commit(batch(2), job)
+    result = writer.commit(make_batch(2), job)
     assert not wait_until(lambda: waiting(admin), seconds=1)
     job.end()
     result.result(30)
@@ -171,7 +172,7 @@ def test_slow_rows_make_the_next_batch_wait(patient, monkeypatch, admin, url):
     writer = Writer(url)
     for number in range(2):
         job = Job()
-        result = writer.commit(batch(number), job)
+        result = writer.commit(make_batch(number), job)
         assert not wait_until(lambda: waiting(admin), seconds=0.5)
         job.end()
         result.result(30)
@@ -190,10 +191,10 @@ def test_what_spark_raises_is_raised(patient, admin, url):
 def test_a_failed_job_does_not_wait_for_postgres(admin, url):
     """Where Postgres cannot be had either, a job's failure is heard at once, not when patience has ended."""
     writer = Writer(url, retry_timeout=600)
-    writer.commit_at_once(batch(0))
+    writer.commit_at_once(make_batch(0))
     with locked_writer(url):
         job = Job()
-        result = writer.commit(batch(1), job)
+        result = writer.commit(make_batch(1), job)
         job.end(ZeroDivisionError("in a task"))
         with pytest.raises(ZeroDivisionError):
             result.result(30)
@@ -203,11 +204,11 @@ def test_a_failed_job_does_not_wait_for_postgres(admin, url):
 def test_a_lock_is_waited_for_with_all_patience(admin, url):
     """An early transaction that meets a lock is no failure: the batch waits for it as it would have."""
     writer = Writer(url, retry_timeout=30)
-    writer.commit_at_once(batch(0))
+    writer.commit_at_once(make_batch(0))
     with locked_writer(url):
         job = Job()
         job.end()
-        result = writer.commit(batch(1), job)
+        result = writer.commit(make_batch(1), job)
         with pytest.raises(TimeoutError):
             result.result(2)
     result.result(30)
@@ -219,10 +220,10 @@ def test_an_early_refusal_counts_only_if_it_comes_again(mended, admin, url, capl
     """What failed before the rows were there is tried once more, and then raised as it is."""
     caplog.set_level("INFO", "pgonce")
     writer = Writer(url)
-    writer.commit_at_once(batch(0))
+    writer.commit_at_once(make_batch(0))
     admin.execute("ALTER TABLE events RENAME TO others")
     job = Job()
-    result = writer.commit(batch(1), job)
+    result = writer.commit(make_batch(1), job)
     assert wait_until(lambda: "begins again when its rows are there: [TARGET_MISSING]" in caplog.text)
     if mended:
         admin.execute("ALTER TABLE others RENAME TO events")
@@ -274,9 +275,9 @@ def test_an_outcome_that_cannot_be_asked_for_stays_unknown(patient, admin, proxy
 def test_a_replay_is_skipped_beside_its_job(patient, admin, url):
     """A proven replay needs no rows: it is skipped while its job still runs."""
     for number in range(2):
-        Writer(url).commit_at_once(batch(number))
+        Writer(url).commit_at_once(make_batch(number))
     restarted = Writer(url)
-    restarted.commit_at_once(batch(0, run_id="run 2"))
-    restarted.commit(batch(1, run_id="run 2"), Job()).result(30)
+    restarted.commit_at_once(make_batch(0, run_id="run 2"))
+    restarted.commit(make_batch(1, run_id="run 2"), Job()).result(30)
     assert ids(admin) == [0, 1]
     assert admin.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (2,)

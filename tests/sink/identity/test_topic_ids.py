@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.committed_batch import commit, planned
+from support.batches import make_batch
+from support.committed_batch import commit
 from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import OffsetsError, RefusedBatch
@@ -39,7 +40,7 @@ def make_anew(kafka, name):
 def reading(topic, batch_id, run_id, kafka=None):
     """Batch N of a query that reads 10 rows of the topic a batch, with the topic's id where a broker is given."""
     start, end = ({"0": {topic: {"0": at}}} for at in (batch_id * 10, batch_id * 10 + 10))
-    batch = planned(batch_id, run_id=run_id, start=start, end=end)
+    batch = make_batch(batch_id, run_id=run_id, start=start, end=end)
     return with_topic_ids(batch, kafka.bootstrap_servers if kafka else None)
 
 
@@ -79,6 +80,6 @@ def test_a_topic_that_is_gone_has_no_id(kafka, topic):
 
 def test_no_broker_there(events):
     """Brokers that do not answer fail the batch: the check that was asked for cannot be made."""
-    batch = planned(start={"0": {"t": {"0": 0}}}, end={"0": {"t": {"0": 10}}}, run_id="nobody there")
+    batch = make_batch(start={"0": {"t": {"0": 0}}}, end={"0": {"t": {"0": 10}}}, run_id="nobody there")
     with pytest.raises(OffsetsError, match="KAFKA_UNREACHABLE"):
         with_topic_ids(batch, "127.0.0.1:1")

@@ -1,11 +1,9 @@
 """Do the positions that rows carry lie in the range that their batch reads?"""
 
-import uuid
-
 import pytest
+from support.batches import make_batch
 
 from pgonce.offsets_store.offsets.positions import Span
-from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.positions.reach import refuse_outside
 
@@ -14,7 +12,7 @@ def batch(start=None, end=None, resumes_at=None):
     """A batch of a query over topic t, as far as its range is known: offsets by partition."""
     ranges = ({"0": {"t": known}} if known is not None else None for known in (start, end, resumes_at))
     begins, ends, resumes = ranges
-    return Batch("q", "s", "run", 7, uuid.uuid4(), None, None, begins, ends, False, resumes_at=resumes)
+    return make_batch(7, start=begins, end=ends, resumes_at=resumes)
 
 
 def rows(partition, first, last, topic="t"):

@@ -12,7 +12,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
-from support.committed_rows import batch, settings
+from support.batches import make_batch
+from support.committed_rows import settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 
@@ -147,7 +148,7 @@ def wrong_values(admin) -> int:
 def outcome(settings, work) -> str:
     """The verdict's name, or the error's code."""
     try:
-        return commit_batch(settings, batch(0), work).name
+        return commit_batch(settings, make_batch(0), work).name
     except PgonceError as error:
         return error.code
 
@@ -303,10 +304,10 @@ def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy)
         encode_columns(struct_of(pair)), lambda: 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))]
     )
     work = publication(sink_name, destination("events", "append", (), None), sent, "inline")
-    commit_batch(settings(proxy.url), batch(0, end=None), work)
+    commit_batch(settings(proxy.url), make_batch(0, end=None), work)
     admin.execute(b"TRUNCATE events")
     messages = []
     proxy.before_message = lambda kind, _: messages.append(kind)
-    commit_batch(settings(proxy.url), batch(1, start=None), work)
+    commit_batch(settings(proxy.url), make_batch(1, start=None), work)
 
     assert sum(kind in (b"Q", b"S") for kind in messages) == round_trips

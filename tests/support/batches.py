@@ -1,0 +1,28 @@
+"""
+One batch as its commit sees it: the one place where the tests make one.
+
+Runs in: pytest. Invariant: each call is another attempt; all else follows from the batch's number, unless it is given.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from pgonce.offsets_store.verdict.facts import Batch
+
+
+def make_batch(batch_id: int = 0, run_id: str = "run 1", **changes: Any) -> Batch:
+    """Batch N of query q1, planned once; it reads offsets 10N to 10N+10 of a topic t with one partition."""
+    fields = {
+        "query_id": "q1",
+        "sink_name": "",
+        "attempt": uuid.uuid4(),
+        "offset_log": f"planned once {batch_id}",
+        "previous_offset_log": f"planned once {batch_id - 1}" if batch_id else None,
+        "start": {"0": {"t": {"0": batch_id * 10}}},
+        "end": {"0": {"t": {"0": batch_id * 10 + 10}}},
+        "stateful": False,
+        **changes,
+    }
+    return Batch(batch_id=batch_id, run_id=run_id, **fields)
