@@ -16,12 +16,11 @@ from contextlib import suppress
 from dataclasses import replace
 from uuid import uuid4
 
-import pyarrow as pa
 import pytest
 from support import wire
 from support.committed_rows import STRUCT, ids
 from support.fixtures.receiver import Between
-from support.received_batch import origin, target
+from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.line
 from pgonce.offsets_store.errors import PgonceError
@@ -30,23 +29,12 @@ from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.receiver import process
 from pgonce.sink.data_source.receiver.certificate import context_for, context_of, new_identity
-from pgonce.sink.data_source.receiver.client import finish, give_up, send_rows
+from pgonce.sink.data_source.receiver.client import finish, give_up
 from pgonce.sink.data_source.receiver.error_messages import ReceiverError
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, Receiver
 from pgonce.sink.data_source.receiver.messages import Promise, Start
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encode_columns
-
-SENT = Promise("received", {0: (1, 2)})
-READABLE = "a word that nobody else should read"
-
-
-@pytest.fixture
-def admin(url):
-    """A connection to a target of which batch 0 is published."""
-    with target(url) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -55,27 +43,14 @@ def receiver(receiver_options):
     return receiver_for(receiver_options(), STRUCT)
 
 
-def rows(*ids):
-    """One body for each of these ids, with its number of rows."""
-    for one in ids:
-        row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array([READABLE], pa.string())})
-        yield CopyEncoder(STRUCT).encode(row), 1
-
-
-def send(receiver, *ids, partition_id=0, attempt_id=1):
-    """A task attempt that sends these rows; how many were taken."""
-    return send_rows(receiver, origin(), partition_id, attempt_id, rows(*ids))
-
-
 def commit(options, receiver):
     """What the commit worker does with the message of the task of :data:`SENT`."""
-    parcel = Parcel(origin(), 0, 2, receiver=receiver, received_as=1)
-    return commit_parcels(options, encode_columns(STRUCT), [parcel], 1)
+    return commit_parcels(options, encode_columns(STRUCT), parcels(receiver), 1)
 
 
-def recorded(admin):
+def recorded(target):
     """How often batch 1 is in the ledger."""
-    return admin.execute("SELECT count(*) FROM pgonce.batches WHERE batch_id = 1").fetchone()[0]
+    return target.execute("SELECT count(*) FROM pgonce.batches WHERE batch_id = 1").fetchone()[0]
 
 
 def hung_up(line):
@@ -199,25 +174,25 @@ def test_who_listens_where_a_receiver_was_is_told_nothing(answer, monkeypatch):
     finally:
         stranger.close()
     heard = b"".join(stranger.heard)
-    assert READABLE.encode() not in heard
+    assert name_of(1).encode() not in heard
     assert told.secret not in heard
 
 
-def test_who_stands_between_reads_no_row_and_no_secret(admin, receiver):
+def test_who_stands_between_reads_no_row_and_no_secret(target, receiver):
     """All that passes on the line is unreadable, and the batch is published all the same."""
     between = Between(receiver)
     assert send(between.receiver, 1, 2) == 2
     assert finish(between.receiver, origin(), SENT) is Verdict.NEW
     between.close()
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
     assert len(between.heard) == 2
     for heard in between.heard:
         assert len(heard) > SECRET_BYTES
-        for hidden in (READABLE.encode(), receiver.secret, str(receiver.token).encode(), b"promise", b"partition_id"):
+        for hidden in (name_of(1).encode(), receiver.secret, str(receiver.token).encode(), b"promise", b"partition_id"):
             assert hidden not in heard
 
 
-def test_what_was_recorded_and_is_sent_again_is_not_heard(admin, receiver, receiver_options):
+def test_what_was_recorded_and_is_sent_again_is_not_heard(target, receiver, receiver_options):
     """A recording of a batch that was given up, or of a task's rows, is no batch and no row."""
     between = Between(receiver)
     assert send(between.receiver, 1, 2) == 2
@@ -230,10 +205,10 @@ def test_what_was_recorded_and_is_sent_again_is_not_heard(admin, receiver, recei
             again.sendall(recording)
             hung_up(again)
     assert finish(last, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
-def test_a_line_that_is_cut_is_never_taken_for_its_end(admin, receiver):
+def test_a_line_that_is_cut_is_never_taken_for_its_end(target, receiver):
     """Wherever a task's words end too early, its rows do not count, and the next attempt's do."""
     whole = Between(receiver)
     assert send(whole.receiver, 1, 2, attempt_id=1) == 2
@@ -250,10 +225,10 @@ def test_a_line_that_is_cut_is_never_taken_for_its_end(admin, receiver):
         between.close()
     assert send(receiver, 5, partition_id=1, attempt_id=99) == 1
     assert finish(receiver, origin(), Promise("received", {0: (1, 2), 1: (99, 1)})) is Verdict.NEW
-    assert ids(admin) == [1, 2, 5]
+    assert ids(target) == [1, 2, 5]
 
 
-def test_a_task_does_not_promise_rows_whose_receipt_was_cut(admin, receiver):
+def test_a_task_does_not_promise_rows_whose_receipt_was_cut(target, receiver):
     """Where the receiver's word that it has them all is cut, the task fails, and what it sent is not committed."""
     whole = Between(receiver)
     assert send(whole.receiver, 1, 2) == 2
@@ -264,29 +239,29 @@ def test_a_task_does_not_promise_rows_whose_receipt_was_cut(admin, receiver):
         send(between.receiver, 3, partition_id=1, attempt_id=2)
     between.close()
     assert finish(receiver, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
-def test_a_caller_who_says_goodbye_in_the_middle_is_no_end_either(admin, receiver):
+def test_a_caller_who_says_goodbye_in_the_middle_is_no_end_either(target, receiver):
     """TLS's own word for an end, sent among the rows, makes them no whole."""
     line = receiver.dial()
     who = {"query_id": origin().query_id, "run_id": origin().run_id, "batch_id": 1, "planned_by_ms": None}
     planned = {"batch_id": 1, "sha256": origin().planned.sha256}
     line.say(say="rows", token=str(receiver.token), origin={**who, "planned": planned}, partition_id=0, attempt_id=1)
     assert line.hear() == {"taken": True}
-    for body, _ in rows(1, 2):
-        line.send_body(body)
+    for one in (1, 2):
+        line.send_body(body(one)[0])
     with suppress(OSError):
         # Sends close_notify, and waits for the receiver's.
         line._socket.unwrap()
     line.close()
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED"):
         finish(receiver, origin(), SENT)
-    assert (ids(admin), recorded(admin)) == ([], 0)
+    assert (ids(target), recorded(target)) == ([], 0)
 
 
 @pytest.mark.parametrize("said", [b"", b"\0" * SECRET_BYTES, b"short", b"\xff" * 70_000])
-def test_who_knows_the_certificate_alone_is_not_heard(said, admin, receiver):
+def test_who_knows_the_certificate_alone_is_not_heard(said, target, receiver):
     """The certificate is no secret; who does not begin with the secret is hung up on, whatever else he says."""
     assert send(receiver, 1, 2) == 2
     with (
@@ -299,10 +274,10 @@ def test_who_knows_the_certificate_alone_is_not_heard(said, admin, receiver):
             caller.sendall(said + json.dumps({"say": "give up", "token": str(receiver.token)}).encode())
         hung_up(caller)
     assert finish(receiver, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
-def test_another_batchs_token_opens_nothing(admin, receiver, receiver_options, monkeypatch):
+def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, monkeypatch):
     """Who names a batch that is over, or none at all, sends no row and commits nothing of the one that is planned."""
     planned = receiver_for(receiver_options(), STRUCT)
     assert send(planned, 1, 2) == 2
@@ -311,12 +286,12 @@ def test_another_batchs_token_opens_nothing(admin, receiver, receiver_options, m
         finish(receiver, origin(), SENT)
     give_up(receiver)
     assert finish(planned, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
     monkeypatch.setattr(process, "_PLAN_SECONDS", 0.1)
     assert process.Receptions().of(uuid4()) is None
 
 
-def test_many_silent_callers_keep_nobody_waiting(admin, receiver):
+def test_many_silent_callers_keep_nobody_waiting(target, receiver):
     """A hundred lines, half of them with TLS and none with a word, are hung up on; meanwhile a batch is published."""
     assert send(receiver, 1, 2) == 2
     silent = [socket.create_connection((receiver.host, receiver.port)) for _ in range(100)]
@@ -326,7 +301,7 @@ def test_many_silent_callers_keep_nobody_waiting(admin, receiver):
     began = time.monotonic()
     assert finish(receiver, origin(), SENT) is Verdict.NEW
     assert time.monotonic() - began < 10
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
     for one in silent:
         one.settimeout(60)
         hung_up(one)
@@ -356,7 +331,7 @@ def test_a_line_whose_other_side_vanished_is_noticed_after_a_minute(receiver):
 
 
 @pytest.mark.parametrize("claimed", ["NEW", "LANDED", "REPLAY", "ADOPTED"])
-def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, admin, receiver_options):
+def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, target, receiver_options):
     """Even of one who has the key of the receiver: the batch is not done, and the query says so."""
     identity, secret = new_identity(), secrets.token_bytes(SECRET_BYTES)
 
@@ -371,7 +346,7 @@ def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, admin,
     with pytest.raises(PgonceError, match=f"NOT_IN_LEDGER.*{claimed}.*the batch was not committed"):
         commit(receiver_options(), believed)
     liar.close()
-    assert (ids(admin), recorded(admin)) == ([], 0)
+    assert (ids(target), recorded(target)) == ([], 0)
 
 
 def test_without_the_library_that_makes_certificates_a_receiver_is_refused(receiver_options, monkeypatch):

@@ -1,37 +1,53 @@
 """
-What do the tests of the receiver have in common: whose batches are received, and into which table?
+What do the tests of the receiver have in common: whose batches are received, and which rows do tasks send?
 
-Runs in: pytest. Invariant: batch 0 was published without rows, for a writer's first batch is not begun early.
+Runs in: pytest. Invariant: a row is a body of its own, so that a line can be cut between two of them.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import psycopg
-from support.committed_rows import TABLE
-from support.ledger_history import QUERY, RUN, publish
+import pyarrow as pa
+from support.committed_rows import STRUCT
+from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry
 
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
+from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.receiver.client import send_rows
+from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.identity.origin import OffsetLogEntry, Origin
 
 # The transaction begins with the first body.
 OPTIONS = {"table": "events", "inlineBytes": "0", "lockTimeout": "1", "retryTimeout": "10"}
-
-
-@contextmanager
-def target(url: str) -> Iterator[psycopg.Connection]:
-    """A connection that may do anything, with the target table made and batch 0 published, which had no rows."""
-    publish(url, 0, parse_offset_log(entry(0)).offsets, sink_name="public.events", offset_log=entry(0))
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+# Promised of partition 0: two rows of attempt 1.
+SENT = Promise("received", {0: (1, 2)})
 
 
 def origin(batch_id: int = 1, run_id: str = RUN) -> Origin:
     """Where the rows of a batch come from."""
     planned = OffsetLogEntry(batch_id, hashlib.sha256(entry(batch_id).encode()).hexdigest())
     return Origin(QUERY, run_id, batch_id, planned)
+
+
+def name_of(one: int) -> str:
+    """The name in the row with this id: words that stand nowhere else."""
+    return f"the name of row {one}"
+
+
+def body(one: int) -> tuple[bytes, int]:
+    """A row with this id, and the number of rows."""
+    row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array([name_of(one)], pa.string())})
+    return CopyEncoder(STRUCT).encode(row), 1
+
+
+def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int = 1, batch_id: int = 1) -> int | None:
+    """A task attempt that sends these rows; how many were taken."""
+    return send_rows(receiver, origin(batch_id), partition_id, attempt_id, map(body, ids))
+
+
+def parcels(receiver: Receiver) -> list[Parcel]:
+    """What the task of :data:`SENT` tells the commit."""
+    return [Parcel(origin(), 0, 2, receiver=receiver, received_as=1)]

@@ -20,7 +20,7 @@ import pytest
 from support.committed_rows import STRUCT, ids
 from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
-from support.received_batch import origin, target
+from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.line
 from pgonce.offsets_store.commit.one_try import application_name
@@ -40,58 +40,21 @@ from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.staging.stager import Stager
 
 HOST = "127.0.0.1"
-# Promised of partition 0: two rows of attempt 1.
-SENT = Promise("received", {0: (1, 2)})
 
 
-@pytest.fixture
-def admin(url):
-    """A connection to a target of which batch 0 is published."""
-    with target(url) as connection:
-        yield connection
-
-
-@pytest.fixture
-def started(started_receivers):
-    """The receivers that the test has started, in their order."""
-    return started_receivers
-
-
-@pytest.fixture
-def options(receiver_options):
-    """Makes the options of a query that has planned batches 0 to 2, whose transactions begin with the first body."""
-    return receiver_options
-
-
-def body(one):
-    """A row with this id, and the number of rows."""
-    row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array([f"n{one}"], pa.string())})
-    return CopyEncoder(STRUCT).encode(row), 1
-
-
-def send(receiver, *ids, partition_id=0, attempt_id=1, batch_id=1):
-    """A task attempt that sends these rows; how many were taken."""
-    return send_rows(receiver, origin(batch_id), partition_id, attempt_id, map(body, ids))
-
-
-def parcels(receiver):
-    """What the task of :data:`SENT` tells the commit."""
-    return [Parcel(origin(), 0, 2, receiver=receiver, received_as=1)]
-
-
-def transactions(admin):
+def transactions(target):
     """The ids of the run's transactions that are in a COPY."""
-    return admin.execute(
+    return target.execute(
         "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
         "WHERE a.datname = current_database() AND application_name = %s",
         [application_name(RUN)],
     ).fetchall()
 
 
-def in_copy(admin):
+def in_copy(target):
     """Wait for a COPY of the run that is open; the transaction's id."""
-    assert wait_until(lambda: transactions(admin))
-    return transactions(admin)
+    assert wait_until(lambda: transactions(target))
+    return transactions(target)
 
 
 def is_gone(process, seconds=10):
@@ -99,66 +62,66 @@ def is_gone(process, seconds=10):
     return wait_until(lambda: process.poll() is not None, seconds)
 
 
-def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(admin, options):
+def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(target, receiver_options):
     """Two tasks' rows go into one COPY while the batch runs; the commit's word makes them seen."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     assert send(receiver, 1, 2) == 2
-    began = in_copy(admin)
+    began = in_copy(target)
     assert send(receiver, 3, partition_id=1, attempt_id=2) == 1
-    assert ids(admin) == []
+    assert ids(target) == []
     inline, _ = body(4)
     promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,), inline_rows=1)
     assert finish(receiver, origin(), promised) is Verdict.NEW
-    assert ids(admin) == [1, 2, 3, 4]
-    assert admin.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
-    record = admin.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
+    assert ids(target) == [1, 2, 3, 4]
+    assert target.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
+    record = target.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
     assert record == (4, "inline+received", receiver.token)
 
 
-def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(admin, options):
+def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(target, receiver_options):
     """The task's own error passes as it is; the receiver takes the next attempt's rows instead."""
 
     def failing():
         yield body(1)
         raise RuntimeError("upstream fails")
 
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     with pytest.raises(RuntimeError, match="upstream fails"):
         send_rows(receiver, origin(), 0, 1, failing())
     assert send(receiver, 1, 2, attempt_id=2) == 2
     assert finish(receiver, origin(), Promise("received", {0: (2, 2)})) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
-def test_an_error_of_the_commit_is_the_one_that_it_would_be_without_a_receiver(admin, options):
+def test_an_error_of_the_commit_is_the_one_that_it_would_be_without_a_receiver(target, receiver_options):
     """Its code, its words and its kind come over the line."""
-    admin.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
-    receiver = receiver_for(options(), STRUCT)
+    target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
+    receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     with pytest.raises(PgonceError, match="CHECK_VIOLATION.*small") as refused:
         finish(receiver, origin(), SENT)
     assert type(refused.value).__name__ == "TargetError"
-    assert "n2" not in str(refused.value)
-    assert ids(admin) == []
+    assert name_of(2) not in str(refused.value)
+    assert ids(target) == []
 
 
-def test_who_does_not_know_the_secret_is_not_heard(admin, options, caplog):
+def test_who_does_not_know_the_secret_is_not_heard(target, receiver_options, caplog):
     """Neither rows nor a commit are taken of him, nor is the batch given up at his word."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     assert send(receiver, 1, 2) == 2
     stranger = replace(receiver, secret=bytes(32))
     assert send(stranger, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         finish(stranger, origin(), SENT)
     give_up(stranger)
-    assert ids(admin) == []
+    assert ids(target) == []
     assert finish(receiver, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
     assert receiver.secret.hex() not in caplog.text
     assert repr(receiver.secret) not in repr(receiver)
 
 
-def test_strangers_hold_nobody_up(admin, options):
+def test_strangers_hold_nobody_up(target, receiver_options):
     """Who connects and says nothing, or something else, keeps neither tasks nor the commit waiting."""
     said = [
         b"",
@@ -175,83 +138,87 @@ def test_strangers_hold_nobody_up(admin, options):
             strangers.append(socket.create_connection((receiver.host, receiver.port)))
             strangers[-1].sendall(words)
 
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     disturb(receiver)
     assert send(receiver, 1, 2) == 2
     disturb(receiver)
     assert finish(receiver, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
     for stranger in strangers:
         stranger.close()
 
 
-def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(admin, options, started):
+def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(target, receiver_options, started_receivers):
     """A receiver that was killed takes no rows, so that tasks stage; of those that it had, nothing is written."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
-    in_copy(admin)
-    started[0].kill()
-    started[0].wait()
+    in_copy(target)
+    started_receivers[0].kill()
+    started_receivers[0].wait()
     assert send(receiver, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         finish(receiver, origin(), SENT)
     give_up(receiver)
     with pytest.raises(PgonceError, match="RECEIVER_LOST.*Nothing of this batch was written"):
-        commit_parcels(options(), encode_columns(STRUCT), parcels(receiver), 1)
-    assert ids(admin) == []
+        commit_parcels(receiver_options(), encode_columns(STRUCT), parcels(receiver), 1)
+    assert ids(target) == []
 
 
-def test_the_next_batch_gets_another_receiver_where_one_was_killed(admin, options, started):
+def test_the_next_batch_gets_another_receiver_where_one_was_killed(target, receiver_options, started_receivers):
     """The planner's worker starts a process anew, and the batch is run again through it."""
-    send(receiver_for(options(), STRUCT), 1, 2)
-    started[0].kill()
-    started[0].wait()
-    receiver = receiver_for(options(), STRUCT)
+    send(receiver_for(receiver_options(), STRUCT), 1, 2)
+    started_receivers[0].kill()
+    started_receivers[0].wait()
+    receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     assert finish(receiver, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
-    assert len(started) == 2
+    assert ids(target) == [1, 2]
+    assert len(started_receivers) == 2
 
 
-def test_a_receiver_that_is_frozen_is_lost(admin, options, started, monkeypatch):
+def test_a_receiver_that_is_frozen_is_lost(target, receiver_options, started_receivers, monkeypatch):
     """Who says nothing for a while is not waited for, neither by the commit nor by tasks, which learn it once."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     silence = 3
     monkeypatch.setattr(pgonce.sink.data_source.receiver.line, "SILENCE_SECONDS", silence)
-    started[0].send_signal(signal.SIGSTOP)
+    started_receivers[0].send_signal(signal.SIGSTOP)
     assert send(receiver, 3, partition_id=1) is None
     began = time.monotonic()
     assert send(receiver, 4, partition_id=2) is None
     assert time.monotonic() - began < silence
     with pytest.raises(PgonceError, match="RECEIVER_LOST.*silent for too long"):
         finish(receiver, origin(), SENT)
-    assert ids(admin) == []
+    assert ids(target) == []
 
 
 @pytest.mark.parametrize("moment", ["hold_before_commit", "hold_after_commit"])
-def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(moment, admin, proxy, options, started):
+def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(
+    moment, target, proxy, receiver_options, started_receivers
+):
     """Killed after COMMIT and before its answer, the batch is found landed; killed before it, nothing was written."""
-    receiver = receiver_for(options(url=proxy.url), STRUCT)
+    receiver = receiver_for(receiver_options(url=proxy.url), STRUCT)
     hold = getattr(proxy, moment)(touching="events")
     send(receiver, 1, 2)
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit_parcels, options(url=proxy.url), encode_columns(STRUCT), parcels(receiver), 1)
+        committing = pool.submit(
+            commit_parcels, receiver_options(url=proxy.url), encode_columns(STRUCT), parcels(receiver), 1
+        )
         hold.wait()
-        started[0].kill()
-        started[0].wait()
+        started_receivers[0].kill()
+        started_receivers[0].wait()
         hold.cut()
         if moment == "hold_after_commit":
             assert committing.result() is Verdict.LANDED
         else:
             with pytest.raises(PgonceError, match="RECEIVER_LOST.*the batch was not committed"):
                 committing.result()
-    assert ids(admin) == ([1, 2] if moment == "hold_after_commit" else [])
+    assert ids(target) == ([1, 2] if moment == "hold_after_commit" else [])
 
 
-def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(admin, proxy, options, started):
+def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy, receiver_options, started_receivers):
     """Killed after COMMIT, with Postgres away since, the batch is not called one that was not written."""
-    small = options(url=proxy.url, retryTimeout="2")
+    small = receiver_options(url=proxy.url, retryTimeout="2")
     receiver = receiver_for(small, STRUCT)
     hold = proxy.hold_after_commit(touching="events")
     send(receiver, 1, 2)
@@ -259,25 +226,25 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(admin, proxy,
         committing = pool.submit(commit_parcels, small, encode_columns(STRUCT), parcels(receiver), 1)
         hold.wait()
         proxy.stop()
-        started[0].kill()
-        started[0].wait()
+        started_receivers[0].kill()
+        started_receivers[0].wait()
         with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*is unknown") as unknown:
             committing.result()
     assert "Nothing" not in str(unknown.value)
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
     proxy.start()
     # The next start, which Spark makes of the same offsets.
-    again, restarted = receiver_for(options(), STRUCT), replace(origin(), run_id="run 2")
+    again, restarted = receiver_for(receiver_options(), STRUCT), replace(origin(), run_id="run 2")
     send_rows(again, restarted, 0, 1, map(body, (1, 2)))
     parcel = Parcel(restarted, 0, 2, receiver=again, received_as=1)
-    assert commit_parcels(options(), encode_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
-    assert ids(admin) == [1, 2]
+    assert commit_parcels(receiver_options(), encode_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
+    assert ids(target) == [1, 2]
 
 
 @pytest.mark.parametrize("gone", ["the checkpoint", "the table"])
-def test_a_committed_batch_is_found_whatever_else_has_gone(gone, admin, proxy, options, started):
+def test_a_committed_batch_is_found_whatever_else_has_gone(gone, target, proxy, receiver_options, started_receivers):
     """What the batch was planned from, or written to, is not needed to find it landed by its token."""
-    settings = options(url=proxy.url)
+    settings = receiver_options(url=proxy.url)
     receiver = receiver_for(settings, STRUCT)
     hold = proxy.hold_after_commit(touching="events")
     send(receiver, 1, 2)
@@ -285,18 +252,20 @@ def test_a_committed_batch_is_found_whatever_else_has_gone(gone, admin, proxy, o
         committing = pool.submit(commit_parcels, settings, encode_columns(STRUCT), parcels(receiver), 1)
         hold.wait()
         if gone == "the table":
-            admin.execute("DROP TABLE events")
+            target.execute("DROP TABLE events")
         else:
             shutil.rmtree(settings.checkpoint_location)
-        started[0].kill()
-        started[0].wait()
+        started_receivers[0].kill()
+        started_receivers[0].wait()
         hold.cut()
         assert committing.result() is Verdict.LANDED
 
 
-def test_a_lost_receiver_and_a_checkpoint_that_has_gone_leave_an_unknown_outcome(admin, proxy, options, started):
+def test_a_lost_receiver_and_a_checkpoint_that_has_gone_leave_an_unknown_outcome(
+    target, proxy, receiver_options, started_receivers
+):
     """While COMMIT may be on its way and the ledger cannot be asked in full, nothing is called unwritten."""
-    settings = options(url=proxy.url, retryTimeout="2")
+    settings = receiver_options(url=proxy.url, retryTimeout="2")
     receiver = receiver_for(settings, STRUCT)
     hold = proxy.hold_before_commit(touching="events")
     send(receiver, 1, 2)
@@ -304,27 +273,27 @@ def test_a_lost_receiver_and_a_checkpoint_that_has_gone_leave_an_unknown_outcome
         committing = pool.submit(commit_parcels, settings, encode_columns(STRUCT), parcels(receiver), 1)
         hold.wait()
         shutil.rmtree(settings.checkpoint_location)
-        started[0].kill()
-        started[0].wait()
+        started_receivers[0].kill()
+        started_receivers[0].wait()
         with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
             committing.result()
     hold.cut()
 
 
-def test_what_the_ledger_is_asked_of_a_done_batch_is_one_statement(admin, url, options):
+def test_what_the_ledger_is_asked_of_a_done_batch_is_one_statement(target, url, receiver_options):
     """The look into the ledger costs no transaction, and finds the batch by the token that the plan drew."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
-    assert commit_parcels(options(), encode_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
+    assert commit_parcels(receiver_options(), encode_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
     assert kept_attempt(url, origin().query_id, "events", 1, receiver.token) == KeptAttempt(True, False, False)
     assert kept_attempt(url, origin().query_id, "events", 1, UUID(int=7)) == KeptAttempt(False, False, False)
     assert kept_attempt(url, origin().query_id, "events", 2, receiver.token) == KeptAttempt(False, False, False)
     assert kept_attempt(url, "another", "events", 1, receiver.token) == KeptAttempt(False, False, False)
 
 
-def test_what_was_staged_in_vain_is_swept_with_the_batch(admin, options):
+def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_options):
     """An attempt that could not reach the receiver stages; where Spark chooses another, its rows do not stay."""
-    settings, columns = options(), encode_columns(STRUCT)
+    settings, columns = receiver_options(), encode_columns(STRUCT)
     for number in (1, 2):
         receiver = receiver_for(settings, STRUCT)
         row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["x"])})
@@ -332,47 +301,51 @@ def test_what_was_staged_in_vain_is_swept_with_the_batch(admin, options):
         send(receiver, 10 * number, 10 * number + 1, batch_id=number)
         parcel = Parcel(origin(number), 0, 2, receiver=receiver, received_as=1)
         assert commit_parcels(settings, columns, [parcel], number) is Verdict.NEW
-        assert admin.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
-    assert ids(admin) == [10, 11, 20, 21]
+        assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
+    assert ids(target) == [10, 11, 20, 21]
 
 
-def test_a_commit_that_means_another_batch_than_the_tasks_is_refused(admin, options):
+def test_a_commit_that_means_another_batch_than_the_tasks_is_refused(target, receiver_options):
     """The batch that is committed is the one that both the tasks and the commit messages name."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     assert send(receiver, 1, 2) == 2
     assert send(receiver, 3, partition_id=1, batch_id=2) is None
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED.*another batch"):
         finish(receiver, origin(2), SENT)
-    assert ids(admin) == []
+    assert ids(target) == []
 
 
-def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(admin, options, started):
+def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
+    target, receiver_options, started_receivers
+):
     """The receiver skips a published batch and is lost; the commit of staged rows is no second writer for it."""
-    settings, columns = options(), encode_columns(STRUCT)
+    settings, columns = receiver_options(), encode_columns(STRUCT)
     first = receiver_for(settings, STRUCT)
     send(first, 1, 2)
     commit_parcels(settings, columns, parcels(first), 1)
     again, restarted = receiver_for(settings, STRUCT), replace(origin(), run_id="run 2")
     send_rows(again, restarted, 0, 1, map(body, (1, 2)))
-    assert wait_until(lambda: admin.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
-    started[0].kill()
-    started[0].wait()
+    assert wait_until(lambda: target.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
+    started_receivers[0].kill()
+    started_receivers[0].wait()
     staged = Parcel(restarted, 0, 2, staged=((7, 2),), receiver=again)
     assert commit_parcels(settings, columns, [staged], 1) is Verdict.REPLAY
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("idle", "alone", "has_rows", "stays"),
     [(5, False, False, True), (15, False, False, False), (5, True, False, False), (15, True, True, True)],
 )
-def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(idle, alone, has_rows, stays, options, monkeypatch):
+def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
+    idle, alone, has_rows, stays, receiver_options, monkeypatch
+):
     """Ten units of time without a batch end it, or two where its planner is gone; not while a task's rows wait."""
     monkeypatch.setattr(receiver_process, "IDLE_SECONDS", 10)
     monkeypatch.setattr(receiver_process, "LEFT_ALONE_SECONDS", 2)
     receptions = receiver_process.Receptions()
     token = UUID(int=7)
-    receptions.plan(Plan(token, options(inlineBytes="1000"), STRUCT))
+    receptions.plan(Plan(token, receiver_options(inlineBytes="1000"), STRUCT))
     reception = receptions.of(token)
     assert reception
     if has_rows:
@@ -388,128 +361,130 @@ def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(idle, alone, has
     assert not receptions.has_work()
 
 
-def test_where_spark_keeps_no_workers_there_is_no_receiver(options, started, monkeypatch):
+def test_where_spark_keeps_no_workers_there_is_no_receiver(receiver_options, started_receivers, monkeypatch):
     """A process for each batch would be too many."""
     monkeypatch.delenv("SPARK_REUSE_WORKER")
-    assert receiver_for(options(), STRUCT) is None
-    assert started == []
+    assert receiver_for(receiver_options(), STRUCT) is None
+    assert started_receivers == []
 
 
-def test_batches_one_after_another_are_received_by_one_process(admin, options, started):
+def test_batches_one_after_another_are_received_by_one_process(target, receiver_options, started_receivers):
     """The second batch costs no process, and follows the first in the ledger."""
     for batch_id in (1, 2):
-        receiver = receiver_for(options(), STRUCT)
+        receiver = receiver_for(receiver_options(), STRUCT)
         send(receiver, 10 * batch_id, 10 * batch_id + 1, batch_id=batch_id)
         assert finish(receiver, origin(batch_id), SENT) is Verdict.NEW
-    assert ids(admin) == [10, 11, 20, 21]
-    assert len(started) == 1
+    assert ids(target) == [10, 11, 20, 21]
+    assert len(started_receivers) == 1
 
 
 @pytest.mark.parametrize("how", ["given up", "planned again"])
-def test_a_batch_that_has_failed_leaves_its_transaction(how, admin, options):
+def test_a_batch_that_has_failed_leaves_its_transaction(how, target, receiver_options):
     """Whether Spark says so or plans the batch again: what was copied is rolled back, and the next rows count."""
-    first = receiver_for(options(), STRUCT)
+    first = receiver_for(receiver_options(), STRUCT)
     send(first, 1, 2)
-    in_copy(admin)
+    in_copy(target)
     if how == "given up":
         give_up(first)
     else:
-        receiver_for(options(), STRUCT)
-    assert wait_until(lambda: not transactions(admin))
-    again = receiver_for(options(), STRUCT)
+        receiver_for(receiver_options(), STRUCT)
+    assert wait_until(lambda: not transactions(target))
+    again = receiver_for(receiver_options(), STRUCT)
     send(again, 1, 2)
     assert finish(again, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
-def test_no_password_stands_where_other_users_of_the_host_can_read(options, started, tmp_path):
+def test_no_password_stands_where_other_users_of_the_host_can_read(receiver_options, started_receivers, tmp_path):
     """The process is told its options and its secret on its standard input, not in its arguments."""
     password = "s3cret-of-the-database"
     # No transaction begins, for a few bytes.
-    far = options(url=f"postgresql://user:{password}@{HOST}:1/db", receiver=HOST, inlineBytes="1000000")
+    far = receiver_options(url=f"postgresql://user:{password}@{HOST}:1/db", receiver=HOST, inlineBytes="1000000")
     receiver = receiver_for(far, STRUCT)
     assert send(receiver, 1, 2) == 2
-    command = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(started[0].pid)], capture_output=True, check=True)
+    command = subprocess.run(
+        ["ps", "-ww", "-o", "args=", "-p", str(started_receivers[0].pid)], capture_output=True, check=True
+    )
     assert b"pgonce.sink.data_source.receiver.process" in command.stdout
     for hidden in (password, receiver.secret.hex(), str(receiver.token)):
         assert hidden.encode() not in command.stdout
-    environment = Path(f"/proc/{started[0].pid}/environ")
+    environment = Path(f"/proc/{started_receivers[0].pid}/environ")
     assert not environment.exists() or password.encode() not in environment.read_bytes()
 
 
 @pytest.mark.parametrize("has_rows", [True, False], ids=["with rows", "idle"])
-def test_it_ends_with_sparks_daemon(has_rows, admin, options, started, monkeypatch):
+def test_it_ends_with_sparks_daemon(has_rows, target, receiver_options, started_receivers, monkeypatch):
     """A receiver whose Spark is gone ends within seconds, and with it the transaction."""
     daemon = subprocess.Popen(["sleep", "100"])
     monkeypatch.setattr(launch.os, "getppid", lambda: daemon.pid)
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     if has_rows:
         send(receiver, 1, 2)
-        in_copy(admin)
+        in_copy(target)
     else:
         # It has started once it answers.
         receiver.dial().close()
-    assert not is_gone(started[0], seconds=1.5)
+    assert not is_gone(started_receivers[0], seconds=1.5)
     daemon.kill()
     daemon.wait()
-    assert is_gone(started[0])
-    assert started[0].returncode == 0
+    assert is_gone(started_receivers[0])
+    assert started_receivers[0].returncode == 0
     left = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
-    assert wait_until(lambda: not admin.execute(left, [application_name(RUN)]).fetchall())
-    assert ids(admin) == []
+    assert wait_until(lambda: not target.execute(left, [application_name(RUN)]).fetchall())
+    assert ids(target) == []
 
 
-def test_ctrl_c_does_not_end_it(admin, options, started):
+def test_ctrl_c_does_not_end_it(target, receiver_options, started_receivers):
     """An interrupt is for the driver, which may commit the batch yet."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
-    os.kill(started[0].pid, signal.SIGINT)
-    assert not is_gone(started[0], seconds=1)
+    os.kill(started_receivers[0].pid, signal.SIGINT)
+    assert not is_gone(started_receivers[0], seconds=1)
     assert finish(receiver, origin(), SENT) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "no such host"])
-def test_an_address_that_is_not_this_hosts_is_refused(host, options, started):
+def test_an_address_that_is_not_this_hosts_is_refused(host, receiver_options, started_receivers):
     """The error names the option before any row moves; no process is started."""
     with pytest.raises(PgonceError, match=f"NO_RECEIVER_HOST.*{host}.*receiver=auto"):
-        receiver_for(options(receiver=host), STRUCT)
-    assert started == []
+        receiver_for(receiver_options(receiver=host), STRUCT)
+    assert started_receivers == []
 
 
-def test_without_the_option_there_is_no_receiver(options, started):
+def test_without_the_option_there_is_no_receiver(receiver_options, started_receivers):
     """By default nothing is started."""
-    assert receiver_for(options(receiver="off"), STRUCT) is None
-    assert started == []
+    assert receiver_for(receiver_options(receiver="off"), STRUCT) is None
+    assert started_receivers == []
 
 
-def test_a_postgres_that_is_away_costs_the_receiver_and_no_batch(options, started, caplog):
+def test_a_postgres_that_is_away_costs_the_receiver_and_no_batch(receiver_options, started_receivers, caplog):
     """Where nobody can say which address faces Postgres, rows travel as they do without a receiver."""
-    assert receiver_for(options(url=f"postgresql://user:s3cret-word@{HOST}:1/db"), STRUCT) is None
+    assert receiver_for(receiver_options(url=f"postgresql://user:s3cret-word@{HOST}:1/db"), STRUCT) is None
     assert "there is no receiver for this batch" in caplog.text
     assert "s3cret-word" not in caplog.text
-    assert started == []
+    assert started_receivers == []
 
 
-def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(admin, options, capfd):
+def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(target, receiver_options, capfd):
     """Its standard error is the driver's log, where no row belongs."""
-    admin.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (name NOT LIKE 'secret %')")
+    target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (name NOT LIKE 'secret %')")
     long = pa.record_batch({
         "id": pa.array([1, 2], pa.int64()),
         "name": pa.array(["secret word".ljust(3_000_000, "."), "good".ljust(3_000_000, ".")], pa.string()),
     })  # fmt: skip
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     assert send_rows(receiver, origin(), 0, 1, [(CopyEncoder(STRUCT).encode(long), 2)]) == 2
     aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
-    assert wait_until(lambda: admin.execute(aborted).fetchall())
+    assert wait_until(lambda: target.execute(aborted).fetchall())
     give_up(receiver)
-    assert wait_until(lambda: not admin.execute(aborted).fetchall())
+    assert wait_until(lambda: not target.execute(aborted).fetchall())
     assert "secret word" not in capfd.readouterr().err
 
 
-def test_tasks_may_ring_before_the_plan_is_read(admin, options):
+def test_tasks_may_ring_before_the_plan_is_read(target, receiver_options):
     """The plan and the tasks are sent at once: rows of a process that is just starting are taken all the same."""
-    receiver = receiver_for(options(), STRUCT)
+    receiver = receiver_for(receiver_options(), STRUCT)
     taken = {}
     tasks = [
         threading.Thread(target=lambda n=n: taken.update({n: send(receiver, n, partition_id=n)})) for n in range(8)
@@ -520,4 +495,4 @@ def test_tasks_may_ring_before_the_plan_is_read(admin, options):
         task.join()
     assert taken == dict.fromkeys(range(8), 1)
     assert finish(receiver, origin(), Promise("received", dict.fromkeys(range(8), (1, 1)))) is Verdict.NEW
-    assert ids(admin) == list(range(8))
+    assert ids(target) == list(range(8))

@@ -11,7 +11,7 @@ import pytest
 from support.committed_rows import STRUCT, TABLE, ids
 from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
-from support.received_batch import OPTIONS, origin, target
+from support.received_batch import OPTIONS, origin
 from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
@@ -33,13 +33,6 @@ SENT = {0: (1, 2)}
 WIDTH = 1_200_000
 # No transaction begins before the promise, for two rows are fewer bytes.
 KEPT = str(10 * WIDTH)
-
-
-@pytest.fixture
-def admin(url):
-    """A connection to a target of which batch 0 is published."""
-    with target(url) as connection:
-        yield connection
 
 
 @pytest.fixture
@@ -101,31 +94,31 @@ def promise(received, transport="received", **others):
     return Promise(transport, received, **others)
 
 
-def names(admin):
+def names(target):
     """All rows of the target, in order."""
-    return admin.execute("SELECT id, rtrim(name, '.') FROM events ORDER BY id").fetchall()
+    return target.execute("SELECT id, rtrim(name, '.') FROM events ORDER BY id").fetchall()
 
 
-def recorded(admin):
+def recorded(target):
     """Rows and transport of batch 1 in the ledger."""
-    return admin.execute("SELECT rows, transport FROM pgonce.batches WHERE batch_id = 1").fetchall()
+    return target.execute("SELECT rows, transport FROM pgonce.batches WHERE batch_id = 1").fetchall()
 
 
-def transactions(admin):
+def transactions(target):
     """The ids of the run's transactions that are open."""
-    return admin.execute(
+    return target.execute(
         "SELECT backend_xid::text FROM pg_stat_activity "
         "WHERE datname = current_database() AND application_name = %s AND xact_start IS NOT NULL",
         [application_name(RUN)],
     ).fetchall()
 
 
-def copying(admin, *ids):
+def copying(target, *ids):
     """Wait until the last of these rows has come to Postgres, in an open COPY of the run; the transaction's id."""
     before = len(HEADER) + len(b"".join(encoded(one) for one in ids[:-1]))
 
     def transaction():
-        return admin.execute(
+        return target.execute(
             "SELECT backend_xid::text FROM pg_stat_activity AS a JOIN pg_stat_progress_copy USING (pid) "
             "WHERE a.datname = current_database() AND application_name = %s AND bytes_processed > %s",
             [application_name(RUN), before],
@@ -135,32 +128,32 @@ def copying(admin, *ids):
     return transaction()
 
 
-def writers_of(admin):
+def writers_of(target):
     """The ids of the transactions that wrote the target's rows."""
-    return admin.execute("SELECT DISTINCT xmin::text FROM events").fetchall()
+    return target.execute("SELECT DISTINCT xmin::text FROM events").fetchall()
 
 
-def rolled_back(admin):
+def rolled_back(target):
     """Wait until none of the run's sessions is in a transaction."""
-    return wait_until(lambda: not transactions(admin))
+    return wait_until(lambda: not transactions(target))
 
 
-def test_rows_are_copied_while_tasks_run_and_seen_once_they_are_promised(admin, receive):
+def test_rows_are_copied_while_tasks_run_and_seen_once_they_are_promised(target, receive):
     """The transaction in which rows were copied before the promise is the one that commits them."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
     late = begin(reception, 1, 2, 3)
-    began = copying(admin, 1, 2, 3)
-    assert (ids(admin), recorded(admin)) == ([], [])
+    began = copying(target, 1, 2, 3)
+    assert (ids(target), recorded(target)) == ([], [])
     reception.take(late, encoded(4))
     reception.end(late, 2)
     reception.close(late)
-    assert copying(admin, 1, 2, 3, 4) == began
-    assert ids(admin) == []
+    assert copying(target, 1, 2, 3, 4) == began
+    assert ids(target) == []
     assert reception.finish(origin(), promise({0: (1, 2), 1: (2, 2)})) is Verdict.NEW
-    assert ids(admin) == [1, 2, 3, 4]
-    assert writers_of(admin) == began
-    assert recorded(admin) == [(4, "received")]
+    assert ids(target) == [1, 2, 3, 4]
+    assert writers_of(target) == began
+    assert recorded(target) == [(4, "received")]
 
 
 @pytest.mark.parametrize(
@@ -171,115 +164,115 @@ def test_rows_are_copied_while_tasks_run_and_seen_once_they_are_promised(admin, 
         pytest.param({0: (1, 2), 1: (3, 1), 2: (5, 0)}, (), [1, 2, 30], id="a partition without rows"),
     ],
 )
-def test_a_wrong_guess_costs_a_second_transaction(promised, inline, published, admin, receive):
+def test_a_wrong_guess_costs_a_second_transaction(promised, inline, published, target, receive):
     """Where other rows are promised than were copied, these are rolled back, and exactly the promised ones written."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
     send(reception, 1, 3, 30)
-    began = copying(admin, 1, 2, 30)
+    began = copying(target, 1, 2, 30)
     send(reception, 0, 2, 10, 20)
     send(reception, 2, 5)
     bodies = tuple(encoded(one) for one in inline)
     verdict = reception.finish(origin(), promise(promised, inline=bodies, inline_rows=len(bodies)))
     assert verdict is Verdict.NEW
-    assert ids(admin) == published
-    assert writers_of(admin) != began
-    assert recorded(admin) == [(len(published), "received")]
+    assert ids(target) == published
+    assert writers_of(target) != began
+    assert recorded(target) == [(len(published), "received")]
 
 
-def test_rows_of_an_attempt_that_broke_are_rolled_back_at_once(admin, receive):
+def test_rows_of_an_attempt_that_broke_are_rolled_back_at_once(target, receive):
     """A task that dies after rows of it were copied ends the transaction; the next attempt's rows are written."""
     reception = receive()
     broken = begin(reception, 0, 1, 1, 2)
-    copying(admin, 1, 2)
+    copying(target, 1, 2)
     reception.close(broken)
-    assert rolled_back(admin)
+    assert rolled_back(target)
     send(reception, 0, 2, 1, 2, 3)
     assert reception.finish(origin(), promise({0: (2, 3)})) is Verdict.NEW
-    assert ids(admin) == [1, 2, 3]
+    assert ids(target) == [1, 2, 3]
 
 
-def test_a_speculative_attempt_that_breaks_disturbs_nothing(admin, receive):
+def test_a_speculative_attempt_that_breaks_disturbs_nothing(target, receive):
     """What was not copied cannot have been copied in vain: the transaction goes on."""
     reception = receive()
     first = begin(reception, 0, 1, 1)
-    began = copying(admin, 1)
+    began = copying(target, 1)
     reception.close(begin(reception, 0, 2, 1, 2))
     reception.take(first, encoded(2))
     reception.end(first, 2)
     reception.close(first)
-    assert copying(admin, 1, 2) == began
+    assert copying(target, 1, 2) == began
     assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
-    assert ids(admin) == [1, 2]
-    assert writers_of(admin) == began
+    assert ids(target) == [1, 2]
+    assert writers_of(target) == began
 
 
 @pytest.mark.parametrize("has_ended", [True, False], ids=["all has come", "a task says no more"])
-def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, admin, receive, monkeypatch):
+def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, target, receive, monkeypatch):
     """It holds the writer's row: past the bound it is rolled back, and begun again when all rows are promised."""
     reception = receive()
     sending = begin(reception, 0, 1, 1)
-    began = copying(admin, 1)
+    began = copying(target, 1)
     reception.look_at_clock()
     reception.take(sending, encoded(2))
-    assert copying(admin, 1, 2) == began
+    assert copying(target, 1, 2) == began
     if has_ended:
         reception.end(sending, 2)
         reception.close(sending)
     monkeypatch.setattr(pgonce.sink.data_source.receiver.reception, "QUIET_SECONDS", 0)
     reception.look_at_clock()
-    assert rolled_back(admin)
+    assert rolled_back(target)
     if not has_ended:
         reception.end(sending, 2)
         reception.close(sending)
     assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
-    assert ids(admin) == [1, 2]
-    assert writers_of(admin) != began
+    assert ids(target) == [1, 2]
+    assert writers_of(target) != began
 
 
-def test_a_writers_first_batch_is_begun_when_all_its_rows_are_there(admin, receive):
+def test_a_writers_first_batch_is_begun_when_all_its_rows_are_there(target, receive):
     """It would keep other queries' first batches waiting while its tasks run."""
     reception = receive(sinkName="another")
     send(reception, 0, 1, 1, 2, of=origin(0))
     assert reception._early is None
     assert reception.finish(origin(0), promise(SENT)) is Verdict.NEW
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
-def test_a_batch_that_is_given_up_is_rolled_back_and_committed_no_more(admin, receive):
+def test_a_batch_that_is_given_up_is_rolled_back_and_committed_no_more(target, receive):
     """Where Spark says that a batch has failed, nobody may write it afterwards, or send more of it."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
-    copying(admin, 1, 2)
+    copying(target, 1, 2)
     reception.give_up()
-    assert rolled_back(admin)
+    assert rolled_back(target)
     assert reception.open(origin(), 0, 2) is None
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED"):
         reception.finish(origin(), promise(SENT))
-    assert (ids(admin), recorded(admin)) == ([], [])
+    assert (ids(target), recorded(target)) == ([], [])
 
 
-def test_rows_that_came_in_different_ways_are_written_together(admin, url, receive):
+def test_rows_that_came_in_different_ways_are_written_together(target, url, receive):
     """Received, inline and staged rows are one batch, each once, and the ledger says how they came."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
-    copying(admin, 1, 2)
+    copying(target, 1, 2)
     table = staging_table(reception._options, origin())
     staged = Stager(url, table, STRUCT, 7, 10).stage(iter([arrow(5, 6, 7)]))
     ways = promise(SENT, "inline+received+staged", inline=(encoded(3, 4),), inline_rows=2, staged=staged)
     assert reception.finish(origin(), ways) is Verdict.NEW
-    assert ids(admin) == [1, 2, 3, 4, 5, 6, 7]
-    assert recorded(admin) == [(7, "inline+received+staged")]
+    assert ids(target) == [1, 2, 3, 4, 5, 6, 7]
+    assert recorded(target) == [(7, "inline+received+staged")]
 
 
-def test_staged_rows_that_are_not_there_are_missed(admin, url, receive):
+def test_staged_rows_that_are_not_there_are_missed(target, url, receive):
     """A receiver checks marks and counts of staged rows as every commit does."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
     Stager(url, staging_table(reception._options, origin()), STRUCT, 7, 10).stage(iter([arrow(5, 6, 7)]))
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
         reception.finish(origin(), promise(SENT, staged=((99, 3),)))
-    assert (ids(admin), recorded(admin)) == ([], [])
+    assert (ids(target), recorded(target)) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -293,36 +286,36 @@ def test_staged_rows_that_are_not_there_are_missed(admin, url, receive):
         pytest.param({0: (1, 2), 5: (6, 1)}, id="an attempt that still sends"),
     ],
 )
-def test_rows_that_did_not_come_are_not_committed(promised, admin, receive):
+def test_rows_that_did_not_come_are_not_committed(promised, target, receive):
     """A promise that does not fit what was received fails, and leaves nothing."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
-    copying(admin, 1, 2)
+    copying(target, 1, 2)
     reception.close(begin(reception, 3, 4, 7))
     begin(reception, 5, 6, 8)
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED.*Nothing of this batch was written"):
         reception.finish(origin(), promise(promised))
     reception.give_up()
-    assert rolled_back(admin)
-    assert (ids(admin), recorded(admin)) == ([], [])
+    assert rolled_back(target)
+    assert (ids(target), recorded(target)) == ([], [])
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["rows are copied", "rows are kept"])
-def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, admin, folder, receive):
+def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, target, folder, receive):
     """The checkpoint is read again when rows are promised: a batch that is not this driver's is not written."""
     reception = receive(inlineBytes="0" if early else KEPT)
     send(reception, 0, 1, 1, 2)
     if early:
-        copying(admin, 1, 2)
-    assert bool(transactions(admin)) is early
+        copying(target, 1, 2)
+    assert bool(transactions(target)) is early
     write_checkpoint(folder, {1: entry(1, planned=5)})
     with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
         reception.finish(origin(), promise(SENT))
-    assert (ids(admin), recorded(admin)) == ([], [])
-    assert not transactions(admin)
+    assert (ids(target), recorded(target)) == ([], [])
+    assert not transactions(target)
 
 
-def test_what_does_not_fit_into_memory_is_kept_in_a_file(admin, receive, monkeypatch):
+def test_what_does_not_fit_into_memory_is_kept_in_a_file(target, receive, monkeypatch):
     """A batch that is begun again is read from the temporary directory."""
     monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "IN_MEMORY_BYTES", 0)
     files = []
@@ -335,16 +328,16 @@ def test_what_does_not_fit_into_memory_is_kept_in_a_file(admin, receive, monkeyp
     monkeypatch.setattr(tempfile, "TemporaryFile", noted)
     reception = receive()
     send(reception, 0, 1, 1, 2)
-    copying(admin, 1, 2)
+    copying(target, 1, 2)
     send(reception, 0, 2, 10, 20)
     (file,) = files
     file.seek(0)
     assert file.read() == encoded(1, 2, 10, 20)
     assert reception.finish(origin(), promise({0: (2, 2)})) is Verdict.NEW
-    assert ids(admin) == [10, 20]
+    assert ids(target) == [10, 20]
 
 
-def test_rows_that_cannot_be_kept_fail_the_commit_and_no_task(admin, receive, monkeypatch, tmp_path):
+def test_rows_that_cannot_be_kept_fail_the_commit_and_no_task(target, receive, monkeypatch, tmp_path):
     """Without room in the temporary directory, the error says where to make some."""
     monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "IN_MEMORY_BYTES", 0)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "is not there"))
@@ -352,11 +345,11 @@ def test_rows_that_cannot_be_kept_fail_the_commit_and_no_task(admin, receive, mo
     send(reception, 0, 1, 1, 2)
     with pytest.raises(PgonceError, match="ROWS_NOT_KEPT.*is not there"):
         reception.finish(origin(), promise(SENT))
-    assert (ids(admin), recorded(admin)) == ([], [])
+    assert (ids(target), recorded(target)) == ([], [])
 
 
 @pytest.mark.parametrize("fault", ["cut_in_copy", "cut_before_commit", "cut_during_commit", "cut_after_commit"])
-def test_a_cut_line_leaves_the_batch_written_once(fault, admin, proxy, receive):
+def test_a_cut_line_leaves_the_batch_written_once(fault, target, proxy, receive):
     """Wherever the line to Postgres is cut, the rows are copied anew from what was kept, or found committed."""
     getattr(proxy, fault)(touching="events")
     reception = receive(url=proxy.url)
@@ -365,22 +358,22 @@ def test_a_cut_line_leaves_the_batch_written_once(fault, admin, proxy, receive):
         # The cut may be noticed with the next rows only, which are those of the promise.
         assert wait_until(lambda: proxy.hits[fault])
     else:
-        copying(admin, 1, 2)
+        copying(target, 1, 2)
     verdict = reception.finish(origin(), promise(SENT))
     assert proxy.hits[fault] == 1
     assert verdict in (Verdict.NEW, Verdict.LANDED)
     if fault != "cut_during_commit":
         assert (verdict is Verdict.LANDED) is (fault == "cut_after_commit")
-    assert ids(admin) == [1, 2]
-    assert recorded(admin) == [(2, "received")]
+    assert ids(target) == [1, 2]
+    assert recorded(target) == [(2, "received")]
 
 
-def test_an_outcome_that_cannot_be_asked_for_stays_unknown(admin, proxy, receive):
+def test_an_outcome_that_cannot_be_asked_for_stays_unknown(target, proxy, receive):
     """Where the answer to an early COMMIT is lost and Postgres stays away, the later try does not call it a failure."""
     hold = proxy.hold_after_commit(touching="events")
     reception = receive(url=proxy.url, retryTimeout="2")
     send(reception, 0, 1, 1, 2)
-    copying(admin, 1, 2)
+    copying(target, 1, 2)
     lost = threading.Thread(target=lambda: (hold.wait(), proxy.stop()))
     lost.start()
     with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
@@ -388,27 +381,27 @@ def test_an_outcome_that_cannot_be_asked_for_stays_unknown(admin, proxy, receive
     lost.join()
 
 
-def test_a_batch_that_was_published_is_skipped(admin, receive):
+def test_a_batch_that_was_published_is_skipped(target, receive):
     """A restart's reception of the same offsets, under a token of its own, finds a replay before rows are promised."""
     first, again = receive(), receive()
     send(first, 0, 1, 1, 2)
     assert first.finish(origin(), promise(SENT)) is Verdict.NEW
     send(again, 0, 1, 1, 2, of=origin(run_id=OTHER_RUN))
     assert again.finish(origin(run_id=OTHER_RUN), promise(SENT)) is Verdict.REPLAY
-    assert ids(admin) == [1, 2]
-    assert admin.execute("SELECT run_id FROM pgonce.replays").fetchall() == [(OTHER_RUN,)]
+    assert ids(target) == [1, 2]
+    assert target.execute("SELECT run_id FROM pgonce.replays").fetchall() == [(OTHER_RUN,)]
 
 
-def test_an_open_transaction_does_not_keep_another_driver_out(admin, receive):
+def test_an_open_transaction_does_not_keep_another_driver_out(target, receive):
     """Who is ready to commit ends a session that waits for its tasks, whose driver then hears who owns the writer."""
     slow, quick = receive(), receive(inlineBytes=KEPT)
     send(slow, 0, 1, 1, 2)
-    copying(admin, 1, 2)
+    copying(target, 1, 2)
     send(quick, 0, 1, 1, 2, of=origin(run_id=OTHER_RUN))
     assert quick.finish(origin(run_id=OTHER_RUN), promise(SENT)) is Verdict.NEW
     with pytest.raises(PgonceError, match=f"FENCED.*{OTHER_RUN}"):
         slow.finish(origin(), promise(SENT))
-    assert ids(admin) == [1, 2]
+    assert ids(target) == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -418,60 +411,60 @@ def test_an_open_transaction_does_not_keep_another_driver_out(admin, receive):
         pytest.param({"overwrite": True}, [(1, "n1"), (2, "n2")], id="complete"),
     ],
 )
-def test_every_mode_writes_what_was_received(changes, left, admin, receive):
+def test_every_mode_writes_what_was_received(changes, left, target, receive):
     """Rows that exist are updated, or replaced, in the open transaction; readers see the old ones until the end."""
     old = [(1, "old"), (9, "old")]
-    admin.execute("ALTER TABLE events ADD PRIMARY KEY (id)")
-    admin.execute("INSERT INTO events VALUES (1, 'old'), (9, 'old')")
+    target.execute("ALTER TABLE events ADD PRIMARY KEY (id)")
+    target.execute("INSERT INTO events VALUES (1, 'old'), (9, 'old')")
     reception = receive(**changes)
     send(reception, 0, 1, 1, 2)
-    copying(admin, 1, 2)
-    assert names(admin) == old
+    copying(target, 1, 2)
+    assert names(target) == old
     assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
-    assert names(admin) == left
+    assert names(target) == left
 
 
 @pytest.mark.parametrize("mended", [True, False], ids=["passes", "stays"])
-def test_an_early_failure_counts_only_if_it_comes_again(mended, admin, receive, caplog):
+def test_an_early_failure_counts_only_if_it_comes_again(mended, target, receive, caplog):
     """What failed before all rows were there is tried once more at the end, and then raised as it is."""
-    admin.execute("DROP TABLE events")
+    target.execute("DROP TABLE events")
     reception = receive()
     send(reception, 0, 1, 1, 2)
     assert wait_until(lambda: "TARGET_MISSING" in caplog.text)
     if mended:
-        admin.execute(TABLE)
+        target.execute(TABLE)
         assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
-        assert ids(admin) == [1, 2]
+        assert ids(target) == [1, 2]
     else:
         with pytest.raises(PgonceError, match="TARGET_MISSING"):
             reception.finish(origin(), promise(SENT))
-    assert len(recorded(admin)) == mended
+    assert len(recorded(target)) == mended
 
 
-def test_a_row_that_postgres_refuses_fails_the_batch(admin, receive):
+def test_a_row_that_postgres_refuses_fails_the_batch(target, receive):
     """The error names the constraint, as in every way in, and never the row."""
-    admin.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
+    target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
     reception = receive()
     send(reception, 0, 1, 1, 2)
     with pytest.raises(PgonceError, match="CHECK_VIOLATION.*small") as refused:
         reception.finish(origin(), promise(SENT))
     assert "n2" not in str(refused.value)
-    assert (ids(admin), recorded(admin)) == ([], [])
+    assert (ids(target), recorded(target)) == ([], [])
 
 
-def test_a_refused_row_of_a_guess_is_shown_in_no_log(admin, receive, caplog):
+def test_a_refused_row_of_a_guess_is_shown_in_no_log(target, receive, caplog):
     """A transaction that is put off may have been refused by then: what Postgres says of it repeats a whole row."""
-    admin.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
+    target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
     reception = receive()
     send(reception, 0, 1, 1, 2, 3)
     aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
-    assert wait_until(lambda: admin.execute(aborted).fetchall())
+    assert wait_until(lambda: target.execute(aborted).fetchall())
     reception.give_up()
     reception._early.join(30)
     assert "n2" not in caplog.text
 
 
-def test_tasks_that_send_at_once_are_all_there(admin, receive):
+def test_tasks_that_send_at_once_are_all_there(target, receive):
     """Rows of many tasks that come at the same time, on lines of their own, are each written once."""
     reception = receive()
     tasks = [threading.Thread(target=send, args=[reception, n, n, *range(n * 4, n * 4 + 4)]) for n in range(4)]
@@ -480,5 +473,5 @@ def test_tasks_that_send_at_once_are_all_there(admin, receive):
     for task in tasks:
         task.join()
     assert reception.finish(origin(), promise({n: (n, 4) for n in range(4)})) is Verdict.NEW
-    assert ids(admin) == list(range(16))
-    assert recorded(admin) == [(16, "received")]
+    assert ids(target) == list(range(16))
+    assert recorded(target) == [(16, "received")]
