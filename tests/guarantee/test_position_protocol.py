@@ -1,4 +1,8 @@
-"""Sequences in which positions, ranges and entries of `offsets/` tell different things: no row is lost or doubled."""
+"""
+Sequences in which positions, ranges and entries of `offsets/` tell different things: no row is lost or doubled.
+
+Covers: sink.data_source.commit_parcels, sink.identity.planning, sink.positions.drop_stored_arrow.
+"""
 
 from __future__ import annotations
 

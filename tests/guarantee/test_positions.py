@@ -1,4 +1,8 @@
-"""Exactly-once by source position: a batch that overlaps what is stored loses those of its rows, and no others."""
+"""
+Exactly-once by source position: a batch that overlaps what is stored loses those of its rows, and no others.
+
+Covers: sink.positions.columns, sink.positions.drop_stored_spark.
+"""
 
 from __future__ import annotations
 

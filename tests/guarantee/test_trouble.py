@@ -2,6 +2,8 @@
 Bad input and trouble: each is refused with its code, and once mended the same query finishes exactly-once.
 
 Each case runs twice on one checkpoint: first into the trouble, then after it was mended.
+
+Covers: sink.identity.from_checkpoint, sink.recover_and_start.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 Does every query have the guarantee that docs/which-guarantee.md promises? Each row of its table is run.
 
 ``PGONCE_GUARANTEE_SEED`` chooses one query of each row; ``PGONCE_GUARANTEE=all`` runs them all.
+
+Covers: sink.identity.from_memory.
 """
 
 from __future__ import annotations

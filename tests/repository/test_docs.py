@@ -1,4 +1,8 @@
-"""Do the documents say what is so: codes, verdicts, arguments, commands, links, tests, code?"""
+"""
+Do the documents say what is so: codes, verdicts, arguments, commands, links, tests, code?
+
+Covers: offsets_store.errors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Names and texts from outside are only names and texts: none becomes SQL, and the legal ones work."""
+"""
+Names and texts from outside are only names and texts: none becomes SQL, and the legal ones work.
+
+Covers: offsets_store.postgres.storable.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The line to a receiver tells strangers nothing and believes none, whoever stands where a receiver was, or between."""
+"""
+The line to a receiver tells strangers nothing and believes none, whoever stands where a receiver was, or between.
+
+Covers: sink.data_source.receiver.certificate, sink.data_source.receiver.error_messages,
+sink.data_source.receiver.line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Whatever stands first on the search_path: our statements mean Postgres's own names, the user's mean the user's."""
+"""
+Whatever stands first on the search_path: our statements mean Postgres's own names, the user's mean the user's.
+
+Covers: offsets_store.postgres.search_path.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What users may ask for, and what is refused before a row moves."""
+"""
+What users may ask for, and what is refused before a row moves.
+
+Covers: sink.settings.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The command ``pgonce``: its answers, its exit codes, and what it must not say."""
+"""
+The command ``pgonce``: its answers, its exit codes, and what it must not say.
+
+Covers: offsets_store.cli.output, offsets_store.cli.tables, offsets_store.cli.terms.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The ledger's form: who may create it, what it looks like, and which code may use it."""
+"""
+The ledger's form: who may create it, what it looks like, and which code may use it.
+
+Covers: offsets_store.ledger.tables.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""No lock of ours is waited for without a bound, and whoever waits is told who holds it."""
+"""
+No lock of ours is waited for without a bound, and whoever waits is told who holds it.
+
+Covers: offsets_store.postgres.lock_watch.
+"""
 
 from __future__ import annotations
 

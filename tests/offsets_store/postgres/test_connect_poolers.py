@@ -1,4 +1,8 @@
-"""What if a pooler stands between us and Postgres, gives its sessions to others, and answers in Postgres's place?"""
+"""
+What if a pooler stands between us and Postgres, gives its sessions to others, and answers in Postgres's place?
+
+Covers: offsets_store.postgres.translate.
+"""
 
 from __future__ import annotations
 

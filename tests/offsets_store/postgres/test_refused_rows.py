@@ -1,4 +1,8 @@
-"""What Postgres refuses is said with a way out that fits."""
+"""
+What Postgres refuses is said with a way out that fits.
+
+Covers: sink.target.missing_table.
+"""
 
 from __future__ import annotations
 

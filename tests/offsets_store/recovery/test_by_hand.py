@@ -1,4 +1,8 @@
-"""What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted."""
+"""
+What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted.
+
+Covers: offsets_store.cli.by_hand.
+"""
 
 from __future__ import annotations
 

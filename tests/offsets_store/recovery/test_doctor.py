@@ -1,4 +1,8 @@
-"""What doctor finds between a checkpoint and the ledger, before and after a recovery."""
+"""
+What doctor finds between a checkpoint and the ledger, before and after a recovery.
+
+Covers: offsets_store.recovery.diagnosis.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A query that the ledger does not know: what it hears, what doctor says of it before, and how an old one makes way."""
+"""
+A query that the ledger does not know: what it hears, what doctor says of it before, and how an old one makes way.
+
+Covers: offsets_store.recovery.forget.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A recovery is refused while there are signs that the query runs, and looks again once it has begun."""
+"""
+A recovery is refused while there are signs that the query runs, and looks again once it has begun.
+
+Covers: offsets_store.recovery.fence.
+"""
 
 from __future__ import annotations
 

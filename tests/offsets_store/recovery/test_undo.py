@@ -1,4 +1,8 @@
-"""What a recovery has replaced comes back, byte by byte, unless it is too late."""
+"""
+What a recovery has replaced comes back, byte by byte, unless it is too late.
+
+Covers: offsets_store.recovery.backup.
+"""
 
 from __future__ import annotations
 

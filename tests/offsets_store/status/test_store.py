@@ -1,4 +1,8 @@
-"""Stored offsets, as a person or a program asks for them."""
+"""
+Stored offsets, as a person or a program asks for them.
+
+Covers: offsets_store.ledger.session, offsets_store.status.read_stored, offsets_store.status.stored.
+"""
 
 from __future__ import annotations
 

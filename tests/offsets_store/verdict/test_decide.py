@@ -1,4 +1,8 @@
-"""The decision, as a table: every row of the design has a case here."""
+"""
+The decision, as a table: every row of the design has a case here.
+
+Covers: offsets_store.offsets.positions, offsets_store.verdict.facts, offsets_store.verdict.refused_batch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Who may have written the rows that a query, which the ledger does not know, is about to write?"""
+"""
+Who may have written the rows that a query, which the ledger does not know, is about to write?
+
+Covers: offsets_store.verdict.reads.
+"""
 
 from __future__ import annotations
 

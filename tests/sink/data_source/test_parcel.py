@@ -1,4 +1,8 @@
-"""Commit messages: how much may travel in them, and what is refused of them."""
+"""
+Commit messages: how much may travel in them, and what is refused of them.
+
+Covers: sink.identity.origin.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Does Postgres read back what Spark held? Real Postgres, for every type, at its edges and in between."""
+"""
+Does Postgres read back what Spark held? Real Postgres, for every type, at its edges and in between.
+
+Covers: sink.encoding.arrow_forms, sink.encoding.json_texts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Which Postgres type holds a Spark type, and which types are refused: no Spark session, no Postgres."""
+"""
+Which Postgres type holds a Spark type, and which types are refused: no Spark session, no Postgres.
+
+Covers: sink.errors.
+"""
 
 from __future__ import annotations
 

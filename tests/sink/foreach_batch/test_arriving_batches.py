@@ -1,4 +1,8 @@
-"""Rows reach the driver while tasks still make others, and the COPY takes them as they come."""
+"""
+Rows reach the driver while tasks still make others, and the COPY takes them as they come.
+
+Covers: sink.foreach_batch.frame_rows.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""Rows into tables, without Spark: both transports do the same to every kind of target, in every mode."""
+"""
+Rows into tables, without Spark: both transports do the same to every kind of target, in every mode.
+
+Covers: sink.staging.staged_rows, sink.staging.table, sink.target.batch_rows, sink.target.catalogue,
+sink.target.checked_table, sink.target.statements.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A value that Postgres refuses is named by its column, its types and its row, and the transaction has failed still."""
+"""
+A value that Postgres refuses is named by its column, its types and its row, and the transaction has failed still.
+
+Covers: sink.encoding.copy_bodies.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The receiver's side of a batch, without Spark: rows are copied on a guess, and only promised ones are committed."""
+"""
+The receiver's side of a batch, without Spark: rows are copied on a guess, and only promised ones are committed.
+
+Covers: sink.data_source.receiver.arrived.
+"""
 
 from __future__ import annotations
 
