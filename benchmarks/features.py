@@ -54,7 +54,9 @@ def _early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
 
 def _not_early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     batch_writer = PostgresBatchWriter(place.url, table=place.table, independent=True)
-    batch_writer._commits = _CommitsOnceRowsAreThere(batch_writer._commits._settings)
+    # Users have no setting for this.
+    settings = batch_writer._commits._settings  # noqa: SLF001
+    batch_writer._commits = _CommitsOnceRowsAreThere(settings)  # noqa: SLF001
     return writer.foreachBatch(batch_writer)
 
 
