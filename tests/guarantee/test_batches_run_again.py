@@ -123,7 +123,7 @@ class TestStateless:
         found = examine(sink.checkpoint, sink.url)
         assert (found.finding, found.next_batch_id) == (Finding.RECOVERABLE, 1)
         assert found.sinks[0].verdict is Verdict.REPLAY
-        assert "batch 2, which was published too, is then planned anew and refused" in found.sinks[0].says
+        assert "batch 2, which was published too, is then planned again and refused" in found.sinks[0].says
 
         recover_checkpoint(sink.checkpoint, sink.url, quiet_seconds=0)
         finish(way.append(frame, sink))
