@@ -8,6 +8,7 @@ import time
 import psycopg
 import pytest
 from pyspark.sql import types as t
+from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import migrate
@@ -102,8 +103,9 @@ def test_a_look_waits_for_nobody_and_leaves_nothing(admin, url, observer):
         began = time.monotonic()
         look(url + ("&" if "?" in url else "?") + "application_name=looking")
         assert time.monotonic() - began < 5
+    # A session that is told to end is seen until its process has ended.
     here = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'looking'"
-    assert observer.execute(here).fetchone() == (0,)
+    assert wait_until(lambda: observer.execute(here).fetchone() == (0,))
 
 
 def test_a_partition_that_somebody_alters_is_left_to_the_commit(admin, url, monkeypatch):
