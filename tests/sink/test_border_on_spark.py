@@ -15,7 +15,7 @@ from pgonce import PostgresBatchWriter, transactional_batch
 pytestmark = pytest.mark.spark
 
 TOO_SHORT = "CREATE TABLE events (id bigint, name varchar(2))"
-OUR_FRAME = re.compile(r'File "[^"]*/(sink|offsets_store|pgonce)/')
+OUR_FRAME = re.compile(r'File "[^"]*/pgonce/(sink|offsets_store)/')
 
 
 def sink(frame, url):

@@ -8,6 +8,8 @@ appears whole.
 from __future__ import annotations
 
 import json
+import os
+import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ class Inbox:
         self.rows: list[Row] = []
         self._first_id = first_id
         self._files = 0
+        self._newest = 0
         folder.mkdir()
 
     def add(self, count: int) -> Path:
@@ -46,6 +49,9 @@ class Inbox:
         unseen = self.folder / ".unfinished"
         unseen.write_text("".join(json.dumps(dict(zip(names, row, strict=True)), default=float) + "\n" for row in new))
         self._files += 1
+        # Spark reads the oldest file first, by milliseconds.
+        self._newest = max(time.time_ns(), self._newest + 2_000_000)
+        os.utime(unseen, ns=(self._newest, self._newest))
         return unseen.rename(self.folder / f"{self._files:04}.json")
 
 
