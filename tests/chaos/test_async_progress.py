@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import secrets
 import threading
 import time
@@ -21,8 +20,10 @@ import pytest
 from chaos import async_job
 from chaos.async_job import WAYS, Job, selected
 from confluent_kafka import Producer
+from support.audit import published
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
+from support.query_runs import reasons
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.kafka]
 
@@ -104,22 +105,6 @@ def test_nothing_is_lost_or_doubled(kafka, topic, url, observer, tmp_path, start
         rows, dropped = counted(observer, way)
         print(f"{way}: {rows} rows, {dropped} dropped")
         assert rows == len(stored(observer, way))
-
-
-def reasons(driver):
-    """Why queries ended, which none should."""
-    return re.findall(r"ENDED .*?(?=\n\tat |\n=== Streaming Query|\Z)", driver.output(), re.DOTALL)
-
-
-def published(observer):
-    """How many batches each query has published; the ledger may not be there yet."""
-    if observer.execute("SELECT to_regclass('pgonce.batches')").fetchone()[0] is None:
-        return {}
-    return dict(
-        observer.execute(
-            "SELECT query_name, count(*) FROM pgonce.batches JOIN pgonce.writers USING (writer_id) GROUP BY 1"
-        ).fetchall()
-    )
 
 
 def all_went_on(observer, before):

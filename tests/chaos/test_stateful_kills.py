@@ -19,11 +19,11 @@ import psycopg
 import pytest
 from chaos import stateful_job
 from chaos.stateful_job import KINDS, ON_ROCKSDB, SUBJECTS, Job
-from chaos.test_async_progress import published, reasons
-from support.audit import replays, wrong_ledger, wrong_rows
+from support.audit import published, replays, wrong_ledger, wrong_rows
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
 from support.inbox import Inbox
+from support.query_runs import reasons
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

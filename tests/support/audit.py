@@ -137,3 +137,14 @@ def replays(observer: psycopg.Connection, checkpoint: str) -> list[int]:
 def query_id(checkpoint: str | Path) -> str:
     """The id that Spark keeps in the checkpoint."""
     return str(json.loads((Path(checkpoint) / "metadata").read_text())["id"])
+
+
+def published(observer: psycopg.Connection) -> dict[str, int]:
+    """How many batches each query has published; the ledger may not be there yet."""
+    if observer.execute("SELECT to_regclass('pgonce.batches')").fetchone()[0] is None:
+        return {}
+    return dict(
+        observer.execute(
+            "SELECT query_name, count(*) FROM pgonce.batches JOIN pgonce.writers USING (writer_id) GROUP BY 1"
+        ).fetchall()
+    )

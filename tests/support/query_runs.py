@@ -6,12 +6,14 @@ Runs in: pytest. Invariant: whoever runs a query here knows how it ended before 
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from support.fixtures.driver import Driver
 from support.patience import PATIENCE_SECONDS
 
 
@@ -39,3 +41,8 @@ def rewind(checkpoint: str) -> int:
     (folder / str(newest)).unlink()
     (folder / f".{newest}.crc").unlink()
     return newest
+
+
+def reasons(driver: Driver) -> list[str]:
+    """Why queries of a driver ended, which none should."""
+    return re.findall(r"ENDED .*?(?=\n\tat |\n=== Streaming Query|\Z)", driver.output(), re.DOTALL)
