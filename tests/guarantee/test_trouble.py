@@ -3,7 +3,7 @@ Bad input and trouble: each is refused with its code, and once mended the same q
 
 Each case runs twice on one checkpoint: first into the trouble, then after it was mended.
 
-Covers: sink.identity.from_checkpoint, sink.recover_and_start.
+Covers: sink.identity.from_checkpoint, sink.identity.planning, sink.recover_and_start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""
-Do the documents say what is so: codes, verdicts, arguments, commands, links, tests, code?
-
-Covers: offsets_store.errors.
-"""
+"""Do the documents say what is so: codes, verdicts, arguments, commands, links, tests, code?"""
 
 from __future__ import annotations
 

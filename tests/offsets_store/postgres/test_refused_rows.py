@@ -1,8 +1,4 @@
-"""
-What Postgres refuses is said with a way out that fits.
-
-Covers: sink.target.missing_table.
-"""
+"""What Postgres refuses is said with a way out that fits."""
 
 from __future__ import annotations
 

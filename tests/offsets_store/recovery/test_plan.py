@@ -1,8 +1,8 @@
 """
 Which files make a checkpoint agree with the ledger, from facts alone: each rule, and every place to be cut short.
 
-Covers: offsets_store.checkpoint.state_files, offsets_store.recovery.changes, offsets_store.recovery.refused_recovery,
-offsets_store.recovery.stateful_query, offsets_store.recovery.stopped_query.
+Covers: offsets_store.recovery.changes, offsets_store.recovery.refused_recovery, offsets_store.recovery.stateful_query,
+offsets_store.recovery.stopped_query.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""
-Commit messages: how much may travel in them, and what is refused of them.
-
-Covers: sink.identity.origin.
-"""
+"""Commit messages: how much may travel in them, and what is refused of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""What Postgres says of a target before a row is computed, and what it must not cost anybody."""
+"""
+What Postgres says of a target before a row is computed, and what it must not cost anybody.
+
+Covers: sink.target.missing_table.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 The receiver as a process of its own: who is heard, what is left where somebody is killed, and when it ends.
 
 Covers: offsets_store.ledger.kept_attempt, sink.data_source.receiver.client, sink.data_source.receiver.launch,
-sink.data_source.receiver.messages, sink.data_source.receiver.outcome, sink.identity.planned_batch.
+sink.data_source.receiver.outcome, sink.identity.planned_batch.
 """
 
 from __future__ import annotations

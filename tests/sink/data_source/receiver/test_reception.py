@@ -1,7 +1,7 @@
 """
 The receiver's side of a batch, without Spark: rows are copied on a guess, and only promised ones are committed.
 
-Covers: sink.data_source.receiver.arrived.
+Covers: sink.data_source.receiver.arrived, sink.data_source.receiver.messages.
 """
 
 from __future__ import annotations

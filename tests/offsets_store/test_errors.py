@@ -1,0 +1,36 @@
+"""An error's text says all: only text survives the trip through Spark's JVM."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from pgonce.offsets_store import errors
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, bad_option
+
+SENTENCES = ("CODE", "It happened.", "Nothing was written.", "Do this.")
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PgonceError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_says_the_same_on_the_other_side_of_a_worker(kind):
+    """Code, what happened, what it means for the data and what to do next, in this order; and the kind stays."""
+    error = kind(*SENTENCES)
+    again = pickle.loads(pickle.dumps(error))
+    assert str(error) == str(again) == "[CODE] It happened. Nothing was written. Help: Do this."
+    assert type(again) is kind
+    assert (again.code, again.what, again.data, again.remedy) == SENTENCES
+
+
+def test_an_error_may_pass_only_where_that_is_said():
+    """Without it, nobody tries again what would fail again."""
+    assert pickle.loads(pickle.dumps(ConnectError(*SENTENCES, may_pass=True))).may_pass
+    assert not ConnectError(*SENTENCES).may_pass
+
+
+def test_an_option_is_refused_before_any_row_moves():
+    """The error is of the family of configuration, and says that nothing was written."""
+    error = bad_option("BAD_OPTION", "mode=x is not a way to write.", "Use append.")
+    assert isinstance(error, ConfigurationError)
+    assert str(error) == "[BAD_OPTION] mode=x is not a way to write. Nothing was written. Help: Use append."
