@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
 from support.batches import make_batch
 from support.ledger_history import QUERY, publish
 from support.stopped_query import entries
@@ -9,12 +14,12 @@ from support.stopped_query import entries
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.ledger import ledger
 from pgonce.offsets_store.postgres.connect import engine_for
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
-from pgonce.offsets_store.verdict.decide import decide
-from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
+from pgonce.offsets_store.verdict.decide import Verdict, decide
+from pgonce.offsets_store.verdict.facts import Batch, Remedies
 
 
-def history(url, last, texts=None, **identity):
+def history(url: str, last: int, texts: Mapping[int, str] | None = None, **identity: Any) -> Batch:
     """Publish batches 0 to ``last`` with their entries."""
     texts = {**entries(*range(last + 1)), **(texts or {})}
     for number in range(last + 1):
@@ -23,12 +28,12 @@ def history(url, last, texts=None, **identity):
     return batch
 
 
-def mend(checkpoint, url, **options):
+def recover_at_once(checkpoint: Path, url: str, **options: Any) -> Recovery:
     """Recover at once: what the test has written just now is no sign of a running query."""
     return recover_checkpoint(str(checkpoint), url, quiet_seconds=0, **options)
 
 
-def verdict(url, checkpoint, batch_id, run_id, *, sink_name="public.orders"):
+def verdict(url: str, checkpoint: Path, batch_id: int, run_id: str, *, sink_name: str = "public.orders") -> Verdict:
     """What a commit of this run would say to the batch that ``offsets/`` gives this number."""
     text = (checkpoint / "offsets" / str(batch_id)).read_text()
     before = (checkpoint / "offsets" / str(batch_id - 1)).read_text()
@@ -46,7 +51,7 @@ def verdict(url, checkpoint, batch_id, run_id, *, sink_name="public.orders"):
         return decide(ledger.lock_writer_in_tx(connection, batch, None).ledger, batch, Remedies())
 
 
-def noted(observer):
+def noted(observer: psycopg.Connection) -> list[tuple[Any, ...]]:
     """The interventions, in order: kind, batch, reason, details."""
     return observer.execute(
         "SELECT kind, batch_id, reason, details FROM pgonce.interventions ORDER BY intervention_id"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from support.ledger_history import QUERY
-from support.recoveries import mend
+from support.recoveries import recover_at_once
 from support.stopped_query import entry, files_of
 
 from pgonce.offsets_store.cli.terms import ExitCode
@@ -36,7 +36,7 @@ class TestCommands:
             "advice",
         }
         assert set(found["sinks"][0]) == {"sink_name", "last_batch_id", "end_offsets", "verdict"}
-        mend(behind, url)
+        recover_at_once(behind, url)
         assert pgonce("doctor", behind).exit_code == ExitCode.OK
         (behind / "state").mkdir()
         (behind / "commits/9").unlink()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 from support.ledger_history import OTHER
-from support.recoveries import history, mend, noted, verdict
+from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import entries, write_checkpoint
 
 from pgonce.offsets_store.cli.terms import ExitCode
@@ -87,7 +87,7 @@ class TestRetire:
         history(url, 2, sink_name="audit")
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(0, 1), (0, 1))
         with pytest.raises(RecoveryError, match="RECOVERY_APART"):
-            mend(checkpoint, url)
+            recover_at_once(checkpoint, url)
         assert "[SINK_NEEDED]" in pgonce("retire", "orders").stderr
         command = ("retire", "orders", "--sink", "audit", "--reason", "moved to another job")
         assert pgonce(*command).exit_code == ExitCode.OK
@@ -95,7 +95,7 @@ class TestRetire:
         assert pgonce(*command, "--yes").exit_code == ExitCode.OK
         assert noted(observer) == [("retire", 2, "moved to another job", None)]
         assert "[WRITER_GONE]" in pgonce(*command, "--yes").stderr
-        assert mend(checkpoint, url).stands_at == 5
+        assert recover_at_once(checkpoint, url).stands_at == 5
         write_checkpoint(checkpoint, entries(2, 3))
         assert verdict(url, checkpoint, 3, "new", sink_name="audit") is Verdict.FENCED
         accept = pgonce("accept", "orders", "--sink", "audit", "--batch", 9, "--reason", "r", "--yes")

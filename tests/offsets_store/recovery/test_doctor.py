@@ -9,7 +9,7 @@ from __future__ import annotations
 import psycopg
 import pytest
 from support.ledger_history import OTHER
-from support.recoveries import history, mend
+from support.recoveries import history, recover_at_once
 from support.stopped_query import entries, entry, kafka, write_checkpoint
 
 from pgonce.offsets_store.recovery.diagnosis import Finding
@@ -43,7 +43,7 @@ class TestDoctor:
         found = examine(str(checkpoint), url)
         assert found.finding is Finding.RECOVERABLE
         assert any("offsets/.6.crc" in remark for remark in found.remarks)
-        mend(checkpoint, url)
+        recover_at_once(checkpoint, url)
         assert not (checkpoint / "offsets/.6.crc").exists()
         assert examine(str(checkpoint), url).finding is Finding.AGREE
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 import psycopg
 import pytest
 from support.ledger_history import RUN, publish
-from support.recoveries import history, mend, noted, verdict
+from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import COMMIT, entries, entry, files_of, kafka, write_checkpoint
 
 from pgonce.offsets_store.checkpoint.files import ArrowFiles
@@ -33,17 +33,17 @@ from pgonce.offsets_store.verdict.decide import Verdict
 class TestRecover:
     def test_forward(self, url, behind):
         """The files are those that the ledger has recorded, without stale checksums; then there is nothing left."""
-        done = mend(behind, url)
+        done = recover_at_once(behind, url)
         assert (done.is_done, done.stands_at, done.written) == (True, 9, ("offsets/8", "offsets/9", "commits/9"))
         assert (behind / "offsets/8").read_text() == entry(8)
         assert (behind / "offsets/9").read_text() == entry(9)
         assert (behind / "commits/9").read_text() == COMMIT
-        assert not mend(behind, url).is_needed
+        assert not recover_at_once(behind, url).is_needed
 
     def test_back(self, url, ahead):
         """What the ledger does not know is gone, with its checksums, and lies kept aside."""
         before = files_of(ahead)
-        done = mend(ahead, url)
+        done = recover_at_once(ahead, url)
         gone = {f"{folder}/{name}" for folder in ("offsets", "commits") for n in (6, 7, 8) for name in (n, f".{n}.crc")}
         assert set(done.removed) == gone
         assert files_of(ahead) == {name: data for name, data in before.items() if name not in gone}
@@ -52,14 +52,14 @@ class TestRecover:
 
     def test_the_old_run_is_fenced_and_a_new_one_goes_on(self, url, ahead):
         """Whatever lives on after all is refused; a new run publishes the next batch."""
-        mend(ahead, url)
+        recover_at_once(ahead, url)
         write_checkpoint(ahead, entries(6))
         assert verdict(url, ahead, 6, RUN) is Verdict.FENCED
         assert verdict(url, ahead, 6, "a new run") is Verdict.NEW
 
     def test_it_is_noted(self, url, behind, observer):
         """The ledger has a row with what was done, and the recovery as the owner."""
-        done = mend(behind, url)
+        done = recover_at_once(behind, url)
         ((kind, batch_id, _, details),) = noted(observer)
         assert (kind, batch_id) == ("recover", 9)
         assert details["files"] == ["offsets/8", "offsets/9", "commits/9"]
@@ -71,7 +71,7 @@ class TestRecover:
     def test_a_dry_run_changes_nothing(self, url, ahead, observer):
         """It says what would be done, and neither files nor ledger change."""
         before = files_of(ahead)
-        shown = mend(ahead, url, dry_run=True)
+        shown = recover_at_once(ahead, url, dry_run=True)
         assert shown.is_needed
         assert not shown.is_done
         assert set(shown.kept) == set(shown.removed)
@@ -106,7 +106,7 @@ class TestRecover:
         history(url, 5)
         history(url, 4, sink_name="audit")
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(0, 1), (0, 1))
-        mend(checkpoint, url)
+        recover_at_once(checkpoint, url)
         assert not (checkpoint / "commits/5").exists()
         assert verdict(url, checkpoint, 5, "new") is Verdict.REPLAY
         assert verdict(url, checkpoint, 5, "new", sink_name="audit") is Verdict.NEW
@@ -125,7 +125,7 @@ class TestRecover:
         found = examine(str(checkpoint), url)
         assert found.finding is Finding.RECOVERABLE
         assert "new Spark application" in found.advice
-        done = mend(checkpoint, url)
+        done = recover_at_once(checkpoint, url)
         assert done.written == ("offsets/5",)
         assert set(done.removed) == {*whole, *(["offsets/.5.crc"] if planned else [])}
         assert (checkpoint / "offsets/5").read_text() == entry(5)
@@ -142,7 +142,7 @@ class TestRecover:
         (checkpoint / "state/0/3/right-keyToNumValues").mkdir(parents=True)
         (checkpoint / "state/0/3/right-keyToNumValues/7.delta").touch()
         with pytest.raises(RecoveryError, match="only batches after 5 can have made"):
-            mend(checkpoint, url)
+            recover_at_once(checkpoint, url)
 
     def test_state_through_pyarrow(self, url, tmp_path, monkeypatch):
         """In a store that pyarrow.fs reads, the same files are found."""
@@ -153,7 +153,10 @@ class TestRecover:
         (checkpoint / "state/0/0/default/6.zip").touch()
         files = ArrowFiles("file:///", str(checkpoint), "gs://bucket/ckpt", has_secrets=False)
         monkeypatch.setattr(recover, "CheckpointWriter", lambda _: CheckpointWriter(files))
-        assert set(mend("gs://bucket/ckpt", url).removed) == {"state/0/0/6.snapshot", "state/0/0/default/6.zip"}
+        assert set(recover_at_once("gs://bucket/ckpt", url).removed) == {
+            "state/0/0/6.snapshot",
+            "state/0/0/default/6.zip",
+        }
 
     def test_a_first_entry_half_written(self, url, tmp_path, observer):
         """What is left of it is taken aside, from a query that nobody knows yet; undone, it is back."""
@@ -164,7 +167,7 @@ class TestRecover:
         assert examine(str(checkpoint), url).finding is Finding.RECOVERABLE
         with pytest.raises(RecoveryError, match=r"RECOVERY_RUNNING.*\.tmp was written"):
             recover_checkpoint(str(checkpoint), url, quiet_seconds=3600, wait_seconds=0)
-        assert mend(checkpoint, url).is_done
+        assert recover_at_once(checkpoint, url).is_done
         assert list(files_of(checkpoint)) == ["metadata"]
         assert observer.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
         undo_recovery(str(checkpoint), url, quiet_seconds=0)
@@ -176,7 +179,7 @@ class TestRecover:
         stored = {"0": kafka(43)}
         publish(url, 4, None, start={"0": kafka(40)}, span=Span({"0": kafka(40)}, stored))
         checkpoint = write_checkpoint(tmp_path / "ckpt", entries(2, 3, 4, 6), (2, 3, 4, 6))
-        done = mend(checkpoint, url)
+        done = recover_at_once(checkpoint, url)
         assert done.stands_at == 3
         assert not (checkpoint / "offsets/4").exists()
 
@@ -186,7 +189,7 @@ class TestRecover:
         monkeypatch.setattr(recover, "CheckpointWriter", lambda _: CheckpointWriter(files))
         before = files_of(behind)
         monkeypatch.setattr(undo, "CheckpointWriter", lambda _: CheckpointWriter(files))
-        assert mend("gs://bucket/ckpt", url).location == "gs://bucket/ckpt"
+        assert recover_at_once("gs://bucket/ckpt", url).location == "gs://bucket/ckpt"
         assert (behind / "offsets/9").read_text() == entry(9)
         assert not list(behind.rglob("*.tmp"))
         undo_recovery("gs://bucket/ckpt", url, quiet_seconds=0)
@@ -200,8 +203,8 @@ class TestRecover:
         monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, newer))
         monkeypatch.setattr(migrations, "_ensured", set())
         with pytest.raises(LedgerError, match="LEDGER_TOO_OLD"):
-            mend(behind, url, dry_run=True)
-        assert mend(behind, url).is_done
+            recover_at_once(behind, url, dry_run=True)
+        assert recover_at_once(behind, url).is_done
 
     def test_a_role_that_may_not(self, url, ahead, login):
         """Without the privilege to write the ledger no file is touched."""
@@ -210,16 +213,16 @@ class TestRecover:
             connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA pgonce TO {login.user}")
         before = files_of(ahead)
         with pytest.raises(LedgerError, match="LEDGER_NOT_PERMITTED"):
-            mend(ahead, login.url)
+            recover_at_once(ahead, login.url)
         assert files_of(ahead) == before
-        assert mend(ahead, login.url, dry_run=True).is_needed
+        assert recover_at_once(ahead, login.url, dry_run=True).is_needed
 
     def test_what_cannot_be_kept_is_not_replaced(self, url, ahead):
         """Where the copies cannot be written, nothing is taken away."""
         (ahead / "pgonce-kept").write_text("a file")
         before = files_of(ahead)
         with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_WRITTEN"):
-            mend(ahead, url)
+            recover_at_once(ahead, url)
         assert files_of(ahead) == before
 
 
@@ -241,10 +244,10 @@ class TestCutShort:
         with monkeypatch.context() as cut:
             cut.setattr(CheckpointWriter, "put", until_cut)
             try:
-                mend(ahead, url)
+                recover_at_once(ahead, url)
             except Cut:
                 assert done < 12
-        mend(ahead, url)
+        recover_at_once(ahead, url)
         found = examine(str(ahead), url)
         # With batch 6 planned after the recorded batch 5, as it was before, there is nothing more to take away.
         assert (found.finding, found.next_batch_id, found.begins) == (Finding.AGREE, 6, {"0": kafka(60)})
@@ -264,6 +267,6 @@ class TestCutShort:
         with monkeypatch.context() as cut:
             cut.setattr(CheckpointWriter, "put", until_cut)
             with pytest.raises(Cut):
-                mend(ahead, url)
+                recover_at_once(ahead, url)
         undo_recovery(str(ahead), url, quiet_seconds=0)
         assert files_of(ahead) == before

@@ -7,7 +7,7 @@ import threading
 import time
 
 import pytest
-from support.recoveries import mend
+from support.recoveries import recover_at_once
 from support.stopped_query import files_of
 from typer.testing import CliRunner
 
@@ -29,7 +29,7 @@ class TestAway:
         proxy.stop()
         threading.Timer(1.0, proxy.start).start()
         with caplog.at_level("WARNING", "pgonce"):
-            assert mend(behind, proxy.url).is_done
+            assert recover_at_once(behind, proxy.url).is_done
         said = [record.getMessage() for record in caplog.records]
         assert len(said) >= 2
         assert all(line.startswith(f"recovery of {behind}: trying again in ") for line in said)
@@ -38,9 +38,9 @@ class TestAway:
     def test_it_begins_again_where_the_line_breaks(self, proxy, behind):
         """The fence may have been set, or not: a second one does no harm."""
         proxy.cut_after_commit(touching="interventions")
-        assert mend(behind, proxy.url).stands_at == 9
+        assert recover_at_once(behind, proxy.url).stands_at == 9
         assert proxy.hits["cut_after_commit"] == 1
-        assert not mend(behind, proxy.url).is_needed
+        assert not recover_at_once(behind, proxy.url).is_needed
 
     def test_past_the_bound_it_fails_by_name(self, proxy, behind):
         """A Postgres that stays away is an error, and no file was touched."""
@@ -48,7 +48,7 @@ class TestAway:
         proxy.stop()
         began = time.monotonic()
         with pytest.raises(ConnectError, match="CONNECT_FAILED"):
-            mend(behind, proxy.url, retry_timeout=1)
+            recover_at_once(behind, proxy.url, retry_timeout=1)
         # Pauses of 0.1, 0.2 and 0.4 s, each with a jitter of a half; a fourth one would end past the bound.
         assert time.monotonic() - began >= 0.3
         assert files_of(behind) == before
@@ -56,7 +56,7 @@ class TestAway:
     def test_what_does_not_pass_fails_at_once(self, behind, url):
         """A database that is not there will not come while somebody waits."""
         with pytest.raises(ConnectError, match="CONNECT_REFUSED"):
-            mend(behind, url.replace("/pgonce_test_", "/no_such_"))
+            recover_at_once(behind, url.replace("/pgonce_test_", "/no_such_"))
 
     def test_the_bound_is_that_of_a_commit(self):
         """Nobody who waits for a commit need wait otherwise for a start."""

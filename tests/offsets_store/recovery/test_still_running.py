@@ -14,7 +14,7 @@ from contextlib import suppress
 import psycopg
 import pytest
 from support.ledger_history import QUERY, RUN, publish, replay
-from support.recoveries import mend
+from support.recoveries import recover_at_once
 from support.stopped_query import entry, files_of, kafka, write_checkpoint
 
 from pgonce.offsets_store.errors import RecoveryError
@@ -36,7 +36,7 @@ class TestRunning:
         """A commit that is under way is seen, and named."""
         with psycopg.connect(url, application_name=f"pgonce {RUN}"):
             assert "its run commits in session" in self.refused(behind, url, quiet_seconds=0, wait_seconds=0)
-        assert mend(behind, url).is_done
+        assert recover_at_once(behind, url).is_done
 
     def test_a_session_that_a_dead_host_left(self, url, behind, monkeypatch):
         """A transaction whose client is gone is no sign of life: it is ended as a commit ends it, and rolled back."""
@@ -77,7 +77,7 @@ class TestRunning:
         monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
         with psycopg.connect(url, application_name="pgonce a run without a batch") as dead:
             dead.execute("SELECT FROM pgonce.writers FOR UPDATE")
-            assert mend(behind, url).is_done
+            assert recover_at_once(behind, url).is_done
             with pytest.raises(psycopg.OperationalError):
                 dead.execute("SELECT 1")
 
@@ -144,9 +144,9 @@ class TestRunning:
             fence, "refuse_running", lambda *_, **__: write_checkpoint(behind, {7: entry(7, planned=1)})
         )
         with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*the checkpoint has moved"):
-            mend(behind, url)
+            recover_at_once(behind, url)
         monkeypatch.undo()
-        assert mend(behind, url).stands_at == 9
+        assert recover_at_once(behind, url).stands_at == 9
 
     def test_nothing_in_this_process(self):
         """Without a Spark in this process nothing is asked of one."""
@@ -158,7 +158,7 @@ class TestRunning:
 
         def one():
             try:
-                outcomes.append(mend(ahead, url).is_done)
+                outcomes.append(recover_at_once(ahead, url).is_done)
             except RecoveryError as error:
                 outcomes.append(error.code)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from support.ledger_history import publish
-from support.recoveries import mend, noted
+from support.recoveries import noted, recover_at_once
 from support.stopped_query import entry, files_of, kafka, write_checkpoint
 
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
@@ -21,7 +21,7 @@ class TestUndo:
         """Files, checksums and commits are as before, once; the ledger knows of it."""
         checkpoint = request.getfixturevalue(which)
         before = files_of(checkpoint)
-        mend(checkpoint, url)
+        recover_at_once(checkpoint, url)
         assert files_of(checkpoint) != before
         assert undo_recovery(str(checkpoint), url, dry_run=True).is_needed
         assert files_of(checkpoint) != before
@@ -35,27 +35,27 @@ class TestUndo:
         """After an undo the same recovery can be made and undone again."""
         before = files_of(ahead)
         for _ in range(2):
-            mend(ahead, url)
+            recover_at_once(ahead, url)
             undo_recovery(str(ahead), url, quiet_seconds=0)
         assert files_of(ahead) == before
 
     def test_a_manifest_that_cannot_be_read(self, url, ahead):
         """Nobody guesses what was replaced."""
-        done = mend(ahead, url)
+        done = recover_at_once(ahead, url)
         (ahead / done.kept_in / "manifest.json").write_text("{}")
         with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
             undo_recovery(str(ahead), url, quiet_seconds=0)
 
     def test_too_late_for_the_checkpoint(self, url, ahead):
         """After the query has planned a batch, the old files stay where they lie."""
-        mend(ahead, url)
+        recover_at_once(ahead, url)
         write_checkpoint(ahead, {6: entry(6, planned=1)})
         with pytest.raises(RecoveryError, match="UNDO_TOO_LATE"):
             undo_recovery(str(ahead), url, quiet_seconds=0)
 
     def test_too_late_for_the_ledger(self, url, behind):
         """After a batch was published, too, though asynchronous progress tracking has not written a file of it."""
-        mend(behind, url)
+        recover_at_once(behind, url)
         publish(url, 10, {"0": kafka(110)}, run_id="a new run", offset_log=entry(10))
         with pytest.raises(RecoveryError, match="UNDO_TOO_LATE.*a new run"):
             undo_recovery(str(behind), url, quiet_seconds=0)
