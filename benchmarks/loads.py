@@ -135,11 +135,11 @@ FULL = Plan(
     upserts=UpsertLoad("1,000,000 upserts, half of them new", 1_000_000, 4, rounds=5, warm_up=1, measured=1),
     memory=Load("5,000,000 rows", 5_000_000, 4, rounds=1, warm_up=0, measured=2),
 )
-# About two minutes, too short to judge by.
+# Two or three minutes, one round of each: too short to judge by. Two times are the least that have a spread.
 SMALL = Plan(
-    triggers=Load("1,000 rows", 1_000, 2, rounds=2, warm_up=4, measured=10),
-    batches=Load("200,000 rows", 200_000, 4, rounds=2, warm_up=1, measured=1),
-    wide=WideLoad("20,000 rows of 40 columns", 20_000, 4, rounds=2, warm_up=1, measured=1),
-    upserts=UpsertLoad("100,000 upserts, half of them new", 100_000, 4, rounds=2, warm_up=1, measured=1),
-    memory=Load("1,000,000 rows", 1_000_000, 4, rounds=1, warm_up=0, measured=2),
+    triggers=Load("1,000 rows", 1_000, 2, rounds=1, warm_up=2, measured=5),
+    batches=Load("100,000 rows", 100_000, 4, rounds=1, warm_up=1, measured=2),
+    wide=WideLoad("20,000 rows of 40 columns", 20_000, 4, rounds=1, warm_up=1, measured=2),
+    upserts=UpsertLoad("100,000 upserts, half of them new", 100_000, 4, rounds=1, warm_up=1, measured=2),
+    memory=Load("200,000 rows", 200_000, 4, rounds=1, warm_up=0, measured=2),
 )

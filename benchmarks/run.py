@@ -93,7 +93,7 @@ def contests(plan: Plan) -> tuple[tuple[Load, tuple[Contender, ...], tuple[Conte
 def main(arguments: Sequence[str]) -> int:
     """Exit code 0, or 1 if a full run missed a goal, or 2 if a tool is missing."""
     parser = argparse.ArgumentParser(prog="make bench", description="Compare pgonce with other sinks.")
-    parser.add_argument("--small", action="store_true", help="a quick look, about two minutes; judges nothing")
+    parser.add_argument("--small", action="store_true", help="a quick look, two or three minutes; judges nothing")
     parser.add_argument("--results", type=Path, default=RESULTS, help="directory for the file with all times")
     given = parser.parse_args(arguments)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
