@@ -110,6 +110,8 @@ def _same_bytes(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
 PYTHON_NOTHING = Contender("Python sink, does nothing", _nothing)
 FOREACH_NOTHING = Contender("foreachBatch, does nothing", _nothing_for_each_batch)
 INLINE = Contender('format("pgonce"), inline', _inline, "rows_inline")
+# With its defaults: small partitions travel in the commit message, and large ones are staged.
+WITHOUT_RECEIVER = Contender('format("pgonce"), no receiver', _pgonce, "rows_without_receiver")
 STAGED = Contender('format("pgonce"), staged', _staged, "rows_staged")
 RECEIVED = Contender('format("pgonce"), receiver', _received, "rows_received")
 BATCH_WRITER = Contender("PostgresBatchWriter", _batch_writer, "rows_batch_writer")

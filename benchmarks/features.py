@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from contenders import RECEIVED, Contender, Place
+from contenders import BATCH_WRITER, RECEIVED, WITHOUT_RECEIVER, Contender, Place
 from loads import FULL, SMALL, Plan
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rich.console import Console
@@ -22,7 +22,6 @@ from screen import about_this_run, load_as_json, show_load, write_results
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
@@ -32,24 +31,11 @@ from pgonce.sink.target.batch_rows import BatchRows
 class _CommitsOnceRowsAreThere(EarlyCommits):
     """What the batch writer would do without the feature: begin once 16 MiB or all rows are there."""
 
-    def __init__(self, settings: CommitSettings) -> None:
-        super().__init__(settings)
-        self._settings = settings
-
     def commit(
         self, batch: Batch, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[[BatchRows], Work]
     ) -> None:
         arriving.wait()
         commit_batch(self._settings, batch, work_of(rows))
-
-
-def _without_receiver(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    # With its defaults: small partitions travel in the commit message, and large ones are staged.
-    return writer.format("pgonce").options(url=place.url, table=place.table, independent="true")
-
-
-def _early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, independent=True))
 
 
 def _not_early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
@@ -60,8 +46,6 @@ def _not_early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     return writer.foreachBatch(batch_writer)
 
 
-WITHOUT_RECEIVER = Contender('format("pgonce"), no receiver', _without_receiver, "rows_without_receiver")
-EARLY = Contender("PostgresBatchWriter", _early, "rows_early")
 NOT_EARLY = Contender("PostgresBatchWriter, begins with its rows", _not_early, "rows_not_early")
 
 
@@ -77,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     with servers() as (bench, server_version):
         about = about_this_run(POSTGRES, server_version)
         for load in (plan.triggers, plan.batches):
-            for without, with_it in ((WITHOUT_RECEIVER, RECEIVED), (NOT_EARLY, EARLY)):
+            for without, with_it in ((WITHOUT_RECEIVER, RECEIVED), (NOT_EARLY, BATCH_WRITER)):
                 times = alternating(bench, load, (without, with_it), console)
                 show_load(console, load, times, [without.name])
                 loads.append(load_as_json(load, times))
