@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import tarfile
+import zipfile
 from io import BytesIO
 from pathlib import Path
 
 import psycopg
 import pytest
+from support.distributions import build
+from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -25,21 +27,18 @@ EARLIER = "ad54336eeb7cd150ae17e151b897d06379856709"
 FILES, ROWS_A_FILE = 12, 50
 TABLES = ("inline", "staged", "writer", "function")
 
-# Only what users call, so that both versions run it.
+# Of pgonce only what users call, so that both versions run it.
 JOB = """
 import json
 import sys
 
-from pyspark.sql import SparkSession
+from support.spark_session import started_session
 
 import pgonce
 from pgonce import PostgresBatchWriter, transactional_batch
 
 url, folder, trigger, spark_settings = sys.argv[1], sys.argv[2], json.loads(sys.argv[3]), json.loads(sys.argv[4])
-builder = SparkSession.builder
-for name, value in spark_settings.items():
-    builder = builder.config(name, value)
-spark = builder.getOrCreate()
+spark = started_session("upgrade", spark_settings)
 print("pgonce is", pgonce.__file__)
 
 
@@ -73,12 +72,8 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
     with tarfile.open(fileobj=BytesIO(archive)) as sources:
         sources.extractall(directory / "sources", filter="data")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(directory)]
-    subprocess.run(build, cwd=directory / "sources", stdout=subprocess.DEVNULL, check=True)
-    (wheel,) = directory.glob("*.whl")
-    subprocess.run(
-        [sys.executable, "-m", "zipfile", "-e", str(wheel), str(directory / "installed")], cwd=directory, check=True
-    )
+    with zipfile.ZipFile(build("wheel", directory / "sources", directory / "wheel")) as wheel:
+        wheel.extractall(directory / "installed")
     return directory / "installed"
 
 
@@ -99,13 +94,15 @@ def test_a_stream_of_an_earlier_version_goes_on(tmp_path, start_driver, earlier,
             return [connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in TABLES]
 
         trigger = json.dumps({"processingTime": "0 seconds"})
-        before = start_driver(job, tcp_url, tmp_path, trigger, settings, env={"PYTHONPATH": str(earlier)})
+        before = start_driver(job, tcp_url, tmp_path, trigger, settings, env=with_tests_on_path(str(earlier)))
         before.wait_for(lambda: min(counts()) >= 3 * ROWS_A_FILE, "each query had published three batches")
         before.sigkill()
         assert f"pgonce is {earlier}" in before.output()
         assert min(counts()) < FILES * ROWS_A_FILE, "all was done before the driver was killed"
 
-        after = start_driver(job, tcp_url, tmp_path, json.dumps({"availableNow": True}), settings)
+        after = start_driver(
+            job, tcp_url, tmp_path, json.dumps({"availableNow": True}), settings, env=with_tests_on_path()
+        )
         assert after.wait() == 0, after.output()
         assert f"pgonce is {earlier}" not in after.output()
         for table in TABLES:

@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from support.distributions import build
 
 import pgonce
 
@@ -66,14 +67,6 @@ def test_source_archive_and_wheel_hold_the_same_files(tmp_path):
     assert contents(indirect) == contents(direct)
     top = {Path(name).parts[0] for name in contents(direct)}
     assert {name for name in top if not name.endswith(".dist-info")} == {"pgonce", "pyspark_pgonce.py"}
-
-
-def build(kind, sources, directory):
-    """The one file that hatch makes."""
-    command = [sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", str(directory)]
-    subprocess.run(command, cwd=sources, check=True, stdout=subprocess.DEVNULL)
-    (file,) = directory.iterdir()
-    return file
 
 
 def contents(wheel):

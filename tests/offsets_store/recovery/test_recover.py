@@ -8,6 +8,7 @@ offsets_store.recovery.read_stopped_query.
 from __future__ import annotations
 
 import json
+from contextlib import contextmanager
 from uuid import uuid4
 
 import psycopg
@@ -230,19 +231,26 @@ class Cut(Exception):
     """The power goes."""
 
 
+@contextmanager
+def cut_short(monkeypatch, done):
+    """Raise :class:`Cut` instead of putting the file that follows after so many."""
+    put, count = CheckpointWriter.put, iter(range(100))
+
+    def until_cut(writer, name, data):
+        if next(count) == done:
+            raise Cut
+        put(writer, name, data)
+
+    with monkeypatch.context() as cut:
+        cut.setattr(CheckpointWriter, "put", until_cut)
+        yield
+
+
 class TestCutShort:
     @pytest.mark.parametrize("done", range(13))
     def test_a_second_recovery_mends_it(self, done, url, ahead, monkeypatch):
         """Cut short after any single file, a second recovery ends where the first one would have."""
-        put, count = CheckpointWriter.put, iter(range(100))
-
-        def until_cut(writer, name, data):
-            if next(count) == done:
-                raise Cut
-            put(writer, name, data)
-
-        with monkeypatch.context() as cut:
-            cut.setattr(CheckpointWriter, "put", until_cut)
+        with cut_short(monkeypatch, done):
             try:
                 recover_at_once(ahead, url)
             except Cut:
@@ -257,16 +265,7 @@ class TestCutShort:
     def test_undo_of_what_was_cut_short(self, done, url, ahead, monkeypatch):
         """What was changed before the cut is brought back, every byte."""
         before = files_of(ahead)
-        put, count = CheckpointWriter.put, iter(range(100))
-
-        def until_cut(writer, name, data):
-            if next(count) == done:
-                raise Cut
-            put(writer, name, data)
-
-        with monkeypatch.context() as cut:
-            cut.setattr(CheckpointWriter, "put", until_cut)
-            with pytest.raises(Cut):
-                recover_at_once(ahead, url)
+        with cut_short(monkeypatch, done), pytest.raises(Cut):
+            recover_at_once(ahead, url)
         undo_recovery(str(ahead), url, quiet_seconds=0)
         assert files_of(ahead) == before
