@@ -37,7 +37,7 @@ from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 RESULTS = Path(__file__).parent / "results"
 COMMIT_GOAL = 1.05
@@ -73,9 +73,8 @@ class Writer:
         number = self.last + 1
         log = (self.offset_log or "v1\n").partition("#")[0] + f"#{number}"
         end = {"0": {"orders": {str(partition): (number + 1) * 100 + partition for partition in range(8)}}}
-        batch = Batch(
+        batch = PlannedBatch(
             query_id=self.query,
-            sink_name="",
             run_id="00000000-0000-4000-8000-measured",
             batch_id=number,
             attempt=uuid.uuid4(),

@@ -10,18 +10,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import psycopg
 import sqlalchemy.exc
-from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection
 
+from pgonce.offsets_store.commit import one_transaction
 from pgonce.offsets_store.commit.commit_watch import saying_why_it_waits
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.written_tables import compared_with_earlier
 from pgonce.offsets_store.errors import NOTHING, CommitError
-from pgonce.offsets_store.ledger import ledger, record
-from pgonce.offsets_store.ledger.ledger import LockedWriter, TransactionState
+from pgonce.offsets_store.ledger import record
+from pgonce.offsets_store.ledger.acceptances import close_acceptances_in_tx, is_accepted_in_tx
+from pgonce.offsets_store.ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
+from pgonce.offsets_store.ledger.lock import LockedWriter, SnapshotTooOldError, lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets
@@ -40,22 +43,17 @@ from pgonce.offsets_store.verdict.decide import (
     decide,
     stored_positions,
 )
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.offsets_store.verdict.refused_batch import refusal
-from pgonce.offsets_store.verdict.targets import changed_targets, known_targets
 
 _log = logging.getLogger("pgonce")
 
-
-@dataclass(frozen=True)
-class Question:
-    """Asks what became of a batch. ``name_sink`` says inside the transaction which sink it is; nothing is published."""
-
-    name_sink: Callable[[Connection], str]
+NameSink = Callable[[Connection], str]
+"""Says inside the transaction, before our search_path is in force, into which sink a batch goes."""
 
 
 @dataclass(frozen=True)
-class Work(Question):
+class Work:
     """
     What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
@@ -63,6 +61,7 @@ class Work(Question):
     transaction, and again at every try. ``sealed`` is for work that runs SQL of the user.
     """
 
+    name_sink: NameSink
     publish: Callable[[Connection, Batch, Offsets | None], Published]
     sealed: bool = False
 
@@ -79,49 +78,152 @@ class Outcome:
     unknown: bool = False
 
 
-def try_once(settings: CommitSettings, batch: Batch, work: Question, watch: LockWatch, outcome: Outcome) -> Verdict:
-    """
-    Publish or skip ``batch`` in one transaction; the verdict says which.
+@dataclass(frozen=True)
+class Try:
+    """One transaction for one batch, with the writer's row locked and the ledger read."""
 
-    A :class:`Question` publishes nothing. The verdict answers it: a batch that could be published is not there.
+    settings: CommitSettings
+    connection: Connection
+    batch: Batch
+    began: TransactionState
+    locked: LockedWriter
+    verdict: Verdict
+
+
+def publish_or_skip(
+    settings: CommitSettings, planned: PlannedBatch, work: Work, watch: LockWatch, outcome: Outcome
+) -> Verdict:
+    """
+    Publish or skip the batch in one transaction; the verdict says which.
 
     :raises PgonceError: if the batch is refused, or could not be kept.
     :raises psycopg.Error: what Postgres says; :mod:`~pgonce.offsets_store.commit.retrying` knows what may be
         tried again.
     """
-    application, replaces = application_name(batch.run_id), settings.remedies.replaces
+    with _judged(settings, planned, work.name_sink, watch, outcome) as this:
+        if this.verdict in PUBLISH:
+            with watch.looking(this.began.backend_pid, may_end=False):
+                stored = _stored_positions(this)
+                published = _publish_in_tx(this, work, stored)
+                _record_in_tx(this, published, stored)
+        else:
+            _skip_in_tx(this)
+        _commit(this, outcome)
+    return this.verdict
+
+
+def ask_or_skip(
+    settings: CommitSettings, planned: PlannedBatch, name_sink: NameSink, watch: LockWatch, outcome: Outcome
+) -> Verdict:
+    """
+    Skip the batch if it is proven to be published. Otherwise write nothing: the verdict is the answer.
+
+    :raises: as :func:`publish_or_skip`.
+    """
+    with _judged(settings, planned, name_sink, watch, outcome) as this:
+        if this.verdict in SKIP:
+            _skip_in_tx(this)
+            _commit(this, outcome)
+    return this.verdict
+
+
+@contextmanager
+def _judged(
+    settings: CommitSettings, planned: PlannedBatch, name_sink: NameSink, watch: LockWatch, outcome: Outcome
+) -> Iterator[Try]:
+    """
+    Begin a transaction, lock the writer, read the ledger and decide. What the block does not commit is rolled back.
+
+    :raises RefusedBatch: for a batch that is neither to be published nor to be skipped.
+    """
+    application, replaces = application_name(planned.run_id), settings.remedies.replaces
     with checked_out(settings.url) as connection, _discarded_on_error(connection):
         outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
         ensure_ledger(settings.url, driver_connection(connection))
         # Before our search_path is in force, because a table is found along the user's.
-        batch = replace(batch, sink_name=work.name_sink(connection))
-        began = ledger.begin_in_tx(connection, application, settings.lock_timeout)
-        _refuse_lost_on_crash(began)
+        batch = planned.into(name_sink(connection))
+        began = begin_in_tx(connection, application, settings.lock_timeout)
+        one_transaction.refuse_lost_on_crash(began)
         with watch.looking(began.backend_pid, may_end=True):
             try:
-                locked = ledger.lock_writer_in_tx(connection, batch, replaces)
-            except ledger.SnapshotTooOldError:
-                began = ledger.begin_again_in_tx(connection, batch.sink_name, application, settings.lock_timeout)
-                locked = ledger.lock_writer_in_tx(connection, batch, replaces, sees_rivals=True)
+                locked = lock_writer_in_tx(connection, batch, replaces)
+            except SnapshotTooOldError:
+                began = begin_again_in_tx(connection, batch.sink_name, application, settings.lock_timeout)
+                locked = lock_writer_in_tx(connection, batch, replaces, sees_rivals=True)
         outcome.unknown = False
         verdict = decide(locked.ledger, batch, settings.remedies)
-        if verdict in ACCEPTABLE and ledger.is_accepted_in_tx(connection, locked, batch):
-            verdict = Verdict.ACCEPTED
-        if verdict in PUBLISH:
-            if not isinstance(work, Work):
-                return verdict
-            with watch.looking(began.backend_pid, may_end=False):
-                _publish_in_tx(connection, settings, batch, work, locked, verdict, began)
-        elif verdict in SKIP:
-            _skip_in_tx(connection, settings, batch, verdict, locked)
-        else:
+        if verdict in ACCEPTABLE and locked.has_acceptances:
+            is_accepted = is_accepted_in_tx(connection, locked.writer_id, batch.batch_id)
+            verdict = Verdict.ACCEPTED if is_accepted else verdict
+        if verdict not in PUBLISH | SKIP:
             _refuse_forgotten(settings.url, batch, verdict)
             raise refusal(verdict, locked.ledger, batch, settings.remedies)
-        with saying_why_it_waits(settings.url, began.backend_pid, batch):
-            _commit(connection, outcome)
-        _done[settings.url, batch.query_id, batch.sink_name] = batch.batch_id
-        _log.info("batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, verdict.name)
-        return verdict
+        yield Try(settings, connection, batch, began, locked, verdict)
+
+
+def _stored_positions(this: Try) -> Offsets | None:
+    if this.verdict is Verdict.ACCEPTED:
+        return accepted_positions(this.locked.ledger, this.batch)
+    return stored_positions(this.locked.ledger, this.settings.remedies)
+
+
+def _publish_in_tx(this: Try, work: Work, stored: Offsets | None) -> Published:
+    if work.sealed:
+        one_transaction.refuse_when_it_ends(this.connection)
+        record.seal_in_tx(this.connection, this.locked, this.batch)
+    leave_in_tx(driver_connection(this.connection))
+    published = work.publish(this.connection, this.batch, None if this.verdict is Verdict.NEW else stored)
+    one_transaction.refuse_another_in_tx(this.connection, this.began)
+    earlier = this.locked.ledger.writer.targets if this.locked.ledger.writer else None
+    pinned, is_one_table = this.settings.pin_table, not work.sealed
+    return compared_with_earlier(this.batch, earlier, published, pinned=pinned, is_one_table=is_one_table)
+
+
+def _record_in_tx(this: Try, published: Published, stored: Offsets | None) -> None:
+    connection, locked, batch, replaces = this.connection, this.locked, this.batch, this.settings.remedies.replaces
+    retained = this.settings.retain_batches
+    with one_trip(connection):
+        record.record_batch_in_tx(connection, locked, batch, published, stored=stored, retain_batches=retained)
+        if locked.has_acceptances:
+            close_acceptances_in_tx(connection, locked.writer_id, batch.batch_id)
+        if locked.ledger.writer is None and replaces:
+            record.replace_writer_in_tx(connection, locked, batch, replaces)
+        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
+        leave_in_tx(driver_connection(connection))
+
+
+def _skip_in_tx(this: Try) -> None:
+    if this.verdict is Verdict.REPLAY:
+        record.record_replay_in_tx(this.connection, this.locked, this.batch)
+    elif this.verdict is Verdict.ADOPTED:
+        nothing, retained = Published(0, "adopted"), this.settings.retain_batches
+        record.record_batch_in_tx(
+            this.connection, this.locked, this.batch, nothing, stored=None, retain_batches=retained
+        )
+
+
+def _commit(this: Try, outcome: Outcome) -> None:
+    url, batch = this.settings.url, this.batch
+    outcome.unknown = True
+    try:
+        with saying_why_it_waits(url, this.began.backend_pid, batch):
+            # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
+            tag = driver_connection(this.connection).execute("COMMIT").statusmessage
+    except psycopg.Error as error:
+        outcome.unknown = leaves_commit_unknown(error)
+        raise
+    outcome.unknown = False
+    if tag != "COMMIT":
+        raise CommitError(
+            "ROLLED_BACK",
+            f"Postgres answered {tag} to COMMIT: a statement of this transaction had failed, and its error was "
+            "swallowed.",
+            NOTHING,
+            "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
+            "(tx.connection.begin_nested()).",
+        )
+    _done[url, batch.query_id, batch.sink_name] = batch.batch_id
+    _log.info("batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, this.verdict.name)
 
 
 # The last batch that this process has committed, by connection string, query and sink.
@@ -155,122 +257,3 @@ def _discarded_on_error(connection: Connection) -> Iterator[None]:
 def application_name(run_id: str) -> str:
     """The name of this run's sessions in ``pg_stat_activity``: 43 of at most 63 bytes."""
     return f"pgonce {run_id}"
-
-
-def _publish_in_tx(
-    connection: Connection,
-    settings: CommitSettings,
-    batch: Batch,
-    work: Work,
-    locked: LockedWriter,
-    verdict: Verdict,
-    began: TransactionState,
-) -> None:
-    accepted = verdict is Verdict.ACCEPTED
-    stored = (
-        accepted_positions(locked.ledger, batch) if accepted else stored_positions(locked.ledger, settings.remedies)
-    )
-    if work.sealed:
-        event.listen(connection, "after_cursor_execute", _refuse_ended_transaction)
-        record.seal_in_tx(connection, locked, batch)
-    leave_in_tx(driver_connection(connection))
-    published = work.publish(connection, batch, None if verdict is Verdict.NEW else stored)
-    published = _compared_with_earlier_tables(settings, batch, work, locked, published)
-    _refuse_broken_transaction(began, ledger.transaction_state_in_tx(connection))
-    with one_trip(connection):
-        record.record_batch_in_tx(
-            connection, locked, batch, published, stored=stored, retain_batches=settings.retain_batches
-        )
-        ledger.close_acceptances_in_tx(connection, locked, batch)
-        if locked.ledger.writer is None and settings.remedies.replaces:
-            record.replace_writer_in_tx(connection, locked, batch, settings.remedies.replaces)
-        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
-        leave_in_tx(driver_connection(connection))
-
-
-def _compared_with_earlier_tables(
-    settings: CommitSettings, batch: Batch, work: Work, locked: LockedWriter, published: Published
-) -> Published:
-    before = locked.ledger.writer.targets if locked.ledger.writer else None
-    now = published.targets or {}
-    changes = changed_targets(before, now, is_one_table=not work.sealed)
-    if changes and settings.pin_table:
-        raise CommitError(
-            "TARGET_CHANGED",
-            f"pinTable is set, and batch {batch.batch_id} would go into another table than those before it. "
-            + " ".join(changes.values()),
-            NOTHING,
-            "If the table was replaced on purpose, start the query once with pinTable=false (pin_table=False): from "
-            "that batch on, the new table is the one that counts.",
-        )
-    for change in changes.values():
-        _log.warning("batch %s of query %s: %s", batch.batch_id, batch.query_id, change)
-    known = known_targets(before, now, is_one_table=not work.sealed)
-    return replace(published, targets=known, target_changes=changes)
-
-
-def _skip_in_tx(
-    connection: Connection, settings: CommitSettings, batch: Batch, verdict: Verdict, locked: LockedWriter
-) -> None:
-    if verdict is Verdict.REPLAY:
-        record.record_replay_in_tx(connection, locked, batch)
-    elif verdict is Verdict.ADOPTED:
-        record.record_batch_in_tx(
-            connection, locked, batch, Published(0, "adopted"), stored=None, retain_batches=settings.retain_batches
-        )
-
-
-def _commit(connection: Connection, outcome: Outcome) -> None:
-    outcome.unknown = True
-    try:
-        # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
-        tag = driver_connection(connection).execute("COMMIT").statusmessage
-    except psycopg.Error as error:
-        outcome.unknown = leaves_commit_unknown(error)
-        raise
-    outcome.unknown = False
-    if tag != "COMMIT":
-        raise CommitError(
-            "ROLLED_BACK",
-            f"Postgres answered {tag} to COMMIT: a statement of this transaction had failed, and its error was "
-            "swallowed.",
-            NOTHING,
-            "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
-            "(tx.connection.begin_nested()).",
-        )
-
-
-def _refuse_lost_on_crash(state: TransactionState) -> None:
-    if state.synchronous_commit == "off":
-        raise CommitError(
-            "SYNCHRONOUS_COMMIT_OFF",
-            "synchronous_commit is off for this connection: Postgres would answer COMMIT before the rows are on disk, "
-            "and a crash would lose batches that Spark believes done.",
-            NOTHING,
-            "Set synchronous_commit to on (or local) for this role or database, or in url: "
-            "options=-csynchronous_commit=on.",
-        )
-
-
-def _refuse_broken_transaction(began: TransactionState, ended: TransactionState) -> None:
-    _refuse_lost_on_crash(ended)
-    if began.xid != ended.xid:
-        raise _transaction_ended()
-
-
-def _transaction_ended() -> CommitError:
-    return CommitError(
-        "TRANSACTION_ENDED",
-        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and offsets "
-        "would no longer be one.",
-        "Nothing that went through tx before was written, and the stored offsets have not moved; what the SQL then "
-        "committed by itself is there.",
-        "Remove transaction control from your SQL and from procedures it calls; use tx.connection.begin_nested() "
-        "for what may fail.",
-    )
-
-
-def _refuse_ended_transaction(connection: Connection, *_: object) -> None:
-    # Raised at once, before the next statement runs in a transaction of its own and perhaps is committed.
-    if driver_connection(connection).info.transaction_status is TransactionStatus.IDLE:
-        raise _transaction_ended()

@@ -9,48 +9,54 @@ happened. While the ledger cannot be asked, the outcome is called unknown, never
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Callable
 
 import psycopg
 import sqlalchemy.exc
 
-from pgonce.offsets_store.commit.one_try import Outcome, Question, Work, try_once
+from pgonce.offsets_store.commit.one_try import NameSink, Outcome, Work, ask_or_skip, publish_or_skip
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import NOTHING, CommitError, ConnectError, PgonceError
 from pgonce.offsets_store.ledger.migrations import forget_ledger
-from pgonce.offsets_store.postgres.backoff import Backoff
+from pgonce.offsets_store.postgres.backoff import in_one_line, patiently
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import (
     driver_error,
     is_ledger_gone,
     is_statement_pooling,
-    is_transient,
     ledger_error,
+    passes,
 )
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 _log = logging.getLogger("pgonce")
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
 
-def commit_batch(settings: CommitSettings, batch: Batch, work: Work, *, outcome_unknown: bool = False) -> Verdict:
+def commit_batch(
+    settings: CommitSettings, planned: PlannedBatch, work: Work, *, outcome_unknown: bool = False
+) -> Verdict:
     """
-    Publish ``batch``, or skip it if it is proven to be published; the verdict says which.
+    Publish the batch, or skip it if it is proven to be published; the verdict says which.
 
     :param outcome_unknown: whether an earlier call for this same attempt may have been committed.
     :raises RefusedBatch: if it is neither new nor a proven replay.
     :raises TargetError: if the table or the rows are the reason.
     :raises CommitError: if Postgres stayed away, or a lock was held, for longer than ``settings`` allow.
     """
-    return _patiently(settings, batch, work, outcome_unknown=outcome_unknown)
+
+    def once(watch: LockWatch, outcome: Outcome) -> Verdict:
+        return publish_or_skip(settings, planned, work, watch, outcome)
+
+    return _tried(settings, planned, once, Outcome(outcome_unknown))
 
 
-def what_became_of(settings: CommitSettings, batch: Batch, question: Question) -> Verdict:
+def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: NameSink) -> Verdict:
     """
-    Ask the ledger what ``batch`` is, if another process may have published it; skip it if that is proven.
+    Ask the ledger what the batch is, if another process may have published it; skip it if that is proven.
 
     The ledger is read under the writer's lock, when no transaction of that process is open any more. A verdict in
     :data:`~pgonce.offsets_store.verdict.decide.PUBLISH` says that the batch is not there. It is not written here.
@@ -58,57 +64,63 @@ def what_became_of(settings: CommitSettings, batch: Batch, question: Question) -
     :raises RefusedBatch: if it is neither new nor a proven replay.
     :raises PgonceError: if the ledger could not be asked.
     """
-    return _patiently(settings, batch, question, outcome_unknown=False)
+
+    def once(watch: LockWatch, outcome: Outcome) -> Verdict:
+        return ask_or_skip(settings, planned, name_sink, watch, outcome)
+
+    return _tried(settings, planned, once, Outcome())
 
 
-def _patiently(settings: CommitSettings, batch: Batch, work: Question, *, outcome_unknown: bool) -> Verdict:
-    backoff = Backoff(settings.retry_timeout)
+def _tried(
+    settings: CommitSettings,
+    planned: PlannedBatch,
+    once: Callable[[LockWatch, Outcome], Verdict],
+    outcome: Outcome,
+) -> Verdict:
+    """What ``once`` returns, which is tried as often as ``settings`` allow; the error says what is known then."""
     watch = LockWatch(settings.url, settings.lock_timeout)
-    outcome = Outcome(outcome_unknown)
-    while True:
+
+    def work() -> Verdict:
         try:
-            return try_once(settings, batch, work, watch, outcome)
-        except (ConnectError, psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
-            cause = driver_error(error)
-            reason = " ".join(str(cause or error).split()).rstrip(".")
-            # While the outcome is unknown, only the ledger can tell it, so whatever prevents asking it is tried again.
-            if not (outcome.unknown or _may_try_again(error, cause)):
-                # Without its cause: a traceback would print the DETAIL, in which Postgres repeats a whole row.
-                if cause is not None and is_ledger_gone(cause):
-                    forget_ledger(settings.url)
-                raise _translated(error, cause).with_traceback(error.__traceback__) from None
-            pause = backoff.next_pause()
-            if pause is None:
-                patience = settings.retry_timeout
-                final = _unknown(batch, reason) if outcome.unknown else _given_up(error, batch, reason, patience, watch)
-                raise final from None
-            watch.armed |= cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
-        except PgonceError as error:
-            if not outcome.unknown:
-                raise
+            return once(watch, outcome)
+        except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
+            watch.armed |= _is_lock_timeout(error)
+            raise
+
+    def may_pass(error: Exception) -> bool:
+        # While the outcome is unknown, only the ledger can tell it, so whatever prevents asking it is tried again.
+        is_of_postgres = isinstance(error, ConnectError) or not isinstance(error, PgonceError)
+        return passes(error) or (outcome.unknown and is_of_postgres)
+
+    def failed(error: Exception, is_time_up: bool) -> Exception:
+        if outcome.unknown:
             # It was raised before the ledger was read, and so without knowing what an earlier try has done.
-            raise _unknown(batch, error.what.rstrip(".")) from None
-        _log.warning("batch %s of query %s: trying again in %.1f s: %s", batch.batch_id, batch.query_id, pause, reason)
-        time.sleep(pause)
+            return _unknown(planned, error)
+        return _given_up(error, planned, settings, watch) if is_time_up else _translated(error, settings.url)
+
+    trying = f"batch {planned.batch_id} of query {planned.query_id}: trying again"
+    return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
 
 
-def _translated(error: BaseException, cause: psycopg.Error | None) -> BaseException:
+def _translated(error: Exception, url: str) -> Exception:
+    cause = driver_error(error)
     if cause is None:
         return error
+    if is_ledger_gone(cause):
+        forget_ledger(url)
     if is_statement_pooling(cause) or is_ledger_gone(cause) or " pgonce." in (getattr(error, "statement", None) or ""):
         return ledger_error(cause, "writing the ledger")
     return target_error(cause)
 
 
-def _may_try_again(error: BaseException, cause: psycopg.Error | None) -> bool:
-    if cause is not None:
-        return is_transient(cause)
-    return isinstance(error, ConnectError) and error.may_pass
-
-
-def _given_up(error: BaseException, batch: Batch, reason: str, seconds: float, watch: LockWatch) -> PgonceError:
+def _is_lock_timeout(error: Exception) -> bool:
     cause = driver_error(error)
-    if cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE:
+    return cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
+
+
+def _given_up(error: Exception, batch: PlannedBatch, settings: CommitSettings, watch: LockWatch) -> Exception:
+    seconds, reason = settings.retry_timeout, in_one_line(error)
+    if _is_lock_timeout(error):
         return CommitError(
             "LOCKED",
             f"Batch {batch.batch_id} waited {seconds:g} s for a lock that is still held: {watch.holders} (the last "
@@ -132,7 +144,8 @@ def left_unknown(error: Exception) -> bool:
     return isinstance(error, CommitError) and error.code == "COMMIT_UNKNOWN"
 
 
-def _unknown(batch: Batch, reason: str) -> CommitError:
+def _unknown(batch: PlannedBatch, error: Exception) -> CommitError:
+    reason = error.what.rstrip(".") if isinstance(error, PgonceError) else in_one_line(error)
     return unknown_outcome(
         f"The connection was lost while batch {batch.batch_id} was committed, and Postgres could not be asked since: "
         f"{reason}."

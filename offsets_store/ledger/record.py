@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
-from sqlalchemy.dialects.postgresql import insert as insert_or_ignore
+from sqlalchemy.dialects import postgresql
 
-from pgonce.offsets_store.ledger.ledger import LockedWriter
+from pgonce.offsets_store.ledger.lock import LockedWriter
 from pgonce.offsets_store.ledger.tables import batches, replays, runs, target_changes, writers
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import furthest
@@ -173,7 +173,7 @@ def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads |
 
 def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
     connection.execute(
-        insert_or_ignore(runs)
+        postgresql.insert(runs)
         .values(
             writer_id=writer_id,
             run_id=batch.run_id,
@@ -222,7 +222,7 @@ def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> No
 def record_replay_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
     """Record that this run skipped this batch."""
     connection.execute(
-        insert_or_ignore(replays)
+        postgresql.insert(replays)
         .values(
             writer_id=locked.writer_id,
             generation=locked.generation,

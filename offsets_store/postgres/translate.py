@@ -194,9 +194,8 @@ def ledger_gone(what: str) -> LedgerError:
 
 
 def passes(error: BaseException | None) -> bool:
-    """Whether an error of psycopg, or the error of ours for it, may be gone at the next try."""
+    """Whether an error of Postgres, or ours for a connection that could not be made, may be gone at the next try."""
     if isinstance(error, ConnectError):
-        return error.code == "CONNECT_FAILED"
-    of = error.__cause__ if isinstance(error, LedgerError) else error
-    cause = None if of is None else driver_error(of)
+        return error.may_pass
+    cause = None if error is None else driver_error(error)
     return cause is not None and is_transient(cause)

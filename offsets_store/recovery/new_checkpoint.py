@@ -28,7 +28,7 @@ from pgonce.offsets_store.recovery.refused_recovery import (
     unknown_query,
     unproven,
 )
-from pgonce.offsets_store.recovery.retrying import patiently
+from pgonce.offsets_store.recovery.retrying import recovered
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
 from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -72,7 +72,7 @@ def write_new_checkpoint(
     def once() -> NewCheckpoint:
         return _write(query, path, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
 
-    return patiently(once, query, wait_seconds)
+    return recovered(once, query, wait_seconds)
 
 
 def _write(

@@ -17,7 +17,9 @@ from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.state_files import state_files
 from pgonce.offsets_store.errors import CheckpointError, LedgerError
-from pgonce.offsets_store.ledger.ledger import IS_LIVING, NEIGHBOURS, is_open, neighbour, recorded
+from pgonce.offsets_store.ledger.acceptances import is_open
+from pgonce.offsets_store.ledger.lock import recorded
+from pgonce.offsets_store.ledger.neighbours import IS_LIVING, NEIGHBOURS, neighbour
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import batches, interventions, writers
 from pgonce.offsets_store.recovery.stateful_query import last_batch

@@ -19,7 +19,7 @@ from pgonce.offsets_store.recovery.backup import keep_aside, kept_folder
 from pgonce.offsets_store.recovery.fence import StoppedQuery, take_over
 from pgonce.offsets_store.recovery.plan import plan_recovery
 from pgonce.offsets_store.recovery.read_stopped_query import known_sinks, read_checkpoint, with_state
-from pgonce.offsets_store.recovery.retrying import patiently
+from pgonce.offsets_store.recovery.retrying import recovered
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 
 WAIT_SECONDS = 15.0
@@ -95,7 +95,7 @@ def recover_checkpoint(
             approve=approve,
         )
 
-    return patiently(once, checkpoint_location, retry_timeout)
+    return recovered(once, checkpoint_location, retry_timeout)
 
 
 def _recover(

@@ -18,7 +18,7 @@ from pgonce.offsets_store.recovery.fence import RECOVERY, StoppedQuery, take_ove
 from pgonce.offsets_store.recovery.read_stopped_query import known_sinks, read_checkpoint, with_state
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS, Recovery
 from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED
-from pgonce.offsets_store.recovery.retrying import patiently
+from pgonce.offsets_store.recovery.retrying import recovered
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 from pgonce.offsets_store.recovery.stopped_query import SinkFacts
 
@@ -43,7 +43,7 @@ def undo_recovery(
     def once() -> Recovery:
         return _undo(checkpoint_location, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
 
-    return patiently(once, checkpoint_location, retry_timeout)
+    return recovered(once, checkpoint_location, retry_timeout)
 
 
 def _undo(checkpoint_location: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float) -> Recovery:

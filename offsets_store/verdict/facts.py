@@ -7,9 +7,9 @@ Pure: made in the commit, in recoveries and in tests. Invariant: what is unknown
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import Span
@@ -18,10 +18,10 @@ from pgonce.offsets_store.verdict.reads import Reads
 Guarantee = Literal["offsets", "ids"]
 
 
-@dataclass(frozen=True)
-class Batch:
+@dataclass(frozen=True, kw_only=True)
+class PlannedBatch:
     """
-    One micro-batch, as the commit sees it.
+    One micro-batch, as its planner described it. Its sink has no name yet, because that may be the name of a table.
 
     ``offset_log`` is the text of ``offsets/N``, and ``previous_offset_log`` that of the entry before it, which is the
     entry of ``previous_batch_id``; None if they cannot be read. ``start`` is inclusive; it and ``end`` map a source's
@@ -34,14 +34,13 @@ class Batch:
     """
 
     query_id: str
-    sink_name: str
     run_id: str
     batch_id: int
-    attempt: UUID
-    offset_log: str | None
-    previous_offset_log: str | None
-    start: Offsets | None
-    end: Offsets | None
+    attempt: UUID = field(default_factory=uuid4)
+    offset_log: str | None = None
+    previous_offset_log: str | None = None
+    start: Offsets | None = None
+    end: Offsets | None = None
     stateful: bool
     query_name: str | None = None
     checkpoint_location: str | None = None
@@ -53,6 +52,18 @@ class Batch:
     entry_is_its_own: bool = True
     topic_ids: dict[str, str] | None = None
     folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def into(self, sink_name: str) -> Batch:
+        """The same batch, for this sink."""
+        planned = {each.name: getattr(self, each.name) for each in fields(PlannedBatch)}
+        return Batch(sink_name=sink_name, **planned)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch(PlannedBatch):
+    """One micro-batch for one sink: what is judged, published and recorded."""
+
+    sink_name: str
 
 
 @dataclass(frozen=True)

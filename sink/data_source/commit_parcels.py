@@ -19,7 +19,7 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.data_source.parcel import Parcel, open_parcels
 from pgonce.sink.data_source.receiver.client import give_up
 from pgonce.sink.data_source.receiver.messages import Promise
@@ -57,7 +57,7 @@ def commit_parcels(
     rows = _rows(options, columns, parcels, table)
     receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
 
-    def identified() -> Batch:
+    def identified() -> PlannedBatch:
         batch = planned_batch(options, origin, reaches)
         # One token for all tries of this plan: the receiver may have skipped the batch already.
         return replace(batch, attempt=receiver.token) if receiver else batch

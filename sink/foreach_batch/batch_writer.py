@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.settings import commit_settings
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
-from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.border import called_by_spark
 from pgonce.sink.encoding.encoded_types import encode_columns
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
@@ -106,7 +106,7 @@ class PostgresBatchWriter:
             self._commits.commit(batch, rows, arriving, self._work)
             rows.count()
 
-    def _look_first(self, batch: Batch, frame: DataFrame) -> None:
+    def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
         if self._positions:
             self._positions.check(frame.schema)
         written = self._positions.without(frame.schema) if self._positions else frame.schema

@@ -15,7 +15,7 @@ from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.target.batch_rows import BatchRows
 
@@ -40,7 +40,7 @@ class EarlyCommits:
         self._run_with_quick_rows: str | None = None
 
     def commit(
-        self, batch: Batch, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[[BatchRows], Work]
+        self, batch: PlannedBatch, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[[BatchRows], Work]
     ) -> None:
         """
         Publish ``batch``, or skip it.

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
@@ -36,7 +36,7 @@ def collected_rows(frame: DataFrame) -> Iterator[BatchRows]:
 
 @contextmanager
 def arriving_rows(
-    frame: DataFrame, positions: PositionColumns | None = None, batch: Batch | None = None
+    frame: DataFrame, positions: PositionColumns | None = None, batch: PlannedBatch | None = None
 ) -> Iterator[tuple[BatchRows, ArrivingBatches]]:
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
@@ -67,7 +67,7 @@ def _rows(
     columns: tuple[EncodedColumn, ...],
     written: StructType,
     positions: PositionColumns | None,
-    batch: Batch | None,
+    batch: PlannedBatch | None,
 ) -> BatchRows:
     if positions is None:
         return BatchRows(columns, arriving.rows, lambda: _encoded(written, arriving))

@@ -7,7 +7,6 @@ Spark wrote before its tasks ran, and they are read again for every batch.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -16,19 +15,19 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLog
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.offsets.compare import Offsets, says_which_rows
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.origin import OffsetLogEntry, Origin
 from pgonce.sink.options import SinkOptions
 from pgonce.sink.positions.reach import Reach, refuse_outside, span_of
 
 # On an object store a file may be listed before it can be read.
-_WAIT_FOR_OFFSETS_SECONDS = 10.0
+WAIT_FOR_OFFSETS_SECONDS = 10.0
 
 
-def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None) -> Batch:
+def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None) -> PlannedBatch:
     """
-    The batch that ``origin`` names, with the offsets that the checkpoint gives it; its sink is named later.
+    The batch that ``origin`` names, with the offsets that the checkpoint gives it.
 
     :param reaches: how far the rows of each task reach, if they carry their positions.
     :raises CheckpointError: if its files cannot be read in time, or belong to another query.
@@ -55,7 +54,7 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterabl
     return replace(batch, span=span)
 
 
-def refuse_without_positions(batch: Batch) -> str:
+def refuse_without_positions(batch: PlannedBatch) -> str:
     """
     The id of the one source whose positions the rows of ``batch`` carry.
 
@@ -89,13 +88,13 @@ def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
 
 def describe_batch(
     checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
-) -> Batch:
+) -> PlannedBatch:
     """
     Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
 
     :param planned_at: the batch's ``batchTimestampMs``, if it is known from elsewhere than the checkpoint.
     """
-    log = checkpoint.offset_log(origin.batch_id, wait_seconds=_WAIT_FOR_OFFSETS_SECONDS)
+    log = checkpoint.offset_log(origin.batch_id, wait_seconds=WAIT_FOR_OFFSETS_SECONDS)
     if origin.planned is None:
         is_other_entry = not origin.may_have_planned(log)
     else:
@@ -111,7 +110,7 @@ def describe_batch(
     )
 
 
-def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> Batch:
+def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> PlannedBatch:
     """
     The batch, if Spark has written the entries of only some batches, and perhaps not yet this one's.
 
@@ -148,14 +147,12 @@ def batch_of_query(
     log: OffsetLog | None,
     previous: tuple[int, OffsetLog] | None,
     start: Offsets | None,
-) -> Batch:
+) -> PlannedBatch:
     """The batch that ``origin`` names, put together from its own entry and the ``previous`` one with its number."""
-    return Batch(
+    return PlannedBatch(
         query_id=origin.query_id,
-        sink_name="",
         run_id=origin.run_id,
         batch_id=origin.batch_id,
-        attempt=uuid.uuid4(),
         offset_log=log.text if log else None,
         previous_offset_log=previous[1].text if previous else None,
         start=start or None,
@@ -168,18 +165,12 @@ def batch_of_query(
     )
 
 
-def batch_by_id(origin: Origin, query_name: str | None, checkpoint_location: str | None) -> Batch:
+def batch_by_id(origin: Origin, query_name: str | None, checkpoint_location: str | None) -> PlannedBatch:
     """The batch that ``origin`` names, judged by its id alone: the listener fills its offsets in later."""
-    return Batch(
+    return PlannedBatch(
         query_id=origin.query_id,
-        sink_name="",
         run_id=origin.run_id,
         batch_id=origin.batch_id,
-        attempt=uuid.uuid4(),
-        offset_log=None,
-        previous_offset_log=None,
-        start=None,
-        end=None,
         stateful=True,
         query_name=query_name,
         checkpoint_location=without_credentials(checkpoint_location) if checkpoint_location else None,

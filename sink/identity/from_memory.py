@@ -14,16 +14,16 @@ from pyspark.sql import SparkSession
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.identity.from_checkpoint import batch_of_query, rewritten
 from pgonce.sink.identity.origin import Origin
 
 _NAMES_SOURCES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 
 
-def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin) -> Batch:
+def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin) -> PlannedBatch:
     """
-    The batch that ``query`` runs, from the offsets that it holds in memory; its sink is named later.
+    The batch that ``query`` runs, from the offsets that it holds in memory.
 
     :raises SparkError: if another driver has written this batch's entry.
     """

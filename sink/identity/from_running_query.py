@@ -18,7 +18,7 @@ from pgonce.offsets_store.checkpoint.files import open_location
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets.positions import Span
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.from_checkpoint import (
     describe_batch,
@@ -47,9 +47,9 @@ class RunningQuery:
     folders: Mapping[str, tuple[str, ...]]
 
 
-def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> Batch:
+def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> PlannedBatch:
     """
-    The micro-batch of ``frame``, as Spark's own query and checkpoint describe it; its sink is named later.
+    The micro-batch of ``frame``, as Spark's own query and checkpoint describe it.
 
     :param by_position: whether its rows carry their positions in Kafka, which are in the range that the query planned.
     :raises SparkError: if this is not a foreachBatch call of a running query, or if its checkpoint is temporary.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.identity.from_checkpoint import batch_by_id, batch_from_checkpoint
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.topic_ids import with_topic_ids
@@ -18,9 +18,9 @@ from pgonce.sink.positions.reach import Reach
 from pgonce.sink.staging.table import StagingTable
 
 
-def planned_batch(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None = None) -> Batch:
+def planned_batch(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None = None) -> PlannedBatch:
     """
-    The batch that ``origin`` names, as the checkpoint describes it; its sink is named later.
+    The batch that ``origin`` names, as the checkpoint describes it.
 
     :param reaches: how far the rows of each task reach, if they carry their positions.
     :raises PgonceError: as :func:`pgonce.sink.identity.from_checkpoint.batch_from_checkpoint` and

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.from_checkpoint import _WAIT_FOR_OFFSETS_SECONDS
+from pgonce.sink.identity.from_checkpoint import WAIT_FOR_OFFSETS_SECONDS
 from pgonce.sink.identity.origin import OffsetLogEntry
 from pgonce.sink.options import SinkOptions
 
@@ -75,7 +75,7 @@ def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
     """
     if checkpoint_location in _micro_batch:
         return
-    deadline = time.monotonic() + _WAIT_FOR_OFFSETS_SECONDS
+    deadline = time.monotonic() + WAIT_FOR_OFFSETS_SECONDS
     while True:
         try:
             newest_uncommitted_entry(checkpoint_location)

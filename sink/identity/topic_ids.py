@@ -13,10 +13,10 @@ from functools import lru_cache
 from pgonce.offsets_store.offsets.compare import kafka_partitions
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.status.kafka_broker import topic_ids
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 
-def with_topic_ids(batch: Batch, bootstrap_servers: str | None) -> Batch:
+def with_topic_ids(batch: PlannedBatch, bootstrap_servers: str | None) -> PlannedBatch:
     """
     The batch, with Kafka's ids of the topics that it reads.
 

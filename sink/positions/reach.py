@@ -13,12 +13,12 @@ import pyarrow as pa
 
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets.positions import Span, places
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.positions.columns import _NAMES
 
 
-def refuse_outside(span: Span, batch: Batch) -> None:
+def refuse_outside(span: Span, batch: PlannedBatch) -> None:
     """
     Compare the positions of some of a batch's rows with its range, as far as that is known.
 

@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import itertools
 import logging
-import time
 from collections.abc import Iterator
 
 import psycopg
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pgonce.offsets_store.errors import ConnectError, PgonceError
 from pgonce.offsets_store.ledger.migrations import forget_ledger
 from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.postgres.backoff import Backoff
+from pgonce.offsets_store.postgres.backoff import patiently
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import (
     is_ledger_gone,
     is_statement_pooling,
-    is_transient,
     ledger_error,
     scrub,
 )
@@ -79,19 +76,18 @@ class Stager:
 
     def _copied(self, held: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch]) -> tuple[int, int]:
         """One COPY of the batches held and of those that follow, tried as often as the time allows."""
-        backoff = Backoff(self._retry_timeout)
-        while True:
+
+        def once() -> tuple[int, int]:
             mark = next(self._marks)
-            try:
-                return mark, self._copy(mark, held, batches)
-            except (ConnectError, psycopg.Error) as error:
-                pause = backoff.next_pause() if _may_try_again(error) else None
-                if pause is None:
-                    raise self._translated(error) from None
-                reason = scrub(" ".join(str(error).split()))
-            about = (self._table.batch_id, self._table.query_id)
-            _log.warning("batch %s of query %s: staging again in %.1f s: %s", *about, pause, reason)
-            time.sleep(pause)
+            return mark, self._copy(mark, held, batches)
+
+        return patiently(
+            once,
+            self._retry_timeout,
+            log=_log,
+            trying=f"batch {self._table.batch_id} of query {self._table.query_id}: staging again",
+            failed=self._failed,
+        )
 
     def _copy(self, mark: int, held: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch]) -> int:
         encoder = CopyEncoder(self._struct_type, extra={ATTEMPT_COLUMN: mark})
@@ -112,8 +108,8 @@ class Stager:
         stage_rows(self._url, self._table, encode_columns(self._struct_type), bodies(), self._watch)
         return encoder.rows
 
-    def _translated(self, error: ConnectError | psycopg.Error) -> PgonceError:
-        if isinstance(error, PgonceError):
+    def _failed(self, error: Exception, _: bool) -> Exception:
+        if not isinstance(error, psycopg.Error):
             return error
         if is_ledger_gone(error):
             forget_ledger(self._url)
@@ -137,9 +133,3 @@ class Stager:
             "Executors need a route to Postgres, the credentials in url, and CREATE on schema pgonce (`pgonce init "
             "--role`). Without that, raise inlineBytes so that rows travel in the commit messages.",
         )
-
-
-def _may_try_again(error: ConnectError | psycopg.Error) -> bool:
-    if isinstance(error, psycopg.Error):
-        return is_transient(error)
-    return error.may_pass

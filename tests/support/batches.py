@@ -16,7 +16,7 @@ def make_batch(batch_id: int = 0, run_id: str = "run 1", **changes: Any) -> Batc
     """Batch N of query q1, planned once; it reads offsets 10N to 10N+10 of a topic t with one partition."""
     fields = {
         "query_id": "q1",
-        "sink_name": "",
+        "sink_name": "public.events",
         "attempt": uuid.uuid4(),
         "offset_log": f"planned once {batch_id}",
         "previous_offset_log": f"planned once {batch_id - 1}" if batch_id else None,

@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy import insert
 from support.batches import make_batch
 
-from pgonce.offsets_store.ledger import ledger, record
+from pgonce.offsets_store.ledger import record
+from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.tables import progress
 from pgonce.offsets_store.postgres.connect import engine_for
@@ -37,7 +38,7 @@ def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: An
     }
     batch = make_batch(batch_id, end=end, **fields)
     with engine_for(url).begin() as connection:
-        locked = ledger.lock_writer_in_tx(connection, batch, None)
+        locked = lock_writer_in_tx(connection, batch, None)
         published = record.Published(rows, "inline")
         record.record_batch_in_tx(connection, locked, batch, published, stored=None, retain_batches=100)
     return batch
@@ -46,13 +47,13 @@ def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: An
 def replay(url: str, batch: Batch) -> None:
     """Record that a batch was skipped."""
     with engine_for(url).begin() as connection:
-        record.record_replay_in_tx(connection, ledger.lock_writer_in_tx(connection, batch, None), batch)
+        record.record_replay_in_tx(connection, lock_writer_in_tx(connection, batch, None), batch)
 
 
 def take_over(url: str, batch: Batch, replaces: str) -> None:
     """Record that the batch's query took the place of another."""
     with engine_for(url).begin() as connection:
-        locked = ledger.lock_writer_in_tx(connection, batch, replaces)
+        locked = lock_writer_in_tx(connection, batch, replaces)
         record.replace_writer_in_tx(connection, locked, batch, replaces)
 
 

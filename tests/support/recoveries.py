@@ -12,7 +12,7 @@ from support.ledger_history import QUERY, publish
 from support.stopped_query import entries
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
-from pgonce.offsets_store.ledger import ledger
+from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict, decide
@@ -48,7 +48,7 @@ def verdict(url: str, checkpoint: Path, batch_id: int, run_id: str, *, sink_name
         end=parse_offset_log(text).offsets,
     )
     with engine_for(url).begin() as connection:
-        return decide(ledger.lock_writer_in_tx(connection, batch, None).ledger, batch, Remedies())
+        return decide(lock_writer_in_tx(connection, batch, None).ledger, batch, Remedies())
 
 
 def noted(observer: psycopg.Connection) -> list[tuple[Any, ...]]:

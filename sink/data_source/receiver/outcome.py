@@ -16,12 +16,11 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.one_try import Question
 from pgonce.offsets_store.commit.retrying import unknown_outcome, what_became_of
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.data_source.receiver.client import finish
 from pgonce.sink.data_source.receiver.error_messages import ReceiverError, not_kept
 from pgonce.sink.data_source.receiver.line import Receiver
@@ -45,7 +44,7 @@ def finished(
     receiver: Receiver,
     origin: Origin,
     promise: Promise,
-    identified: Callable[[], Batch],
+    identified: Callable[[], PlannedBatch],
     name_sink: Callable[[Connection], str],
 ) -> Answer:
     """
@@ -67,7 +66,7 @@ def finished(
     if verdict is None:
         try:
             # The receiver's transaction may still be open, or on its way to COMMIT.
-            verdict = what_became_of(options.commit, identified(), Question(name_sink))
+            verdict = what_became_of(options.commit, identified(), name_sink)
         except RefusedBatch:
             raise
         except PgonceError as error:

@@ -24,7 +24,7 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.sink.data_source.receiver.arrived import Arrived, Sending
 from pgonce.sink.data_source.receiver.error_messages import in_words, without_rows
 from pgonce.sink.data_source.receiver.messages import Promise
@@ -67,7 +67,7 @@ class Reception:
         self._origin: Origin | None = None
         self._promise: Promise | None = None
         self._early: threading.Thread | None = None
-        self._early_outcome: tuple[Batch, Verdict] | None = None
+        self._early_outcome: tuple[PlannedBatch, Verdict] | None = None
         self._outcome_unknown = False
         self._is_over = False
 
@@ -171,11 +171,11 @@ class Reception:
             self._outcome_unknown = left_unknown(error)
             _log.warning("a batch begins again when all its rows are there: %s", in_words(error))
 
-    def _identified(self) -> Batch:
+    def _identified(self) -> PlannedBatch:
         assert self._origin is not None  # noqa: S101 (rows have come, and with them their origin)
         return replace(planned_batch(self._options, self._origin), attempt=self._token)
 
-    def _commit(self, batch: Batch, settings: CommitSettings) -> Verdict:
+    def _commit(self, batch: PlannedBatch, settings: CommitSettings) -> Verdict:
         options, promise = self._options, self._promise
         staged = None
         if promise and promise.staged and self._origin:
@@ -208,7 +208,7 @@ class Reception:
                 yield self._arrived.body(number)
         yield from promise.inline
 
-    def _guessed_bodies(self, batch: Batch) -> Iterator[bytes]:
+    def _guessed_bodies(self, batch: PlannedBatch) -> Iterator[bytes]:
         """The rows of the first attempt of each partition, as they arrive; an error if others are wanted."""
         guessed: dict[int, Sending] = {}
         for number in itertools.count():

@@ -24,7 +24,8 @@ from support.patience import PATIENCE_SECONDS
 from pgonce.offsets_store.commit import one_try
 from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.ledger import ledger
+from pgonce.offsets_store.ledger.begin import begin_in_tx
+from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.ledger.session import writing
@@ -241,8 +242,8 @@ class TestTheClientsHost:
         """The server ends the session within the bound: its answer is not acknowledged, or no keepalive is."""
         commit_batch(settings(vanishing.url()), make_batch(0), publishing(0))
         with engine_for(vanishing.url()).connect() as connection:
-            ledger.begin_in_tx(connection, "pgonce gone", 5)
-            ledger.lock_writer_in_tx(connection, make_batch(1, sink_name="public.events"), None)
+            begin_in_tx(connection, "pgonce gone", 5)
+            lock_writer_in_tx(connection, make_batch(1, sink_name="public.events"), None)
             with vanishing.black_hole():
                 if answers == "under way":
                     connection.connection.driver_connection.pgconn.send_query(b"SELECT pg_sleep(0.5)")

@@ -1,7 +1,7 @@
 """
 What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted.
 
-Covers: offsets_store.cli.by_hand.
+Covers: offsets_store.cli.by_hand, offsets_store.ledger.acceptances.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 A query that the ledger does not know: what it hears, what doctor says of it before, and how an old one makes way.
 
-Covers: offsets_store.cli.by_hand, offsets_store.recovery.forget.
+Covers: offsets_store.cli.by_hand, offsets_store.ledger.neighbours, offsets_store.recovery.forget.
 """
 
 from __future__ import annotations

@@ -1,0 +1,191 @@
+"""
+Lock a writer and read what the ledger says of it, inside the transaction that publishes a batch.
+
+Runs in the commit, right after the begin. Invariant: all that is read of a writer is read under the lock on its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, bindparam, func, literal, select
+from sqlalchemy.dialects import postgresql
+
+from pgonce.offsets_store.ledger.acceptances import is_open
+from pgonce.offsets_store.ledger.neighbours import neighbours_in_tx
+from pgonce.offsets_store.ledger.tables import batches, replays, runs, writers
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Writer
+from pgonce.offsets_store.verdict.reads import recorded_reads
+from pgonce.offsets_store.verdict.rivals import rivals_of
+
+
+@dataclass(frozen=True)
+class LockedWriter:
+    """The writer's key, its generation, and what the ledger says of it and of the batch at hand."""
+
+    writer_id: int
+    generation: int
+    ledger: Ledger
+    has_acceptances: bool = False
+
+
+class SnapshotTooOldError(Exception):
+    """
+    The transaction is repeatable read or serializable, and does not see rivals that were recorded since it began.
+
+    The remedy is :func:`~pgonce.offsets_store.ledger.begin.begin_again_in_tx`.
+    """
+
+
+def lock_writer_in_tx(
+    connection: Connection, batch: Batch, replaces: str | None, *, sees_rivals: bool = False
+) -> LockedWriter:
+    """
+    Lock the writer's row, which is created if it is new, and read what the verdict needs.
+
+    A new row has no ``last_batch_id``. It disappears again if the batch is refused and the transaction rolled back.
+
+    :param sees_rivals: whether the transaction was begun by
+        :func:`~pgonce.offsets_store.ledger.begin.begin_again_in_tx`.
+    :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
+    """
+    row = connection.execute(_LOCK, _identity(batch)).one_or_none()
+    if row is None:
+        # INSERT, never SELECT and then INSERT: two drivers could both read "absent". The key makes the second one wait.
+        connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
+        row = connection.execute(_LOCK, _identity(batch)).one()
+    if row.last_batch_id is None:
+        # Without this lock, two new queries of one sink that start together would not see each other as rivals.
+        isolation = connection.execute(_ONE_FIRST_CONTACT, {"sink": batch.sink_name}).one().isolation
+        # Under read committed, a statement sees what was committed before it. Under a snapshot, it does not see a rival
+        # that was recorded since, though it has waited for it. (This has happened: both queries fed the sink.)
+        if isolation != "read committed" and not sees_rivals:
+            raise SnapshotTooOldError
+        if replaces is not None:
+            # The old query may still run. It must not publish between the reading of its end and its replacement.
+            connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
+        rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces)
+        return LockedWriter(row.writer_id, row.generation, Ledger(rivals=rivals))
+    facts = _facts_in_tx(connection, row, batch)
+    return LockedWriter(row.writer_id, row.generation, _ledger(row, batch, facts), facts.has_acceptances)
+
+
+def _identity(batch: Batch) -> dict[str, str]:
+    return {"query": batch.query_id, "sink": batch.sink_name}
+
+
+_LOCK = (
+    select(writers)
+    .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
+    .with_for_update()
+)
+_ONE_FIRST_CONTACT = select(
+    func.pg_advisory_xact_lock(func.hashtextextended(bindparam("sink"), 0)),
+    func.current_setting("transaction_isolation").label("isolation"),
+)
+_CREATE = (
+    postgresql.insert(writers)
+    .values(query_id=bindparam("query"), sink_name=bindparam("sink"), guarantee=bindparam("guarantee"))
+    .on_conflict_do_nothing()
+)
+
+_same_id = batches.alias("same_id")
+_last = batches.alias("last")
+_previous = batches.alias("previous")
+
+
+def _record_of(record: FromClause, batch: str) -> ColumnElement[bool]:
+    return and_(
+        record.c.writer_id == bindparam("writer"),
+        record.c.generation == bindparam("generation"),
+        record.c.batch_id == bindparam(batch),
+    )
+
+
+_FACTS = (
+    select(
+        _same_id,
+        _last,
+        _previous,
+        select(literal(1))
+        .where(runs.c.writer_id == bindparam("writer"), runs.c.run_id == bindparam("run"))
+        .exists()
+        .label("was_owner"),
+        select(literal(1)).where(is_open(bindparam("writer"))).exists().label("has_acceptances"),
+        select(replays.c.attempt)
+        .where(
+            replays.c.writer_id == bindparam("writer"),
+            replays.c.generation == bindparam("generation"),
+            replays.c.batch_id == bindparam("batch"),
+            replays.c.run_id == bindparam("run"),
+        )
+        .scalar_subquery()
+        .label("skipped_by"),
+    )
+    .select_from(
+        select(literal(1).label("one"))
+        .subquery()
+        .outerjoin(_same_id, _record_of(_same_id, "batch"))
+        .outerjoin(_last, _record_of(_last, "last_batch"))
+        .outerjoin(_previous, _record_of(_previous, "previous_batch"))
+    )
+    .set_label_style(2)  # type: ignore[arg-type]
+)
+
+
+def _facts_in_tx(connection: Connection, row: Row[tuple[object, ...]], batch: Batch) -> Row[tuple[Any, ...]]:
+    return connection.execute(
+        _FACTS,
+        {
+            "writer": row.writer_id,
+            "generation": row.generation,
+            "batch": batch.batch_id,
+            "last_batch": row.last_batch_id,
+            # It is usually the last batch, whose long text need not be sent twice.
+            "previous_batch": None if batch.previous_batch_id == row.last_batch_id else batch.previous_batch_id,
+            "run": batch.run_id,
+        },
+    ).one()
+
+
+def _ledger(row: Row[tuple[object, ...]], batch: Batch, facts: Row[tuple[Any, ...]]) -> Ledger:
+    follows_last = batch.previous_batch_id == row.last_batch_id
+    return Ledger(
+        writer=Writer(
+            generation=row.generation,
+            last_batch_id=row.last_batch_id,
+            end_offsets=row.end_offsets,
+            run_id=row.run_id,
+            guarantee=row.guarantee,
+            replaced_by=row.replaced_by,
+            is_retired=row.retired_at is not None,
+            targets=row.targets,
+            reads=recorded_reads(row.sources),
+        ),
+        same_id=_recorded(facts, "same_id"),
+        last=_recorded(facts, "last"),
+        previous=_recorded(facts, "last" if follows_last else "previous"),
+        was_owner=facts.was_owner,
+        skipped_by=facts.skipped_by,
+    )
+
+
+def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
+    columns = facts._mapping
+    return None if columns[f"{alias}_batch_id"] is None else recorded(columns, f"{alias}_")
+
+
+def recorded(columns: Mapping[Any, Any], prefix: str = "") -> Recorded:
+    """A row of ``batches``; the names of its columns may begin with a ``prefix``."""
+    return Recorded(
+        batch_id=columns[f"{prefix}batch_id"],
+        run_id=columns[f"{prefix}run_id"],
+        attempt=columns[f"{prefix}attempt"],
+        start=columns[f"{prefix}start_offsets"],
+        end=columns[f"{prefix}end_offsets"],
+        offset_log=columns[f"{prefix}offset_log"],
+        positions=columns[f"{prefix}positions"],
+        topic_ids=columns[f"{prefix}topic_ids"],
+    )

@@ -1,0 +1,56 @@
+"""
+Which other queries feed the same sink?
+
+Runs in the commit of a writer that the ledger does not know yet, and in recoveries. Invariant: only a writer that has
+published counts, and what it has stored is read to the last row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, and_, literal, or_, select
+
+from pgonce.offsets_store.ledger.tables import batches, writers
+from pgonce.offsets_store.offsets.positions import furthest
+from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.reads import recorded_reads
+from pgonce.offsets_store.verdict.rivals import Neighbour
+
+_last = batches.alias("last")
+_is_last = and_(
+    _last.c.writer_id == writers.c.writer_id,
+    _last.c.generation == writers.c.generation,
+    _last.c.batch_id == writers.c.last_batch_id,
+)
+
+
+# Writers that may publish, and have published. A first batch that was rolled back leaves nothing that counts.
+IS_LIVING = and_(writers.c.last_batch_id.is_not(None), writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
+NEIGHBOURS = select(writers, _last.c.positions, _last.c.topic_ids, _last.c.end_offsets.label("last_end")).select_from(
+    writers.outerjoin(_last, _is_last)
+)
+
+
+def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Neighbour, ...]:
+    """The other queries that feed this sink, and the one that is to be replaced, whatever became of it."""
+    theirs = NEIGHBOURS.where(
+        writers.c.sink_name == batch.sink_name,
+        writers.c.query_id != batch.query_id,
+        or_(IS_LIVING, and_(writers.c.last_batch_id.is_not(None), writers.c.query_id == literal(replaces))),
+    )
+    return tuple(map(neighbour, connection.execute(theirs)))
+
+
+def neighbour(row: Row[Any]) -> Neighbour:
+    """A row of :data:`NEIGHBOURS`."""
+    end = row.end_offsets or row.last_end
+    return Neighbour(
+        row.query_id,
+        row.query_name,
+        row.checkpoint_location,
+        # A batch that was run again may end before what is stored.
+        end if row.positions is None else furthest(end, row.positions),
+        recorded_reads(row.sources),
+        row.topic_ids,
+    )
