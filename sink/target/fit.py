@@ -12,9 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
-
-__all__ = ["EncodedColumn", "Fit", "Fitting", "encode_columns", "fit"]
+from pgonce.sink.encoding.encoded_types import EncodedColumn
 
 _MICROSECONDS = 6
 
@@ -93,7 +91,7 @@ class Fit(Enum):
 @dataclass(frozen=True)
 class Fitting:
     """
-    The answer of :func:`fit`: for CAST, what to select from the copied rows; for REFUSED, the reason as a sentence.
+    The answer of :func:`fit`: for CAST, the type to cast the copied value to; for REFUSED, the reason as a sentence.
 
     ``cast_type`` is empty if assignment alone converts. It never has a type modifier: ``x::varchar(3)`` would
     cut silently, while assigning to a varchar(3) column raises 22001.
@@ -102,10 +100,6 @@ class Fitting:
     fit: Fit
     cast_type: str = ""
     reason: str = ""
-
-    def sql(self, column: str) -> str:
-        """Return the expression to select for a column, given as a quoted identifier."""
-        return f"{column}::{self.cast_type}" if self.cast_type else column
 
 
 def fit(encoded: EncodedColumn, target_type_name: str, target_typmod_type: str) -> Fitting:

@@ -28,7 +28,9 @@ from pyspark.sql import types as t
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from pgonce.sink.encoding.encoded_types import encode_columns
 from pgonce.sink.errors import EncodingError
+from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit, fit
+from pgonce.sink.target.statements import value_of
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -539,7 +541,7 @@ CREATE TYPE mood AS ENUM ('ok', 'bad');
         (t.StringType(), pa.array(["abcd"]), "character", "char(3)", "22001"),
         (t.StringType(), pa.array(["abcd"]), "character varying", "short_text", "22001"),
         (t.StringType(), pa.array(["1010"]), "bit", "bit(3)", "22026"),
-        (t.StringType(), pa.array(["glad"]), "mood", "mood", "22P02"),
+        (t.StringType(), pa.array(["glad"]), "public.mood", "mood", "22P02"),
         (t.StringType(), pa.array(["x"]), "uuid", "uuid", "22P02"),
         (t.StringType(), pa.array(['"\\u0000"']), "jsonb", "jsonb", "22P05"),
         (t.ArrayType(t.StringType()), pa.array([["abcd"]]), "character varying[]", "varchar(3)[]", "22001"),
@@ -562,31 +564,33 @@ def test_what_fits_is_checked_by_postgres_and_never_cut(
     sqlstate: str,
 ) -> None:
     """Copied straight or cast and assigned, a value that the column cannot hold raises, domains included."""
-    fitting = fit(encode_columns(frame(data_type))[0], base_type, column_type)
-    assert fitting.fit is not Fit.REFUSED
     with pytest.raises(psycopg.Error) as caught:
-        into(connection, data_type, array, column_type, fitting.sql("c") if fitting.fit is Fit.CAST else None)
+        into(connection, data_type, array, base_type, column_type)
     assert caught.value.sqlstate == sqlstate
 
 
 def into(
-    connection: psycopg.Connection, data_type: t.DataType, array: pa.Array, column_type: str, cast: str | None
+    connection: psycopg.Connection, data_type: t.DataType, array: pa.Array, base_type: str, column_type: str
 ) -> list[str]:
     """Write a column as the product does, straight or through a table of the encoded types, and read it as text."""
+    fitting = fit(encode_columns(frame(data_type))[0], base_type, column_type)
+    assert fitting.fit is not Fit.REFUSED
+    is_exact = fitting.fit is Fit.EXACT
     connection.rollback()
     connection.execute(TARGETS)
     encoder = CopyEncoder(frame(data_type))
-    encoded_type = column_type if cast is None else encoder.columns[0].postgres_type
+    encoded_type = column_type if is_exact else encoder.columns[0].postgres_type
     connection.execute(
         sql.SQL("CREATE TEMP TABLE target (c {}); CREATE TEMP TABLE encoded (c {})").format(
             sql.SQL(column_type), sql.SQL(encoded_type)
         )
     )
-    table = "target" if cast is None else "encoded"
+    table = "target" if is_exact else "encoded"
     with connection.cursor().copy(sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(sql.Identifier(table))) as copy:
         copy.write(HEADER + encoder.encode(pa.record_batch([array], names=["c"])) + TRAILER)
-    if cast is not None:
-        connection.execute(sql.SQL("INSERT INTO target SELECT {} FROM encoded").format(sql.SQL(cast)))
+    if not is_exact:
+        value = value_of(ColumnPlan("c", "c", fitting, column_type))
+        connection.execute(sql.SQL("INSERT INTO target SELECT {} FROM encoded").format(value))
     return [row[0] for row in connection.execute("SELECT c::text FROM target")]
 
 
@@ -594,7 +598,7 @@ def into(
     ("data_type", "array", "base_type", "column_type", "text"),
     [
         (t.StringType(), pa.array(["abc"]), "character varying", "varchar(3)", "abc"),
-        (t.StringType(), pa.array(["ok"]), "mood", "mood", "ok"),
+        (t.StringType(), pa.array(["ok"]), "public.mood", "mood", "ok"),
         (t.StringType(), pa.array(["-38 months"]), "interval", "interval", "-3 years -2 mons"),
         (t.StringType(), pa.array(["10.0.0.1"]), "inet", "inet", "10.0.0.1/32"),
         (t.StringType(), pa.array(["101"]), "bit", "bit(3)", "101"),
@@ -636,10 +640,7 @@ def test_what_fits_arrives(
     text: str,
 ) -> None:
     """A column that fits its target, as it is or by a cast, is there with its value."""
-    fitting = fit(encode_columns(frame(data_type))[0], base_type, column_type)
-    cast = fitting.sql("c") if fitting.fit is Fit.CAST else None
-    assert fitting.fit is not Fit.REFUSED
-    assert into(connection, data_type, array, column_type, cast) == [text]
+    assert into(connection, data_type, array, base_type, column_type) == [text]
 
 
 # What Spark holds, as an expression of Spark, and what Postgres must say of it, as text.
@@ -757,6 +758,5 @@ def test_the_remedies_that_errors_name_work_in_spark(spark: SparkSession, connec
     }
     for expression, (column_type, text) in remedies.items():
         table = spark.sql(f"SELECT {expression} AS c").toArrow()
-        fitting = fit(encode_columns(frame(t.StringType()))[0], column_type, column_type)
         (array,) = table.column(0).chunks
-        assert into(connection, t.StringType(), array, column_type, fitting.sql("c")) == [text]
+        assert into(connection, t.StringType(), array, column_type, column_type) == [text]

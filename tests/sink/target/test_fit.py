@@ -6,7 +6,9 @@ import pytest
 from pyspark.sql import types as t
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
+from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit, fit
+from pgonce.sink.target.statements import value_of
 
 
 def encoded(data_type: t.DataType) -> EncodedColumn:
@@ -88,22 +90,22 @@ def test_the_same_type_is_copied_as_it_is(data_type: t.DataType, type_name: str,
         (FLOAT, "double precision", "double precision", '"c"'),
         (WHOLE, "bigint", "bigint", '"c"'),
         (DATE, "timestamp without time zone", "timestamp(0) without time zone", '"c"'),
-        (JSON, "json", "json", '"c"::json'),
-        (JSON, "text", "text", '"c"::text'),
-        (JSON, "character varying", "character varying(9)", '"c"::text'),
-        (TEXT, "uuid", "uuid", '"c"::uuid'),
-        (TEXT, "jsonb", "jsonb", '"c"::jsonb'),
-        (TEXT, "inet", "inet", '"c"::inet'),
-        (TEXT, "interval", "interval", '"c"::interval'),
-        (TEXT, "bit", "bit(3)", '"c"::varbit'),
-        (TEXT, "bit varying", "bit varying(3)", '"c"::varbit'),
-        (TEXT, "xml", "xml", '"c"::xml'),
+        (JSON, "json", "json", '"c"::pg_catalog.json'),
+        (JSON, "text", "text", '"c"::pg_catalog.text'),
+        (JSON, "character varying", "character varying(9)", '"c"::pg_catalog.text'),
+        (TEXT, "uuid", "uuid", '"c"::pg_catalog.uuid'),
+        (TEXT, "jsonb", "jsonb", '"c"::pg_catalog.jsonb'),
+        (TEXT, "inet", "inet", '"c"::pg_catalog.inet'),
+        (TEXT, "interval", "interval", '"c"::pg_catalog.interval'),
+        (TEXT, "bit", "bit(3)", '"c"::pg_catalog.varbit'),
+        (TEXT, "bit varying", "bit varying(3)", '"c"::pg_catalog.varbit'),
+        (TEXT, "xml", "xml", '"c"::pg_catalog.xml'),
         (TEXT, "public.hstore", "public.hstore", '"c"::public.hstore'),
-        (TEXT, '"My Mood"', '"My Mood"', '"c"::"My Mood"'),
-        (TEXT, "geometry", "geometry(Point,4326)", '"c"::geometry'),
+        (TEXT, 'public."My Mood"', 'public."My Mood"', '"c"::public."My Mood"'),
+        (TEXT, "public.geometry", "public.geometry(Point,4326)", '"c"::public.geometry'),
         (array(LONG), "integer[]", "integer[]", '"c"'),
-        (array(TEXT), "character varying[]", "character varying(3)[]", '"c"::varchar[]'),
-        (array(TEXT), "uuid[]", "uuid[]", '"c"::uuid[]'),
+        (array(TEXT), "character varying[]", "character varying(3)[]", '"c"::pg_catalog.varchar[]'),
+        (array(TEXT), "uuid[]", "uuid[]", '"c"::pg_catalog.uuid[]'),
     ],
 )
 def test_a_lossless_conversion_is_cast_without_a_modifier(
@@ -111,7 +113,8 @@ def test_a_lossless_conversion_is_cast_without_a_modifier(
 ) -> None:
     """The cast names no length or precision: assignment to the column then raises where a cast would cut."""
     fitting = fit(encoded(data_type), type_name, typmod_type)
-    assert (fitting.fit, fitting.sql('"c"')) == (Fit.CAST, expression)
+    selected = value_of(ColumnPlan("c", "c", fitting, typmod_type)).as_string(None)
+    assert (fitting.fit, selected) == (Fit.CAST, expression)
 
 
 @pytest.mark.parametrize(
