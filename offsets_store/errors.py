@@ -9,6 +9,8 @@ from __future__ import annotations
 
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
+# What an error means for the data where no batch was written: a person asked a question.
+UNCHANGED = "Nothing was changed."
 
 
 class PgonceError(Exception):

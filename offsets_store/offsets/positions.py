@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from pgonce.offsets_store.offsets.compare import Offsets, kafka_positions
 
-TopicPartition = tuple[str, str, str]
+Place = tuple[str, str, str]
+"""A source's id, a topic and a partition."""
 
 
 @dataclass(frozen=True)
@@ -24,8 +25,8 @@ class Span:
     next: Offsets
 
 
-def places(positions: Offsets | None) -> dict[TopicPartition, int]:
-    """Source id, topic and partition to position; other sources than Kafka are left out."""
+def places(positions: Offsets | None) -> dict[Place, int]:
+    """The position of each place; other sources than Kafka are left out."""
     found = kafka_positions(positions or {})
     return {(source_id, topic, str(partition)): position for source_id, topic, partition, position in found}
 

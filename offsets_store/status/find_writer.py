@@ -9,11 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgonce.offsets_store.errors import OffsetsError
+from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
 from pgonce.offsets_store.offsets.compare import same
 from pgonce.offsets_store.status.stored import StoredWriter
-
-NOTHING = "Nothing was changed."
 
 
 def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None = None) -> list[StoredWriter]:
@@ -30,7 +28,7 @@ def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None =
         raise OffsetsError(
             "SINK_NOT_FOUND",
             f"Query {query!r} has no sink {sink!r} in this ledger.",
-            NOTHING,
+            UNCHANGED,
             f"Its sinks are: {'; '.join(writer.sink_name for writer in found)}.",
         )
     return chosen
@@ -59,7 +57,7 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
         raise OffsetsError(
             "REPLACED",
             f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
-            NOTHING,
+            UNCHANGED,
             f"Ask for the offsets of {successor}.",
         )
     first = living[0]
@@ -78,7 +76,7 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
         raise OffsetsError(
             "QUERY_AMBIGUOUS",
             f"{len(ids)} queries are named {name!r}.",
-            NOTHING,
+            UNCHANGED,
             f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
         )
     if not ids:
@@ -86,7 +84,7 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
         raise OffsetsError(
             "QUERY_NOT_FOUND",
             f"No query of this ledger has the name or id {name!r}.",
-            NOTHING,
+            UNCHANGED,
             f"It knows: {there}." if there else "It knows no query at all: nothing has been published yet.",
         )
     return [writer for writer in writers if writer.query_id == ids[0]]
@@ -97,7 +95,7 @@ def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> Offset
     return OffsetsError(
         "SINK_NEEDED",
         f"Query {query!r} has {what}: {sinks}.",
-        NOTHING,
+        UNCHANGED,
         "Name one of them: sink=... in Python, --sink in the shell.",
     )
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from pgonce.offsets_store.errors import ConfigurationError, OffsetsError
-from pgonce.offsets_store.status.find_writer import NOTHING
+from pgonce.offsets_store.errors import UNCHANGED, ConfigurationError, OffsetsError
 from pgonce.offsets_store.status.starting_offsets import TopicPartition
 
 _TIMEOUT_SECONDS = 15
@@ -59,7 +58,7 @@ def _asked(ask: Callable[[], Any], bootstrap_servers: str) -> Any:
         raise ConfigurationError(
             "NO_KAFKA_CLIENT",
             "Asking a Kafka broker needs the package confluent-kafka, which is not installed here.",
-            NOTHING,
+            UNCHANGED,
             "Install it (pip install 'pgonce[kafka]'), or leave out the bootstrap servers.",
         ) from error
     try:
@@ -68,7 +67,7 @@ def _asked(ask: Callable[[], Any], bootstrap_servers: str) -> Any:
         raise OffsetsError(
             "KAFKA_UNREACHABLE",
             f"The brokers {bootstrap_servers} gave no answer: {error}.",
-            NOTHING,
+            UNCHANGED,
             "Check the bootstrap servers (host:port, several with commas) and that they are reachable from here.",
         ) from error
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 
-from pgonce.offsets_store.errors import OffsetsError
+from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
 from pgonce.offsets_store.offsets.compare import Offsets, is_kafka
-from pgonce.offsets_store.status.find_writer import NOTHING
 from pgonce.offsets_store.status.stored import StoredWriter
 
 TopicPartition = tuple[str, int]
@@ -34,7 +33,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
             "OFFSETS_UNKNOWN",
             f"{called} has no known end of batch {writer.batch_id}: with offsetsFrom=listener only an OffsetsListener "
             "records it, and none has done so.",
-            NOTHING,
+            UNCHANGED,
             "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
             "checkpoint's offsets folder.",
         )
@@ -42,7 +41,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
         raise OffsetsError(
             "SEVERAL_SOURCES",
             f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
-            NOTHING,
+            UNCHANGED,
             f"`pgonce offsets {writer.query_id}` shows the end of each.",
         )
     offset = next(iter(end.values()), None)
@@ -50,7 +49,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
         raise OffsetsError(
             "NOT_KAFKA",
             f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
-            NOTHING,
+            UNCHANGED,
             "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, `pgonce new-checkpoint` writes "
             "the checkpoint again. For others, bring it back, or load the table again after `pgonce forget`.",
         )
@@ -73,7 +72,7 @@ def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterabl
                 "PARTITIONS_GONE",
                 f"The broker has no {names}, which the query has read: the topic was deleted, or recreated with fewer "
                 "partitions.",
-                NOTHING,
+                UNCHANGED,
                 "Check that these are the right brokers. The stored offsets say nothing about a new topic: start the "
                 "query on a new checkpoint with independent=true.",
             )
