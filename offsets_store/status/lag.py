@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from pgonce.offsets_store.kafka_broker import TopicPartition
 from pgonce.offsets_store.offsets.compare import Offsets, as_current
-from pgonce.offsets_store.status.starting_offsets import TopicPartition
 from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
 
 Status = tuple[StoredWriter, list[PartitionLag]]

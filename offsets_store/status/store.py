@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
+from pgonce.offsets_store.kafka_broker import ends_of, partitions_of
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets.compare import kafka_partitions
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.find_writer import the_writer, where_to_resume
-from pgonce.offsets_store.status.kafka_broker import ends_of, partitions_of
 from pgonce.offsets_store.status.lag import Newest, Status, lag_of
 from pgonce.offsets_store.status.read_stored import newest_batches, newest_progress, stored_writers, writers_of
 from pgonce.offsets_store.status.starting_offsets import kafka_end, starting_offsets_json

@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from pgonce.offsets_store.kafka_broker import topic_ids
 from pgonce.offsets_store.offsets.compare import kafka_partitions
 from pgonce.offsets_store.offsets.positions import furthest
-from pgonce.offsets_store.status.kafka_broker import topic_ids
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 

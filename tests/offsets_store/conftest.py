@@ -1,4 +1,4 @@
-"""What the tests of recoveries and of the command share."""
+"""What the tests of the stored offsets, of recoveries and of the command share."""
 
 from __future__ import annotations
 
@@ -8,6 +8,15 @@ from support.stopped_query import entries, write_checkpoint
 from typer.testing import CliRunner
 
 from pgonce.offsets_store.cli.main import app
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.status.store import OffsetsStore
+
+
+@pytest.fixture
+def store(url):
+    """The store of a database that has an empty ledger."""
+    ensure_ledger(url)
+    return OffsetsStore(url)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from support.committed_batch import commit
 from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import OffsetsError, RefusedBatch
-from pgonce.offsets_store.status.kafka_broker import topic_ids
+from pgonce.offsets_store.kafka_broker import topic_ids
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.identity.topic_ids import with_topic_ids
 from pgonce.sink.settings import destination

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from pgonce.offsets_store.errors import UNCHANGED, ConfigurationError, OffsetsError
-from pgonce.offsets_store.status.starting_offsets import TopicPartition
+
+TopicPartition = tuple[str, int]
+"""A topic, and the number of one of its partitions."""
 
 _TIMEOUT_SECONDS = 15
 
