@@ -26,6 +26,14 @@ _QUERY_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | 
 
 
 @dataclass(frozen=True)
+class OffsetLogEntry:
+    """Which file of ``offsets/`` is meant: its number, and the hash of its bytes in hexadecimal."""
+
+    batch_id: int
+    sha256: str
+
+
+@dataclass(frozen=True)
 class OffsetLog:
     """One file ``offsets/N``: where each source's range of batch N ends. ``text`` is the whole file."""
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.log_entries import (
     CommitLog,
     OffsetLog,
+    OffsetLogEntry,
     decode,
     parse_commit_log,
     parse_initial_offset,
@@ -27,13 +27,6 @@ from pgonce.offsets_store.offsets.compare import Offsets
 
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
-
-
-class OffsetEntry(NamedTuple):
-    """The newest file in ``offsets/``: its number, and the hash of its bytes in hexadecimal."""
-
-    batch_id: int
-    sha256: str
 
 
 class Checkpoint:
@@ -123,7 +116,7 @@ class Checkpoint:
         """The batches in ``offsets/`` and those in ``commits/``, ascending."""
         return sorted(self._numbers("offsets")), sorted(self._numbers("commits"))
 
-    def newest_offset_entry(self) -> OffsetEntry | None:
+    def newest_offset_entry(self) -> OffsetLogEntry | None:
         """
         The newest file in ``offsets/``; None if there is none.
 
@@ -137,7 +130,7 @@ class Checkpoint:
             newest = max(numbers)
             data = self._files.read(f"offsets/{newest}")
             if data is not None:
-                return OffsetEntry(newest, hashlib.sha256(data).hexdigest())
+                return OffsetLogEntry(newest, hashlib.sha256(data).hexdigest())
         raise self._offsets_not_found(newest, 0)
 
     def initial_offsets(self) -> Offsets:

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.border import called_by_spark
@@ -31,7 +32,6 @@ from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import TaskWriter
 from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encode_columns, refuse_more_columns_than
 from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.origin import OffsetLogEntry
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.identity.planning import planned_entry
 from pgonce.sink.options import SinkOptions, parse_options

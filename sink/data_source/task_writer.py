@@ -15,13 +15,14 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.sink.data_source.parcel import Parcel, inline_cap
 from pgonce.sink.data_source.receiver.client import send_rows
 from pgonce.sink.data_source.receiver.line import Receiver
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options import SinkOptions
 from pgonce.sink.positions.reach import Reach, reach, widen

@@ -11,13 +11,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from pgonce.offsets_store.checkpoint.files import without_credentials
-from pgonce.offsets_store.checkpoint.log_entries import OffsetLog
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.offsets.compare import Offsets, says_which_rows
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import SinkOptions
 from pgonce.sink.positions.reach import Reach, refuse_outside, span_of
 

@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgonce.offsets_store.checkpoint.log_entries import OffsetLog
-
-
-@dataclass(frozen=True)
-class OffsetLogEntry:
-    """The newest entry in ``offsets/`` as the planner saw it: its number and the hash of its bytes."""
-
-    batch_id: int
-    sha256: str
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, OffsetLogEntry
 
 
 @dataclass(frozen=True)
@@ -24,9 +16,9 @@ class Origin:
     """
     The batch a parcel belongs to.
 
-    ``planned`` is None if the checkpoint is not read (offsetsFrom=listener), or if the entry may be written after the
-    planning (asynchronous progress tracking); ``planned_by_ms`` is when the planner's worker ran, by the same clock
-    that Spark uses to date entries.
+    ``planned`` is the newest entry in ``offsets/`` as the planner saw it; None if the checkpoint is not read
+    (offsetsFrom=listener), or if the entry may be written after the planning (asynchronous progress tracking).
+    ``planned_by_ms`` is when the planner's worker ran, by the same clock that Spark uses to date entries.
     """
 
     query_id: str

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.from_checkpoint import WAIT_FOR_OFFSETS_SECONDS
-from pgonce.sink.identity.origin import OffsetLogEntry
 from pgonce.sink.options import SinkOptions
 
 
@@ -29,7 +29,7 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
     """
     checkpoint = Checkpoint(checkpoint_location)
     newest = checkpoint.newest_offset_entry()
-    if newest is None or checkpoint.is_committed(newest[0]):
+    if newest is None or checkpoint.is_committed(newest.batch_id):
         raise SparkError(
             "NOT_MICRO_BATCH",
             f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query runs "
@@ -40,7 +40,7 @@ def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
             "Use a micro-batch trigger, give this writer the query's own checkpointLocation, and leave one driver "
             "running.",
         )
-    return OffsetLogEntry(*newest)
+    return newest
 
 
 def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:

@@ -52,7 +52,7 @@ from pgonce.offsets_store.verdict.facts import Batch, Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encode_columns
 from pgonce.sink.identity.from_checkpoint import batch_by_id, describe_batch
-from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.origin import Origin
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
@@ -324,7 +324,7 @@ class LedgerMachine(RuleBasedStateMachine):
             driver.folder.query_id,
             driver.run_id,
             plan.batch_id,
-            None if driver.folder.by_id else OffsetLogEntry(*newest),
+            None if driver.folder.by_id else newest,
         )
 
     @deed(

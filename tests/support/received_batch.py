@@ -13,12 +13,13 @@ from support.committed_rows import STRUCT
 from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.sink.data_source.parcel import Parcel
 from pgonce.sink.data_source.receiver.client import send_rows
 from pgonce.sink.data_source.receiver.line import Receiver
 from pgonce.sink.data_source.receiver.messages import Promise
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.origin import Origin
 
 # The transaction begins with the first body.
 OPTIONS = {"table": "events", "inlineBytes": "0", "lockTimeout": "1", "retryTimeout": "10"}

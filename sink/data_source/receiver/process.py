@@ -21,13 +21,14 @@ from contextlib import closing
 from typing import Any
 from uuid import UUID
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.receiver.certificate import context_of
 from pgonce.sink.data_source.receiver.error_messages import as_message, in_words, without_rows
 from pgonce.sink.data_source.receiver.line import BROKEN, Line
 from pgonce.sink.data_source.receiver.messages import Plan, Promise, Start
 from pgonce.sink.data_source.receiver.reception import Reception
-from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.origin import Origin
 
 _log = logging.getLogger("pgonce.receiver")
 

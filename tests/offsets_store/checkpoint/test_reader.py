@@ -17,6 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 (its usual name)
 from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 from support.patience import PATIENCE_SECONDS
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import CheckpointError
 from pgonce.offsets_store.offsets.compare import goes_back, kafka_partitions, same, says_which_rows
@@ -81,7 +82,7 @@ def assert_says_what_the_query_said(checkpoint: Checkpoint, query: StreamingQuer
     assert checkpoint.batch_ids() == (list(range(last + 1)), list(range(last + 1)))
     assert checkpoint.is_committed(last)
     assert not checkpoint.is_committed(last + 1)
-    assert checkpoint.newest_offset_entry() == (last, checkpoint.offset_log(last).sha256)
+    assert checkpoint.newest_offset_entry() == OffsetLogEntry(last, checkpoint.offset_log(last).sha256)
 
 
 def test_file_source(spark, inbox, checkpoint):

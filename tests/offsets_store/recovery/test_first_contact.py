@@ -26,7 +26,7 @@ from pgonce.offsets_store.recovery.doctor import examine
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.identity.from_checkpoint import describe_batch
-from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.origin import Origin
 from pgonce.sink.settings import destination
 from pgonce.sink.target.publish import publication
 
@@ -53,7 +53,7 @@ def begun(folder, *offsets, number=0):
 def commit(url, folder, query_id, *ids, table="events", name=None, folders=(), number=0, **remedies):
     """Commit the planned batch as a run of this query does; its verdict."""
     checkpoint = Checkpoint(str(folder))
-    planned = OffsetLogEntry(*checkpoint.newest_offset_entry())
+    planned = checkpoint.newest_offset_entry()
     batch = describe_batch(checkpoint, Origin(query_id, str(uuid.uuid4()), number, planned), name)
     batch = replace(batch, folders={"0": folders} if folders else {})
     work = publication(None, destination(f"public.{table}", "append", (), None), rows(*ids), "inline")

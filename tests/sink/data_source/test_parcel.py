@@ -7,11 +7,12 @@ from uuid import UUID
 
 import pytest
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.data_source.commit_parcels import transport
 from pgonce.sink.data_source.parcel import Parcel, inline_cap, open_parcels
 from pgonce.sink.data_source.receiver.line import Receiver
-from pgonce.sink.identity.origin import OffsetLogEntry, Origin
+from pgonce.sink.identity.origin import Origin
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 
