@@ -14,6 +14,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, TypeVar
 
 from pgonce.offsets_store.errors import CheckpointError
@@ -48,19 +49,27 @@ class CheckpointFiles(ABC):
 
     def read(self, name: str) -> bytes | None:
         """The file's bytes; None if there is no such file."""
-        return self._ask(self._read, name)
+        return self.ask(self._read, name)
 
     def names(self, folder: str) -> list[str]:
-        """The names in a folder, in no particular order; none if there is no such folder."""
-        return self._ask(self._names, folder) or []
+        """
+        The names in a folder, in no particular order; none if there is no such folder.
+
+        An empty text is the checkpoint itself.
+        """
+        return self.ask(lambda path: self._names(path.rstrip("/")), folder) or []
 
     def exists(self, name: str) -> bool:
         """Whether there is such a file or folder."""
-        return bool(self._ask(self._exists, name))
+        return bool(self.ask(self._exists, name))
 
     @abstractmethod
-    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
-        """Ask the question about a full path; None if nothing is there."""
+    def ask(self, question: Callable[[str], T], name: str) -> T | None:
+        """
+        What ``question`` answers, which is given the full path of ``name``; None if nothing is there.
+
+        :raises CheckpointError: CHECKPOINT_UNREADABLE, for what the file system says.
+        """
 
     @abstractmethod
     def _read(self, path: str) -> bytes: ...
@@ -118,8 +127,12 @@ class LocalFiles(CheckpointFiles):
         # Spark resolves a relative path in the driver's working directory, which its Python workers inherit.
         super().__init__(os.path.abspath(path))  # noqa: PTH100 (a Path costs more than the reading)
 
-    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
-        path = f"{self.shown}/{name}"
+    def path(self, name: str) -> str:
+        """The full path of ``name``."""
+        return f"{self.shown}/{name}"
+
+    def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)
+        path = self.path(name)
         try:
             return question(path)
         except (FileNotFoundError, NotADirectoryError):
@@ -148,16 +161,28 @@ class ArrowFiles(CheckpointFiles):
     def __init__(self, root: str, path: str, shown: str, *, has_secrets: bool) -> None:
         super().__init__(shown.rstrip("/"))
         self._root = root
-        self._path = path.strip("/")
+        self._folder = path.strip("/")
         self._has_secrets = has_secrets
-        self._fs: Any = None
-        self._base = ""
 
-    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+    @property
+    def store(self) -> Any:
+        """The file system as pyarrow has it, connected to when it is first asked for."""
+        return self._store_and_base[0]
+
+    def path(self, name: str) -> str:
+        """The full path of ``name`` in the store."""
+        return f"{self._store_and_base[1]}/{name}"
+
+    @cached_property
+    def _store_and_base(self) -> tuple[Any, str]:
+        from pyarrow.fs import FileSystem
+
+        store, base = FileSystem.from_uri(self._root)
+        return store, f"{base.rstrip('/')}/{self._folder}".rstrip("/")
+
+    def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)
         try:
-            if self._fs is None:
-                self._connect()
-            return question(f"{self._base}/{name}")
+            return question(self.path(name))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, NotImplementedError, ImportError) as error:
@@ -168,26 +193,19 @@ class ArrowFiles(CheckpointFiles):
         # Outside the except block, so that no traceback shows pyarrow's text either.
         raise _unreadable(path, said)
 
-    def _connect(self) -> None:
-        from pyarrow.fs import FileSystem
-
-        fs, base = FileSystem.from_uri(self._root)
-        self._base = f"{base.rstrip('/')}/{self._path}".rstrip("/")
-        self._fs = fs
-
     def _read(self, path: str) -> bytes:
-        with self._fs.open_input_stream(path) as stream:
+        with self.store.open_input_stream(path) as stream:
             return stream.read()
 
     def _names(self, path: str) -> list[str]:
         from pyarrow.fs import FileSelector
 
-        return [info.base_name for info in self._fs.get_file_info(FileSelector(path))]
+        return [info.base_name for info in self.store.get_file_info(FileSelector(path))]
 
     def _exists(self, path: str) -> bool:
         from pyarrow.fs import FileType
 
-        return self._fs.get_file_info(path).type != FileType.NotFound
+        return self.store.get_file_info(path).type != FileType.NotFound
 
 
 def _bad_location(what: str) -> CheckpointError:

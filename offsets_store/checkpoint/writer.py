@@ -45,9 +45,11 @@ class CheckpointWriter:
         folder, _, file = name.rpartition("/")
         unfinished = f"{folder}/.{file}.{uuid4()}.tmp".lstrip("/")
         if isinstance(self.files, LocalFiles):
-            done = self._ask(lambda path: _write_locally(path, self._path(unfinished), data), name)
+            beside = self.files.path(unfinished)
+            done = self._ask(lambda path: _write_locally(path, beside, data), name)
         else:
-            done = self._ask(lambda path: _write_by_arrow(self._arrow(), path, self._path(unfinished), data), name)
+            files = self._arrow()
+            done = self._ask(lambda path: _write_by_arrow(files.store, path, files.path(unfinished), data), name)
         if not done:
             # A reader takes a folder that is a file for a missing one; here it is an error.
             raise _not_written(
@@ -59,34 +61,31 @@ class CheckpointWriter:
         if isinstance(self.files, LocalFiles):
             self._ask(os.unlink, name)
         else:
-            self._ask(lambda path: self._arrow().delete_file(path), name)
+            files = self._arrow()
+            self._ask(lambda path: files.store.delete_file(path), name)  # noqa: PLW0108 (what connecting raises, too)
 
     def is_empty(self) -> bool:
         """Whether there is nothing at all at this location."""
-        return not self.files._ask(lambda path: self.files._names(path.rstrip("/")), "")
+        return not self.files.names("")
 
     def written_at(self, name: str) -> datetime | None:
         """When a file was written, by its store's clock; None if there is no such file, or the store does not say."""
         if isinstance(self.files, LocalFiles):
             seconds = self._ask(lambda path: Path(path).stat().st_mtime, name)
             return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-        info = self._ask(lambda path: self._arrow().get_file_info(path), name)
+        files = self._arrow()
+        info = self._ask(lambda path: files.store.get_file_info(path), name)  # noqa: PLW0108 (as above)
         return info.mtime if info is not None else None
 
     def _ask(self, question: Callable[[str], T], name: str) -> T | None:
         try:
-            return self.files._ask(question, name)
+            return self.files.ask(question, name)
         except CheckpointError as error:
             raise _not_written(error.what.replace("could not be read", "could not be written")) from error
 
-    def _path(self, name: str) -> str:
-        if isinstance(self.files, ArrowFiles):
-            return f"{self.files._base}/{name}"
-        return f"{self.location}/{name}"
-
-    def _arrow(self) -> Any:
+    def _arrow(self) -> ArrowFiles:
         assert isinstance(self.files, ArrowFiles)  # noqa: S101 (narrows the type)
-        return self.files._fs
+        return self.files
 
 
 def _not_written(what: str) -> CheckpointError:

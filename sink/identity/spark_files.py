@@ -31,7 +31,7 @@ class SparkFiles(CheckpointFiles):
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)
 
-    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+    def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)
         path = f"{self._root}/{name}"
         try:
             return question(path) if self._exists(path) else None

@@ -96,7 +96,7 @@ class Folder(CheckpointFiles):
         twin.plans, twin.committed, twin.remedies = dict(self.plans), set(self.committed), dict(self.remedies)
         return twin
 
-    def _ask(self, question: Callable[[str], T], name: str) -> T | None:
+    def ask(self, question: Callable[[str], T], name: str) -> T | None:
         try:
             return question(name)
         except LookupError:
