@@ -21,7 +21,7 @@ from pgonce.offsets_store.verdict.facts import Batch
 
 _log = logging.getLogger("pgonce")
 
-_SAID_EVERY_SECONDS = 30.0
+SAID_EVERY_SECONDS = 30.0
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def saying_why_it_waits(url: str, backend_pid: int, batch: Batch) -> Iterator[No
 
 def _watch(url: str, backend_pid: int, batch: Batch, done: threading.Event) -> None:
     began = time.monotonic()
-    while not done.wait(_SAID_EVERY_SECONDS):
+    while not done.wait(SAID_EVERY_SECONDS):
         why = _reason(url, backend_pid)
         if not done.is_set():
             waited = time.monotonic() - began

@@ -24,7 +24,7 @@ from pgonce.offsets_store.verdict.reads import Reads, reads_of, together
 from pgonce.offsets_store.verdict.targets import Targets
 
 # To delete a few rows from time to time is cheaper than to delete one row every time.
-_PRUNE_EVERY = 16
+PRUNE_EVERY = 16
 # After retainBatches was lowered there may be any number of rows to delete. 9,000 took a commit one second: each is a
 # deferred check of ``last_batch_is_recorded``.
 _PRUNE_AT_MOST = 1000
@@ -122,7 +122,7 @@ def record_batch_in_tx(
     if owner is None or owner.run_id != batch.run_id:
         _own_in_tx(connection, locked.writer_id, batch)
     _note_reads_in_tx(connection, locked, reads_of(end, batch.folders))
-    if batch.batch_id % _PRUNE_EVERY == 0:
+    if batch.batch_id % PRUNE_EVERY == 0:
         _prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
     _fill_in_tx(connection, locked, batch)
 

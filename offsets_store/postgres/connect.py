@@ -99,11 +99,11 @@ MAX_CONNECTIONS = "PGONCE_MAX_CONNECTIONS"
 """The environment variable for how many connections to one url a process may have open at a time."""
 
 # Two thirds of what Postgres's default max_connections allows to all clients.
-_MAX_CONNECTIONS = 64
+DEFAULT_MAX_CONNECTIONS = 64
 # This many stay open between two batches.
-_KEPT_CONNECTIONS = 4
+KEPT_CONNECTIONS = 4
 # Even with many more queries than connections, nobody waits for this long: a commit takes milliseconds.
-_FREE_CONNECTION_SECONDS = 30
+FREE_CONNECTION_SECONDS = 30
 
 _making_an_engine = Lock()
 
@@ -129,10 +129,10 @@ def _engine(url: str, _pid: int) -> Engine:
         "postgresql+psycopg://",
         creator=lambda: _connect_quietly(url),
         pool_pre_ping=True,
-        pool_size=min(_KEPT_CONNECTIONS, most),
-        max_overflow=max(0, most - _KEPT_CONNECTIONS),
+        pool_size=min(KEPT_CONNECTIONS, most),
+        max_overflow=max(0, most - KEPT_CONNECTIONS),
         pool_use_lifo=True,
-        pool_timeout=_FREE_CONNECTION_SECONDS,
+        pool_timeout=FREE_CONNECTION_SECONDS,
         hide_parameters=True,
     )
     # Ends the transaction of SQLAlchemy's own questions to a new connection.
@@ -158,7 +158,7 @@ def checked_out(url: str) -> Iterator[Connection]:
 
 
 def _max_connections() -> int:
-    given = os.environ.get(MAX_CONNECTIONS) or str(_MAX_CONNECTIONS)
+    given = os.environ.get(MAX_CONNECTIONS) or str(DEFAULT_MAX_CONNECTIONS)
     if given.isdecimal() and int(given) > 0:
         return int(given)
     raise ConfigurationError(
@@ -173,7 +173,7 @@ def _all_in_use() -> ConnectError:
     return ConnectError(
         "CONNECTIONS_IN_USE",
         f"All {_max_connections()} connections to Postgres that this process may have at a time are in use, and none "
-        f"became free within {_FREE_CONNECTION_SECONDS} s.",
+        f"became free within {FREE_CONNECTION_SECONDS} s.",
         "Nothing was written.",
         f"Set the environment variable {MAX_CONNECTIONS} to the number of queries of this process that write at the "
         "same time, and see that max_connections of Postgres (or of the pooler) allows that; or run fewer queries in "

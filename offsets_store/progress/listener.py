@@ -30,7 +30,7 @@ from pgonce.offsets_store.progress.record_event import store_progress_in_tx
 
 _log = logging.getLogger("pgonce")
 
-_QUEUED_EVENTS = 1000
+QUEUED_EVENTS = 1000
 _WARN_EVERY_SECONDS = 60.0
 # Long enough not to overwhelm a server that is starting, and so short that the queue does not fill up meanwhile.
 _PAUSE_AFTER_FAILURE_SECONDS = 1.0
@@ -52,7 +52,7 @@ class OffsetsListener(StreamingQueryListener):
     def __init__(self, url: str = "") -> None:
         parse_url(url)
         self._url = url
-        self._events: queue.Queue[Any] = queue.Queue(_QUEUED_EVENTS)
+        self._events: queue.Queue[Any] = queue.Queue(QUEUED_EVENTS)
         self._lock = threading.Lock()
         self._dropped = 0
         self._stored = 0
@@ -83,7 +83,7 @@ class OffsetsListener(StreamingQueryListener):
         try:
             self._events.put_nowait(event.progress)
         except queue.Full:
-            self._drop(f"{_QUEUED_EVENTS} events already wait for Postgres")
+            self._drop(f"{QUEUED_EVENTS} events already wait for Postgres")
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """Do nothing: no batch ran."""

@@ -15,7 +15,6 @@ from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets.positions import Span, places
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.positions.columns import _NAMES
 
 
 def refuse_outside(span: Span, batch: PlannedBatch) -> None:
@@ -50,7 +49,8 @@ def reach(parts: Iterable[pa.RecordBatch]) -> Reach:
     """How far rows reach, by topic and partition."""
     found: Reach = {}
     for part in parts:
-        plain = pa.table({"topic": part["topic"].dictionary_decode(), **{name: part[name] for name in _NAMES[1:]}})
+        topic = part["topic"].dictionary_decode()
+        plain = pa.table({"topic": topic, "partition": part["partition"], "offset": part["offset"]})
         for row in plain.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist():
             ends = row["offset_min"], row["offset_max"] + 1
             widen(found, {row["topic"]: {str(row["partition"]): ends}})

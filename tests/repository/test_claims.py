@@ -8,22 +8,22 @@ import pytest
 from support.claims import CLAIMS, PAGES, bounds, sentences
 from support.named_tests import ROOT, is_there
 
-from pgonce.offsets_store.commit.commit_watch import _SAID_EVERY_SECONDS
-from pgonce.offsets_store.ledger.record import _PRUNE_EVERY
+from pgonce.offsets_store.commit.commit_watch import SAID_EVERY_SECONDS
+from pgonce.offsets_store.ledger.record import PRUNE_EVERY
 from pgonce.offsets_store.postgres.backoff import Backoff
 from pgonce.offsets_store.postgres.connect import (
-    _FREE_CONNECTION_SECONDS,
-    _KEPT_CONNECTIONS,
-    _MAX_CONNECTIONS,
+    DEFAULT_MAX_CONNECTIONS,
+    FREE_CONNECTION_SECONDS,
+    KEPT_CONNECTIONS,
     parse_url,
 )
-from pgonce.offsets_store.progress.listener import _QUEUED_EVENTS
+from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.early_commit import _PATIENCE_SECONDS
+from pgonce.sink.foreach_batch.early_commit import _PATIENCE_SECONDS  # noqa: PLC2701 (a number of the documents)
 from pgonce.sink.staging.stager import COPY_BYTES
 
 MIB = 1024 * 1024
@@ -93,16 +93,16 @@ def default(name):
         ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
         ("hold both for half a second", _PATIENCE_SECONDS == 0.5),
         ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
-        ("a thousand events wait", _QUEUED_EVENTS == 1000),
+        ("a thousand events wait", QUEUED_EVENTS == 1000),
         ("newest 1,000 events", KEPT_A_QUERY == 1000),
-        ("pruned at every sixteenth", _PRUNE_EVERY == 16),
+        ("pruned at every sixteenth", PRUNE_EVERY == 16),
         ("younger than 5 seconds", QUIET_SECONDS == 5),
         ("`recover_checkpoint` waits 15 seconds", WAIT_SECONDS == 15),
         ("`connect_timeout` (15 s", parse_url("")["connect_timeout"] == "15"),
-        ("The pool has 64 connections at most", _MAX_CONNECTIONS == 64),
-        ("keeps 4 of them open", _KEPT_CONNECTIONS == 4),
-        ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", _FREE_CONNECTION_SECONDS == 30),
-        ("and every 30 seconds the log says", _SAID_EVERY_SECONDS == 30),
+        ("The pool has 64 connections at most", DEFAULT_MAX_CONNECTIONS == 64),
+        ("keeps 4 of them open", KEPT_CONNECTIONS == 4),
+        ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", FREE_CONNECTION_SECONDS == 30),
+        ("and every 30 seconds the log says", SAID_EVERY_SECONDS == 30),
         ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
     ],
 )

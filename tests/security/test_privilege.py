@@ -15,7 +15,7 @@ from support.batches import make_batch
 from support.committed_batch import commit, quoted, rows_in
 
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.migrations import _ensured, grants, migrate
+from pgonce.offsets_store.ledger.migrations import grants, ledgers_seen, migrate
 from pgonce.offsets_store.postgres.connect import connect, engine_for
 from pgonce.offsets_store.progress.event import Heard
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx
@@ -64,7 +64,7 @@ class Streamer:
         revoke = re.sub(r" TO (\S+)$", r" FROM \1", self._for_this(grant).replace("GRANT", "REVOKE", 1))
         self.admin.execute(revoke.encode())
         engine_for(self.url).dispose()
-        _ensured.clear()
+        ledgers_seen.clear()
         yield
         self.admin.execute(self._for_this(grant).encode())
 
@@ -243,6 +243,6 @@ def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_s
     streamer.grant(granted_in_the_document("viewer"))
     assert OffsetsStore(streamer.url).latest("q 0").batch_id == 0
     assert len(OffsetsStore(streamer.url).history("q 0")) == 1
-    _ensured.clear()
+    ledgers_seen.clear()
     with pytest.raises(PgonceError, match="NOT_PERMITTED"):
         commit(streamer.url, make_batch(1), APPEND)

@@ -25,7 +25,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.kept_attempt import kept_attempt
-from pgonce.offsets_store.ledger.migrations import _ensured, ensure_ledger, init_sql
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledgers_seen
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.progress.event import Heard
@@ -75,7 +75,7 @@ def admin(postgres_server, evil_database) -> Iterator[psycopg.Connection]:
     with psycopg.connect(postgres_server.url(evil_database), autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS pgonce CASCADE; TRUNCATE events, cast_events, kinds, sums")
         connection.execute("DROP TABLE IF EXISTS public.made, public.made_with_key")
-        _ensured.clear()
+        ledgers_seen.clear()
         yield connection
 
 
@@ -155,7 +155,7 @@ def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
     admin.execute("DROP SCHEMA pgonce CASCADE")
     with psycopg.connect(evil_url, autocommit=True) as administrator:
         administrator.execute(init_sql("postgres").encode())
-    _ensured.clear()
+    ledgers_seen.clear()
     ensure_ledger(evil_url)
     commit(evil_url, make_batch(), destination("public.events", "append", (), None))
     with psycopg.connect(evil_url) as reader:

@@ -19,7 +19,7 @@ from support.committed_batch import commit, rows_in
 from support.fixtures.skips import unavailable
 
 from pgonce.offsets_store.errors import ConnectError
-from pgonce.offsets_store.ledger.migrations import _ensured
+from pgonce.offsets_store.ledger.migrations import ledgers_seen
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.settings import destination
@@ -89,7 +89,7 @@ def admin(tls: TlsServer) -> Iterator[psycopg.Connection]:
     """A connection that may do anything; the table events is empty, and there is no ledger."""
     with psycopg.connect(tls.embedded.uri(), autocommit=True) as connection:
         connection.execute("TRUNCATE events; DROP SCHEMA IF EXISTS pgonce CASCADE")
-        _ensured.clear()
+        ledgers_seen.clear()
         yield connection
 
 

@@ -21,7 +21,7 @@ from embedded_postgres import EmbeddedPostgres
 from maven import MissingTool
 from postgres_binaries import bin_dir
 from support.audit import replays, what_is_wrong
-from support.fixtures.postgres import _major
+from support.fixtures.postgres import postgres_major
 from support.fixtures.skips import unavailable
 from support.inbox import Inbox
 from support.remote_driver import Remote, RemoteQuery
@@ -74,7 +74,7 @@ class Outage:
 def server():
     """A server of this module's own, whichever the other tests use."""
     try:
-        with ServerThatGoesAway(bin_dir=bin_dir(_major())) as started:
+        with ServerThatGoesAway(bin_dir=bin_dir(postgres_major())) as started:
             yield started
     except MissingTool as missing:
         unavailable(str(missing))

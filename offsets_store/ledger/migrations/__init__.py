@@ -28,7 +28,7 @@ from pgonce.offsets_store.postgres.translate import is_transient, ledger_error
 _log = logging.getLogger("pgonce")
 
 # Any number would do, as long as every pgonce uses the same one. These are the bytes of "pgonce".
-_LOCK_KEY = int.from_bytes(b"pgonce", "big")
+LOCK_KEY = int.from_bytes(b"pgonce", "big")
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ NEWEST = MIGRATIONS[-1].version
 
 
 # The connection strings with which this process has seen a ledger.
-_ensured: set[str] = set()
+ledgers_seen: set[str] = set()
 _migrating = Lock()
 
 
@@ -73,7 +73,7 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
     :raises LedgerError: if the ledger is newer than this code can use, or may not be created.
     :raises psycopg.Error: what passes by itself (:func:`is_transient`), such as a lock that somebody holds for long.
     """
-    if url in _ensured:
+    if url in ledgers_seen:
         return
     with nullcontext(connection) if connection else connect(url, autocommit=True) as session:
         try:
@@ -83,14 +83,14 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
             if missing:
                 # If many queries of a process begin together, only one of them waits for the lock in Postgres.
                 with _one_thread():
-                    if url not in _ensured:
+                    if url not in ledgers_seen:
                         _migrate_if_needed(session, missing, LockWatch(url, LOCK_SECONDS, armed=True))
-                        _ensured.add(url)
+                        ledgers_seen.add(url)
         except psycopg.Error as error:
             if is_transient(error):
                 raise
             raise ledger_error(error, "preparing the ledger") from error
-    _ensured.add(url)
+    ledgers_seen.add(url)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _one_thread() -> Iterator[None]:
 
 def forget_ledger(url: str) -> None:
     """Make the next :func:`ensure_ledger` look again, because the ledger was found to be gone."""
-    _ensured.discard(url)
+    ledgers_seen.discard(url)
 
 
 def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration, ...], watch: LockWatch) -> None:
@@ -140,7 +140,7 @@ def _migrate(connection: psycopg.Connection, watch: LockWatch) -> list[int]:
         pid = enter_in_tx(connection, watch.lock_timeout)
         # Two drivers that start together would otherwise both find no ledger.
         with watch.looking(pid, may_end=False):
-            connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK_KEY])
+            connection.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK_KEY])
         missing = _missing(connection)
         if missing and missing[0] is MIGRATIONS[0]:
             connection.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(SCHEMA)))

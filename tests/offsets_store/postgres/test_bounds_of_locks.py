@@ -21,7 +21,7 @@ from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import migrations, session
-from pgonce.offsets_store.ledger.migrations import _LOCK_KEY, ensure_ledger
+from pgonce.offsets_store.ledger.migrations import LOCK_KEY, ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.status.store import OffsetsStore
@@ -46,7 +46,7 @@ def held(url, statement, *parameters, seconds=None):
 
 def migrating(url, **patience):
     """Somebody holds the lock under which the ledger is made."""
-    return held(url, "SELECT pg_advisory_xact_lock(%s)", _LOCK_KEY, **patience)
+    return held(url, "SELECT pg_advisory_xact_lock(%s)", LOCK_KEY, **patience)
 
 
 def creating(url, **patience):

@@ -100,7 +100,7 @@ def test_a_commit_needs_one_connection(admin, url, at_most, isolation):
 def test_who_finds_none_free_waits_and_says_why(admin, url, at_most, monkeypatch, caplog):
     """The bound and its name stand in the log while a commit waits, and in the error when it has waited too long."""
     at_most(1)
-    monkeypatch.setattr("pgonce.offsets_store.postgres.connect._FREE_CONNECTION_SECONDS", 0.2)
+    monkeypatch.setattr("pgonce.offsets_store.postgres.connect.FREE_CONNECTION_SECONDS", 0.2)
     holds, goes_on = threading.Event(), threading.Event()
 
     def hold():

@@ -233,7 +233,7 @@ class TestTrouble:
 
     def test_a_full_queue_drops_and_returns(self, url, monkeypatch):
         """With Postgres hanging and the queue full, a callback returns at once and counts."""
-        monkeypatch.setattr("pgonce.offsets_store.progress.listener._QUEUED_EVENTS", 2)
+        monkeypatch.setattr("pgonce.offsets_store.progress.listener.QUEUED_EVENTS", 2)
         ensure_ledger(url)
         listener = OffsetsListener(url)
         with psycopg.connect(url) as blocking:

@@ -202,7 +202,7 @@ class TestRecover:
         with psycopg.connect(url) as connection:
             connection.execute("DROP INDEX pgonce.progress_newest; DROP INDEX pgonce.progress_disagreements")
         monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, newer))
-        monkeypatch.setattr(migrations, "_ensured", set())
+        monkeypatch.setattr(migrations, "ledgers_seen", set())
         with pytest.raises(LedgerError, match="LEDGER_TOO_OLD"):
             recover_at_once(behind, url, dry_run=True)
         assert recover_at_once(behind, url).is_done
