@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 
 _log = logging.getLogger("pgonce")
 
-_OUR_PACKAGES = {"pgonce", __name__.partition(".")[0], PgonceError.__module__.partition(".")[0]}
+_OUR_PACKAGE = __name__.partition(".")[0]
 
 
 def called_by_spark(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -94,7 +94,7 @@ def _from(code: CodeType | None, traceback: TracebackType | None) -> list[Traceb
 
 
 def _is_ours(entry: TracebackType) -> bool:
-    return entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] in _OUR_PACKAGES
+    return entry.tb_frame.f_globals.get("__name__", "").partition(".")[0] == _OUR_PACKAGE
 
 
 def _joined(entries: list[TracebackType]) -> TracebackType | None:
