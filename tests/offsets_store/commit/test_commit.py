@@ -15,32 +15,19 @@ import psycopg
 import pytest
 from support.audit import waiting_commits
 from support.batches import make_batch
-from support.committed_rows import TABLE, ids, rows, settings
+from support.committed_rows import TABLE, appending, ids, settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.commit.one_try import Work, application_name
-from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
-from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publish_rows_in_tx
-
-
-def append(*ids):
-    """Work that appends these ids to the table events."""
-
-    def publish(connection, batch, _):
-        publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(*ids))
-        return Published(len(ids), "test")
-
-    return Work(lambda _: "public.events", publish)
 
 
 @pytest.fixture
@@ -53,8 +40,8 @@ def admin(url):
 
 def test_rows_offsets_and_batch_id_are_written_together(admin, url):
     """A new batch leaves its rows, its record and the writer's new end."""
-    assert commit_batch(settings(url), make_batch(0), append(1, 2)) is Verdict.NEW
-    assert commit_batch(settings(url), make_batch(1), append(3)) is Verdict.NEW
+    assert commit_batch(settings(url), make_batch(0), appending(1, 2)) is Verdict.NEW
+    assert commit_batch(settings(url), make_batch(1), appending(3)) is Verdict.NEW
     assert ids(admin) == [1, 2, 3]
     record = admin.execute("SELECT batch_id, rows, end_offsets, offset_log FROM pgonce.batches ORDER BY 1").fetchall()
     assert record == [
@@ -68,21 +55,21 @@ def test_rows_offsets_and_batch_id_are_written_together(admin, url):
 
 def test_a_replay_is_skipped_recorded_and_changes_no_owner(admin, url):
     """A restart that runs the last batch again writes nothing, and leaves the writer to its owner."""
-    commit_batch(settings(url), make_batch(0), append(1))
-    assert commit_batch(settings(url), make_batch(0, run_id="run 2"), append(1)) is Verdict.REPLAY
+    commit_batch(settings(url), make_batch(0), appending(1))
+    assert commit_batch(settings(url), make_batch(0, run_id="run 2"), appending(1)) is Verdict.REPLAY
     assert ids(admin) == [1]
     assert admin.execute("SELECT run_id FROM pgonce.writers").fetchone() == ("run 1",)
     assert admin.execute("SELECT batch_id, run_id FROM pgonce.replays").fetchall() == [(0, "run 2")]
     # The old run is no zombie: nobody has published since.
-    assert commit_batch(settings(url), make_batch(1), append(2)) is Verdict.NEW
+    assert commit_batch(settings(url), make_batch(1), appending(2)) is Verdict.NEW
 
 
 def test_a_run_whose_writer_another_run_took_is_fenced(admin, url):
     """Once another run has published, the old owner may not, and hears who owns the writer now."""
-    commit_batch(settings(url), make_batch(0), append(1))
-    commit_batch(settings(url), make_batch(1, run_id="run 2"), append(2))
+    commit_batch(settings(url), make_batch(0), appending(1))
+    commit_batch(settings(url), make_batch(1, run_id="run 2"), appending(2))
     with pytest.raises(PgonceError, match="FENCED.*run 2"):
-        commit_batch(settings(url), make_batch(2), append(3))
+        commit_batch(settings(url), make_batch(2), appending(3))
     assert ids(admin) == [1, 2]
 
 
@@ -92,7 +79,7 @@ def test_two_drivers_that_publish_the_same_batch_at_once_write_it_once(admin, ur
     verdicts = []
 
     def drive(run_id):
-        verdicts.append(commit_batch(settings(url), make_batch(0, run_id=run_id), append(1, 2, 3)))
+        verdicts.append(commit_batch(settings(url), make_batch(0, run_id=run_id), appending(1, 2, 3)))
 
     threads = [threading.Thread(target=drive, args=[f"run {n}"]) for n in range(6)]
     for thread in threads:
@@ -106,9 +93,9 @@ def test_two_drivers_that_publish_the_same_batch_at_once_write_it_once(admin, ur
 @pytest.mark.parametrize("fault", ["cut_before_commit", "cut_after_commit", "cut_during_commit", "cut_in_copy"])
 def test_a_cut_line_leaves_the_batch_written_once(fault, admin, url, proxy):
     """Wherever the line is cut, the commit finds out by its token whether it was done, and ends as published."""
-    commit_batch(settings(url), make_batch(0), append(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     getattr(proxy, fault)(touching="events")
-    verdict = commit_batch(settings(proxy.url), make_batch(1), append(2, 3))
+    verdict = commit_batch(settings(proxy.url), make_batch(1), appending(2, 3))
     assert proxy.hits[fault] == 1
     if fault == "cut_after_commit":
         assert verdict is Verdict.LANDED
@@ -118,15 +105,15 @@ def test_a_cut_line_leaves_the_batch_written_once(fault, admin, url, proxy):
 
 def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy):
     """Where the answer to COMMIT is lost and Postgres stays away, the error claims neither failure nor success."""
-    commit_batch(settings(url), make_batch(0), append(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     hold = proxy.hold_after_commit(touching="events")
     lost = threading.Timer(0, lambda: (hold.wait(), proxy.stop()))
     lost.start()
     again = make_batch(1)
     with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*unknown.*Help: "):
-        commit_batch(settings(proxy.url, retry_timeout=2), again, append(2))
+        commit_batch(settings(proxy.url, retry_timeout=2), again, appending(2))
     lost.join()
-    assert commit_batch(settings(url), replace(again, attempt=uuid.uuid4(), run_id="run 2"), append(2)) in (
+    assert commit_batch(settings(url), replace(again, attempt=uuid.uuid4(), run_id="run 2"), appending(2)) in (
         Verdict.REPLAY,
         Verdict.NEW,
     )
@@ -138,7 +125,7 @@ def test_a_server_that_comes_back_in_time_is_no_failure(admin, url, proxy):
     ensure_ledger(proxy.url)
     proxy.stop()
     threading.Timer(1.0, proxy.start).start()
-    assert commit_batch(settings(proxy.url, retry_timeout=20), make_batch(0), append(1)) is Verdict.NEW
+    assert commit_batch(settings(proxy.url, retry_timeout=20), make_batch(0), appending(1)) is Verdict.NEW
     assert ids(admin) == [1]
 
 
@@ -148,19 +135,19 @@ def test_a_lock_of_somebody_else_is_waited_for_and_then_named(admin, url):
     with psycopg.connect(url, application_name="nightly report") as holder:
         holder.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(PgonceError, match="LOCKED.*nightly report"):
-            commit_batch(settings(url, retry_timeout=3), make_batch(0), append(1))
+            commit_batch(settings(url, retry_timeout=3), make_batch(0), appending(1))
         holder.rollback()
     assert ids(admin) == []
-    assert commit_batch(settings(url), make_batch(0), append(1)) is Verdict.NEW
+    assert commit_batch(settings(url), make_batch(0), appending(1)) is Verdict.NEW
 
 
 def test_a_commit_that_waits_holds_its_writers_row(admin, url):
     """While a batch waits for its table, no other driver of its writer can begin."""
-    commit_batch(settings(url), make_batch(0), append(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     with psycopg.connect(url) as holder:
         holder.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
         patient = CommitSettings(url, lock_timeout=60, retry_timeout=60)
-        waiting = threading.Thread(target=commit_batch, args=[patient, make_batch(1), append(2)])
+        waiting = threading.Thread(target=commit_batch, args=[patient, make_batch(1), appending(2)])
         waiting.start()
         assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
         with pytest.raises(psycopg.errors.LockNotAvailable):
@@ -172,7 +159,7 @@ def test_a_commit_that_waits_holds_its_writers_row(admin, url):
 def test_another_querys_first_batch_is_waited_for(admin, url):
     """New writers of one sink come in one by one: one that is busy with its first batch is not ended for the next."""
     ensure_ledger(url)
-    slow = append(1)
+    slow = appending(1)
     begun, go_on = threading.Event(), threading.Event()
 
     def wait_and_publish(connection, one, stored):
@@ -186,7 +173,7 @@ def test_another_querys_first_batch_is_waited_for(admin, url):
         target=lambda: verdicts.append(commit_batch(settings, make_batch(0), replace(slow, publish=wait_and_publish)))
     )
     second = threading.Thread(
-        target=lambda: verdicts.append(commit_batch(settings, make_batch(0, "run 2", query_id="q2"), append(2)))
+        target=lambda: verdicts.append(commit_batch(settings, make_batch(0, "run 2", query_id="q2"), appending(2)))
     )
     first.start()
     assert begun.wait(30)
@@ -206,10 +193,10 @@ def test_another_querys_first_batch_is_waited_for(admin, url):
 
 def test_a_frozen_driver_that_holds_the_writer_is_ended(admin, url):
     """A stopped process of ours must not hold its successor for ever: its uncommitted transaction is aborted."""
-    commit_batch(settings(url), make_batch(0), append(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     with psycopg.connect(url, application_name=application_name("run 0")) as frozen:
         frozen.execute("SELECT * FROM pgonce.writers FOR UPDATE")
-        assert commit_batch(settings(url, retry_timeout=20), make_batch(1), append(2)) is Verdict.NEW
+        assert commit_batch(settings(url, retry_timeout=20), make_batch(1), appending(2)) is Verdict.NEW
         with pytest.raises(psycopg.OperationalError):
             frozen.execute("SELECT 1")
     assert ids(admin) == [1, 2]
@@ -217,11 +204,11 @@ def test_a_frozen_driver_that_holds_the_writer_is_ended(admin, url):
 
 def test_a_strangers_session_that_holds_the_writer_is_left_alone(admin, url):
     """A person who looks at the ledger FOR UPDATE is named, never ended."""
-    commit_batch(settings(url), make_batch(0), append(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     with psycopg.connect(url, application_name="psql") as person:
         person.execute("SELECT * FROM pgonce.writers FOR UPDATE")
         with pytest.raises(PgonceError, match="LOCKED.*psql"):
-            commit_batch(settings(url, retry_timeout=3), make_batch(1), append(2))
+            commit_batch(settings(url, retry_timeout=3), make_batch(1), appending(2))
         person.execute("SELECT 1")
     assert ids(admin) == [1]
 
@@ -247,36 +234,35 @@ def test_sessions_settings_are_left_as_they_were(admin, url):
 def test_old_records_are_pruned_and_the_newest_are_kept(admin, url):
     """The ledger keeps retainBatches records; a batch whose record is gone is refused, not guessed."""
     for n in range(150):
-        commit_batch(settings(url, retain_batches=100), make_batch(n), append(n))
+        commit_batch(settings(url, retain_batches=100), make_batch(n), appending(n))
     kept = [row[0] for row in admin.execute("SELECT batch_id FROM pgonce.batches ORDER BY 1").fetchall()]
     assert kept[-1] == 149
     assert 100 <= len(kept) < 100 + 16
     with pytest.raises(PgonceError, match="CHANGED.*no longer kept"):
-        commit_batch(settings(url), make_batch(3, run_id="run 2"), append(3))
+        commit_batch(settings(url), make_batch(3, run_id="run 2"), appending(3))
     assert len(ids(admin)) == 150
 
 
 def test_a_new_query_takes_the_place_of_another(admin, url):
     """With replaces, batch 0 begins at the old end, and the old query may publish no more."""
-    commit_batch(settings(url), make_batch(0), append(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     fresh = {"query_id": "q2", "run_id": "run 9", "start": {"0": {"t": {"0": 10}}}, "end": {"0": {"t": {"0": 20}}}}
     with pytest.raises(PgonceError, match="FOREIGN.*replaces=q1"):
-        commit_batch(settings(url), make_batch(0, **fresh), append(2))
+        commit_batch(settings(url), make_batch(0, **fresh), appending(2))
     wrong = {**fresh, "start": {"0": {"t": {"0": 0}}}}
     with pytest.raises(PgonceError, match="FOREIGN.*does not start where"):
-        commit_batch(settings(url, remedies=Remedies(replaces="q1")), make_batch(0, **wrong), append(1, 2))
-    assert (
-        commit_batch(settings(url, remedies=Remedies(replaces="q1")), make_batch(0, **fresh), append(2)) is Verdict.NEW
-    )
+        commit_batch(settings(url, remedies=Remedies(replaces="q1")), make_batch(0, **wrong), appending(1, 2))
+    replacing = settings(url, remedies=Remedies(replaces="q1"))
+    assert commit_batch(replacing, make_batch(0, **fresh), appending(2)) is Verdict.NEW
     with pytest.raises(PgonceError, match="FENCED.*q2"):
-        commit_batch(settings(url), make_batch(1), append(3))
+        commit_batch(settings(url), make_batch(1), appending(3))
     assert ids(admin) == [1, 2]
 
 
 def test_a_refused_batch_leaves_no_trace(admin, url):
     """A refusal rolls back: no row, no record, no writer."""
     with pytest.raises(PgonceError, match="UNKNOWN.*adoptCheckpoint=7"):
-        commit_batch(settings(url), make_batch(7), append(7))
+        commit_batch(settings(url), make_batch(7), appending(7))
     assert ids(admin) == []
     assert admin.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
 
@@ -284,19 +270,47 @@ def test_a_refused_batch_leaves_no_trace(admin, url):
 def test_a_running_job_is_adopted_whether_or_not_its_last_batch_was_written(admin, url):
     """adoptCheckpoint=N publishes from N on; adoptCheckpoint=N+1 records N as done and goes on."""
     other = {"query_id": "q2"}
-    assert commit_batch(settings(url, remedies=Remedies(adopt_checkpoint=7)), make_batch(7), append(7)) is Verdict.NEW
+    from_7_on = settings(url, remedies=Remedies(adopt_checkpoint=7))
+    assert commit_batch(from_7_on, make_batch(7), appending(7)) is Verdict.NEW
     adopt = settings(url, remedies=Remedies(adopt_checkpoint=8))
-    assert commit_batch(adopt, make_batch(7, **other), append(70)) is Verdict.ADOPTED
-    assert commit_batch(adopt, make_batch(8, **other), append(80)) is Verdict.NEW
+    assert commit_batch(adopt, make_batch(7, **other), appending(70)) is Verdict.ADOPTED
+    assert commit_batch(adopt, make_batch(8, **other), appending(80)) is Verdict.NEW
     assert ids(admin) == [7, 80]
 
 
 def test_no_session_of_a_commit_stays_in_a_transaction(admin, url):
     """Whether a commit succeeds or is refused, nothing is left open."""
-    commit_batch(settings(url), make_batch(0), append(1))
+    commit_batch(settings(url), make_batch(0), appending(1))
     with pytest.raises(PgonceError):
-        commit_batch(settings(url), make_batch(5), append(1))
+        commit_batch(settings(url), make_batch(5), appending(1))
     open_transactions = admin.execute(
         "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND datname = current_database()"
     ).fetchone()
     assert open_transactions == (0,)
+
+
+class TestAQuestion:
+    """What became of a batch that another process may have published is asked under the writer's lock."""
+
+    def test_what_is_not_there_is_not_written(self, admin, url):
+        """The verdict says that the batch could be published; nothing was written, and it still can be."""
+        commit_batch(settings(url), make_batch(0), appending(1))
+        asked = make_batch(1)
+        assert what_became_of(settings(url), asked, lambda _: "public.events") is Verdict.NEW
+        assert admin.execute("SELECT last_batch_id FROM pgonce.writers").fetchall() == [(0,)]
+        assert commit_batch(settings(url), asked, appending(2)) is Verdict.NEW
+
+    def test_a_batch_that_is_there_is_skipped(self, admin, url):
+        """The same attempt has landed, and another run's is a replay that is noted as skipped."""
+        done = make_batch(0)
+        commit_batch(settings(url), done, appending(1))
+        assert what_became_of(settings(url), done, lambda _: "public.events") is Verdict.LANDED
+        again = make_batch(0, run_id="run 2")
+        assert what_became_of(settings(url), again, lambda _: "public.events") is Verdict.REPLAY
+        assert admin.execute("SELECT batch_id, run_id FROM pgonce.replays").fetchall() == [(0, "run 2")]
+
+    def test_a_batch_that_must_not_follow_is_refused(self, admin, url):
+        """The error is that of a commit."""
+        commit_batch(settings(url), make_batch(0), appending(1))
+        with pytest.raises(PgonceError, match="GAP"):
+            what_became_of(settings(url), make_batch(5), lambda _: "public.events")

@@ -30,7 +30,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 LINES_A_BATCH = 4
 
@@ -56,12 +56,10 @@ def main(url, folder, die_at):
                 os.kill(os.getpid(), signal.SIGKILL)
             return Published(end - start, "lines")
 
-        batch = Batch(
+        batch = PlannedBatch(
             query_id="the file",
-            sink_name="lines",
             run_id=run_id,
             batch_id=batch_id,
-            attempt=uuid.uuid4(),
             offset_log=plan.read_text(),
             previous_offset_log=(folder / f"planned-{batch_id - 1}").read_text() if batch_id else None,
             start={"lines": start},

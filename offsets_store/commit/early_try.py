@@ -1,0 +1,53 @@
+"""
+May a batch's transaction begin before all its rows are there?
+
+Runs on the driver and in the receiver, while Spark's job runs. Invariant: an early transaction is one try. Whatever
+goes wrong in it is met again, and then raised, by the commit that begins once the rows are there.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import PlannedBatch
+
+_log = logging.getLogger("pgonce")
+
+
+class NotNowError(Exception):
+    """Work of an early transaction ends it with this, where its rows are not there, or are others than it has taken."""
+
+
+@dataclass
+class EarlyTry:
+    """
+    The one try that may come before the commit.
+
+    ``verdict`` is what became of the batch, if the try succeeded. ``outcome_unknown`` tells the commit that follows
+    that the try may have been committed, although its answer was lost.
+    """
+
+    settings: CommitSettings
+    verdict: Verdict | None = None
+    outcome_unknown: bool = False
+
+    def begin(self, planned: PlannedBatch, work: Work) -> None:
+        """Publish or skip the batch now, or leave it to :meth:`commit`. No error gets out of this."""
+        try:
+            # Only a commit whose rows are there waits for Postgres: this one should not hold up others, or end them.
+            self.verdict = commit_batch(replace(self.settings, retry_timeout=0), planned, work)
+        except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
+            self.outcome_unknown = left_unknown(error)
+            # The words of an error that is not ours may show a row.
+            reason = error if isinstance(error, PgonceError | NotNowError) else type(error).__name__
+            _log.info("batch %s begins again when its rows are there: %s", planned.batch_id, reason)
+
+    def commit(self, planned: PlannedBatch, work: Work) -> Verdict:
+        """:func:`~pgonce.offsets_store.commit.retrying.commit_batch`, after the try."""
+        return commit_batch(self.settings, planned, work, outcome_unknown=self.outcome_unknown)
