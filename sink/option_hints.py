@@ -19,10 +19,10 @@ from pgonce.offsets_store.errors import bad_option
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
-_IN_URL = "Put it into url (postgresql://user@host:5432/database), or leave it to libpq's PG* variables."
-_PASSWORD = "Leave it to ~/.pgpass, a service file or PGPASSWORD, or put it into url (postgresql://user:password@host/database)."  # noqa: S105
+_IN_URL = "It is a part of url (postgresql://user@host:5432/database); libpq's PG* variables can say it, too."
+_PASSWORD = "Write it in ~/.pgpass, a service file or PGPASSWORD, or in url (postgresql://user:password@host/database)."  # noqa: S105
 _TABLE = "Set table, for example to sales.orders."
-_NOT_NEEDED = "Leave it out: it is an option of Spark's jdbc writer, and pgonce needs no driver and no batch size."
+_NOT_NEEDED = "Leave it out: it is an option of Spark's jdbc writer, and pgonce does without it."
 
 # Names that Spark's jdbc writer and other sinks use, in lower case.
 _OF_OTHER_WRITERS = {
@@ -45,9 +45,9 @@ _OF_OTHER_WRITERS = {
     "stringtype": _NOT_NEEDED,
     "savemode": "Set mode to append, upsert or complete.",
     "primarykey": "Set keys.",
-    "trigger": "A trigger is no option: call .trigger(...) on the writer.",
-    "processingtime": "A trigger is no option: call .trigger(processingTime=...) on the writer.",
-    "availablenow": "A trigger is no option: call .trigger(availableNow=True) on the writer.",
+    "trigger": "A trigger is not an option: call .trigger(...) on the writer.",
+    "processingtime": "A trigger is not an option: call .trigger(processingTime=...) on the writer.",
+    "availablenow": "A trigger is not an option: call .trigger(availableNow=True) on the writer.",
     "checkpoint": "Set checkpointLocation.",
 }
 _OF_SOURCES = frozenset({

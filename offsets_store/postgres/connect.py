@@ -67,8 +67,8 @@ def parse_url(url: str) -> dict[str, Any]:
 def _bad_url() -> ConfigurationError:
     return ConfigurationError(
         "BAD_URL",
-        "libpq cannot read the connection string in url as it is meant (its text is not shown, because it may hold a "
-        "password).",
+        "libpq cannot read the connection string in url as you meant it. (Its text is not shown, because it may hold a "
+        "password.)",
         "Nothing was written.",
         "Write a URI (postgresql://user@host:5432/database) or key=value pairs (host=... dbname=...); percent-encode "
         "special characters in a URI (%40 for @, %2F for /), and drop prefixes such as jdbc: or +psycopg.",
@@ -175,9 +175,9 @@ def _all_in_use() -> ConnectError:
         f"All {_max_connections()} connections to Postgres that this process may have at a time are in use, and none "
         f"became free within {FREE_CONNECTION_SECONDS} s.",
         "Nothing was written.",
-        f"Set the environment variable {MAX_CONNECTIONS} to the number of queries of this process that write at the "
-        "same time, and see that max_connections of Postgres (or of the pooler) allows that; or run fewer queries in "
-        "one driver.",
+        f"Set the environment variable {MAX_CONNECTIONS} to the number of queries that write at the same time in "
+        "this process, and make sure that max_connections of Postgres (or of the pooler) allows that; or run fewer "
+        "queries in one driver.",
         may_pass=True,
     )
 

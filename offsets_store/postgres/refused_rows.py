@@ -2,7 +2,7 @@
 What does it mean that Postgres refuses a batch's rows or tables, and what can the user do?
 
 Pure: runs in the commit. Invariant: every SQLSTATE about which a user can do something has a code and a remedy of its
-own. Whatever it is, the transaction was rolled back.
+own. In every case the transaction was rolled back.
 """
 
 from __future__ import annotations
@@ -16,48 +16,49 @@ _AFTERWARDS = "Then start the query again: Spark runs the batch again from its s
 
 # SQLSTATE (or its class): code, and what to do.
 _REMEDIES = {
-    "42501": ("TARGET_NOT_PERMITTED", "Grant what the text names: USAGE on the schema (CREATE for createTable), INSERT "
-              "on the table (for upserts also SELECT and UPDATE, for complete DELETE), TEMPORARY on the database. "
+    "42501": ("TARGET_NOT_PERMITTED", "Grant what the text names: USAGE on the schema (CREATE for createTable); INSERT "
+              "on the table (for upserts also SELECT and UPDATE, for complete mode DELETE); TEMPORARY on the database. "
               "Where a policy of row-level security refused a row, change the policy, or filter such rows."),
     "23502": ("NOT_NULL_VIOLATION", "Fill the column in Spark, or drop the constraint."),
     "23505": ("UNIQUE_VIOLATION", "Remove such rows in Spark, or write with mode=upsert and this constraint's columns "
               "as keys."),
     "23514": ("CHECK_VIOLATION", "Filter or repair the rows in Spark, or drop the constraint."),
-    "23503": ("FOREIGN_KEY_VIOLATION", "Load the rows that are referred to first, or drop the constraint. Rows that "
-              "others still refer to cannot be replaced by mode complete: use upsert."),
+    "23503": ("FOREIGN_KEY_VIOLATION", "First load the rows that these rows refer to, or drop the constraint. "
+              "mode=complete cannot replace rows to which others still refer: use upsert."),
     "23P01": ("EXCLUSION_VIOLATION", "Filter the rows that overlap, or drop the constraint."),
     "3F000": ("SCHEMA_MISSING", "Create the schema, or correct the name."),
     "42P10": ("NO_UNIQUE_KEY", "Create a unique constraint or index on exactly the key columns: without WHERE, and not "
               "on expressions."),
-    "25P02": ("STATEMENT_FAILED", "A statement failed and its error was swallowed: let it out of the function, or "
-              "use tx.connection.begin_nested()."),
+    "25P02": ("STATEMENT_FAILED", "A statement failed, and the function caught its error: let the error out of the "
+              "function, or run the statement in tx.connection.begin_nested()."),
     "25006": ("READ_ONLY", "Point url at the primary (target_session_attrs=read-write with several hosts)."),
     "42P01": ("TARGET_MISSING", "Create the table, or correct its name."),
     "53100": ("DISK_FULL", "Make room on the server's disk."),
-    "54011": ("TOO_MANY_COLUMNS", "Put columns together, for example in a struct, which becomes jsonb."),
-    "54000": ("ROW_TOO_LARGE", "A row must fit on a page of 8 kB, long texts apart, and an index entry on a third of "
-              "one: shorten the value, take it out of the index, or put columns together, for example in a struct."),
-    "57014": ("CANCELLED", "Somebody cancelled the statement (pg_cancel_backend), or a timeout that the function had "
-              "set ended it: find out who and why."),
+    "54011": ("TOO_MANY_COLUMNS", "Combine some columns, for example in a struct, which becomes jsonb."),
+    "54000": ("ROW_TOO_LARGE", "A row must fit on a page of 8 kB, without its long texts, and an index entry on a "
+              "third of a page: shorten the value, take it out of the index, or combine columns, for example in a "
+              "struct."),
+    "57014": ("CANCELLED", "Somebody cancelled the statement (pg_cancel_backend), or a timeout that the function "
+              "had set ended it: find out which, and why."),
     psycopg.errors.RaiseException.sqlstate: (
-        "TARGET_FAILED", "A trigger or a function in the database raised this: do what it asks for."),
-    "2200H": ("SEQUENCE_EXHAUSTED", "The sequence behind a column's default is used up: let both be bigint, with "
+        "TARGET_FAILED", "A trigger or a function in the database raised this: correct what it complains of."),
+    "2200H": ("SEQUENCE_EXHAUSTED", "The sequence behind a column's default is used up: make both bigint, with "
               "ALTER SEQUENCE and ALTER TABLE."),
-    "22P05": ("VALUE_NOT_STORABLE", "The database's encoding lacks a character: replace it in Spark, or use a database "
-              "in UTF8."),
+    "22P05": ("VALUE_NOT_STORABLE", "The database's encoding does not have this character: replace it in Spark, or use "
+              "a database in UTF8."),
     "22021": ("VALUE_NOT_STORABLE", "Postgres text cannot hold a NUL character: remove it in Spark, for example with "
               "translate(column, '\\0', '')."),
     "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),
 }  # fmt: skip
 
-# What an SQLSTATE means if it comes from this function of Postgres. (Its message may be in any language.)
+# What an SQLSTATE means if this function of Postgres raised it. (Its message may be in any language.)
 _REMEDIES_BY_ORIGIN = {
     ("23514", "ExecFindPartition"): (
-        "NO_PARTITION", "Create a partition for such rows, or one by DEFAULT, or filter them in Spark."),
+        "NO_PARTITION", "Create a partition for such rows, or a DEFAULT partition, or filter them in Spark."),
     ("55000", "CheckCmdReplicaIdentity"): (
-        "NO_REPLICA_IDENTITY", "A publication (logical replication) sends on what changes in the table, and must name "
-        "the old rows: give the table a primary key, or ALTER TABLE ... REPLICA IDENTITY USING INDEX (or FULL), or let "
-        "the publication leave out updates and deletes."),
+        "NO_REPLICA_IDENTITY", "A publication (logical replication) sends the table's changes, and has to identify "
+        "the old rows: give the table a primary key, or ALTER TABLE ... REPLICA IDENTITY USING INDEX (or FULL), or "
+        "exclude updates and deletes from the publication."),
     ("55000", "ExecCheckIndexConstraints"): (
         "NO_UNIQUE_KEY", "Make the constraint NOT DEFERRABLE: ON CONFLICT cannot use a deferrable one."),
     ("21000", "ExecOnConflictUpdate"): (
@@ -67,7 +68,7 @@ _UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remo
 
 
 def target_error(error: psycopg.Error) -> PgonceError:
-    """The error for what Postgres refused while a batch was published: it has the cause's text, without passwords."""
+    """The error for what Postgres refused while a batch was published, with Postgres's text but without passwords."""
     sqlstate = error.sqlstate or _sqlstate_of_client(error)
     if sqlstate is None or error.diag.schema_name == "pgonce":
         if error.diag.constraint_name == "last_batch_is_recorded":
@@ -112,5 +113,6 @@ def _ended_by_user() -> TargetError:
         "SQL inside the function issued COMMIT (or SET CONSTRAINTS ALL IMMEDIATE) before the batch was recorded; the "
         "ledger's deferred constraint refused it.",
         NOTHING,
-        "Remove transaction control from your SQL; name the constraints that you want checked at once.",
+        "Remove transaction control from your SQL; with SET CONSTRAINTS, name the constraints that you want checked "
+        "at once.",
     )

@@ -106,8 +106,8 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False) -> ConnectE
     """
     The error for a connection that could not be made.
 
-    :param was_let_in: whether this process has connected with the same url before: then whatever is refused now (a
-        password that is being rotated) may be let in again.
+    :param was_let_in: whether this process has connected with the same url before: then a login that is refused now
+        may be accepted again (a password is being rotated).
     """
     text = scrub(" ".join(str(error).split()))
     is_refused = _REFUSED_AT_THE_DOOR.search(text) is not None
@@ -118,12 +118,12 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False) -> ConnectE
         )
         if was_let_in:
             remedy += (
-                " They were right before in this process, so they, or what the server asks for, have changed since."
+                " They worked earlier in this process, so they have changed since, or what the server asks for has."
             )
     elif _NONE_LEFT.search(text):
         remedy = (
             "Raise max_connections of Postgres (max_client_conn of a PgBouncer), end sessions that nobody needs, or "
-            "have this process take fewer (environment variable PGONCE_MAX_CONNECTIONS)."
+            "let this process open fewer connections (environment variable PGONCE_MAX_CONNECTIONS)."
         )
     else:
         remedy = "Check that the server runs and that host and port of url can be reached from this process."

@@ -27,7 +27,7 @@ class Verdict(Enum):
     CHANGED = "its id was published before, and it is not proven to be the same batch"
     GAP = "the batch before it was never published here"
     DISJOINT = "it does not start where the last published batch ended"
-    RECREATED = "a topic that it reads was deleted and made anew since"
+    RECREATED = "a topic that it reads has been deleted and recreated"
     BACKWARD = "its range ends before it starts, or a partition of it vanished"
     OVERLAP = "some of its rows are stored; their positions tell which"
     ACCEPTED = "a person has said that this batch may follow"

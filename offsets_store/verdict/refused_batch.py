@@ -32,10 +32,10 @@ def _writer(batch: Batch) -> str:
 
 def _doctor(batch: Batch) -> str:
     where = batch.checkpoint_location or "<checkpoint>"
-    return f"`pgonce doctor {where}` tells where both stand, and `pgonce recover {where}` mends what can be proven."
+    return f"`pgonce doctor {where}` tells where both stand, and `pgonce recover {where}` repairs what can be proven."
 
 
-def _mend(ledger: Ledger, batch: Batch) -> str:
+def _repair(ledger: Ledger, batch: Batch) -> str:
     if batch.span is None and ledger.last is not None and ledger.last.positions is not None:
         return "The stored rows carry positions: set positionColumns again."
     return _doctor(batch)
@@ -144,7 +144,7 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"Batch {batch.batch_id} of {_writer(batch)} was published before, {known}: the checkpoint was restored from "
         "an older copy or advanced elsewhere, or the source was replaced.",
-        f"{_mend(ledger, batch)} Or bring back its newest copy. If that is lost, start a new checkpoint "
+        f"{_repair(ledger, batch)} Or bring back its newest copy. If that is lost, start a new checkpoint "
         f"at the stored offsets: {_stored(batch)}. "
         f"`pgonce history {batch.query_id}` shows what is recorded.",
     )
@@ -167,16 +167,16 @@ def _disjoint(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"Batch {batch.batch_id} of {_writer(batch)} does not follow what was published last: it was planned after "
         f"another batch {batch.batch_id - 1} than the recorded one. It starts at {batch.start}; the stored end is "
         f"{end}. Rows would be lost or doubled.",
-        f"{_mend(ledger, batch)} Or bring back the checkpoint that this ledger belongs to (an older copy was advanced "
-        f"elsewhere). If it is lost, start a new checkpoint at the stored offsets: {_stored(batch)}.",
+        f"{_repair(ledger, batch)} Or bring back the checkpoint that this ledger belongs to (an older copy was "
+        f"advanced elsewhere). If it is lost, start a new checkpoint at the stored offsets: {_stored(batch)}.",
     )
 
 
 def _recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     return (
         f"Batch {batch.batch_id} of {_writer(batch)} reads {', '.join(recreated(ledger, batch, remedies))}, which was "
-        "deleted and made anew since the last batch was published. By its offsets it looks like the old one; its rows "
-        "that lie before the stored end would never be read.",
+        "deleted and recreated since the last batch was published. By its offsets it looks like the old topic, but "
+        "its rows before the stored end would never be read.",
         "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
         "stored ones).",
     )
@@ -190,7 +190,7 @@ def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"The range of batch {batch.batch_id} of {_writer(batch)} goes back: "
         f"{'; '.join(reasons)}. "
-        "The topic was deleted and made anew, or lost partitions.",
+        "The topic was deleted and recreated, or lost partitions.",
         "Start a new checkpoint for the new topic, with independent=true (its offsets have nothing to do with the "
         "stored ones).",
     )

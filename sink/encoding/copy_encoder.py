@@ -82,7 +82,7 @@ class CopyEncoder:
             row = self.rows + 1 + first_unfit(array, data_type, column.postgres_type)
             raise EncodingError(
                 code,
-                f"Column {column.name!r} (Spark's {column.spark_type}) has in row {row} of its task {value}.",
+                f"In row {row} of its task, column {column.name!r} (Spark's {column.spark_type}) has {value}.",
                 _NOTHING_WRITTEN,
                 remedy,
             ) from unfit

@@ -41,11 +41,12 @@ STAGED_COLUMNS = _MOST_COLUMNS - 1
 """A staging table has one column of its own."""
 
 _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
-    t.NullType: "A column of nulls alone has no type; write cast(null AS the type that the table has).",
-    t.CalendarIntervalType: "Spark sends no calendar interval to Python; cast it to string, which a "
-    "Postgres interval column takes.",
-    t.YearMonthIntervalType: "Spark sends no year-month interval to Python; write concat(cast(cast("
-    "the column AS INTERVAL MONTH) AS INT), ' months'), which a Postgres interval column takes.",
+    t.NullType: "A column that is always null has no type: cast it to the type of the table's column, for example "
+    "cast(null AS int).",
+    t.CalendarIntervalType: "Spark does not send calendar intervals to Python: cast the column to string, which an "
+    "interval column of Postgres takes.",
+    t.YearMonthIntervalType: "Spark does not send year-month intervals to Python: write concat(cast(cast("
+    "the column AS INTERVAL MONTH) AS INT), ' months'), which an interval column of Postgres takes.",
 }
 
 
@@ -133,7 +134,7 @@ def _encoded_as(data_type: t.DataType, path: str) -> tuple[str, str]:
 
 def _unsupported(data_type: t.DataType, path: str) -> TypeMappingError:
     if isinstance(data_type, t.TimeType):
-        remedy = "Postgres keeps microseconds; cast to time(6) in Spark."
+        remedy = "Postgres keeps microseconds: cast to time(6) in Spark."
     else:
         otherwise = "Cast it in Spark to a type that `pgonce explain types` lists, or leave the column out."
         remedy = _REFUSED_SPARK_TYPES.get(type(data_type), otherwise)

@@ -50,31 +50,30 @@ _NOT_FROM_TEXT = {
     *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "money", "bytea", '"char"', "name"),
     *("date", "time", "timetz", "timestamp", "timestamptz", "oid", "xid", "xid8", "cid", "tid"),
 }
-# The caller cannot tell an array of a user's type from one of a domain, which an explicit cast would cut.
+# For the caller, an array of a user's type looks like an array of a domain, which an explicit cast would cut.
 _ARRAYS_FROM_TEXT = {
     *("varchar", "bpchar", "uuid", "json", "jsonb", "inet", "cidr", "macaddr", "macaddr8", "xml"),
 }
 
+# Why Postgres would change values silently, and what to do.
 _LOSSY = {
-    ("int4", "float4"): "a real keeps 24 bits of an integer: use double precision, or cast in Spark",
-    ("int8", "float4"): "a real keeps 24 bits of an integer: use bigint or numeric, or cast in Spark",
-    ("int8", "float8"): "a double keeps 53 bits of a long: use bigint or numeric, or cast in Spark",
-    ("float8", "float4"): "a real keeps 24 bits of a double: use double precision, or cast to float in Spark",
-    ("float4", "numeric"): "a binary float has no exact decimal of this kind: cast to decimal in Spark",
-    ("float8", "numeric"): "a binary float has no exact decimal of this kind: cast to decimal in Spark",
+    ("int4", "float4"): "a real has 24 bits for an int of 32: use double precision, or cast in Spark",
+    ("int8", "float4"): "a real has 24 bits for a long of 64: use bigint or numeric, or cast in Spark",
+    ("int8", "float8"): "a double has 53 bits for a long of 64: use bigint or numeric, or cast in Spark",
+    ("float8", "float4"): "a real has 24 bits for a double's 53: use double precision, or cast to float in Spark",
+    ("float4", "numeric"): "Postgres would round a binary float to 6 digits: cast to decimal in Spark",
+    ("float8", "numeric"): "Postgres would round a binary float to 15 digits: cast to decimal in Spark",
     ("numeric", "float4"): "a real does not hold every decimal: cast to float in Spark",
     ("numeric", "float8"): "a double does not hold every decimal: cast to double in Spark",
-    (
-        "timestamptz",
-        "timestamp",
-    ): "an instant has no wall clock without a zone: alter the column to timestamptz, "
-    "or cast to timestamp_ntz in Spark (in the session's zone)",
-    (
-        "timestamp",
-        "timestamptz",
-    ): "a wall clock is no instant without a zone: alter the column to timestamp, or "
-    "cast to timestamp in Spark (in the session's zone)",
-    ("date", "timestamptz"): "midnight differs by zone: cast to timestamp in Spark (in the session's zone)",
+    ("timestamptz", "timestamp"): (
+        "an instant has a date and a time of day only in some time zone: alter the column to timestamptz, or cast to "
+        "timestamp_ntz in Spark (in the session's zone)"
+    ),
+    ("timestamp", "timestamptz"): (
+        "a date and a time of day without a zone are not an instant: alter the column to timestamp, or cast to "
+        "timestamp in Spark (in the session's zone)"
+    ),
+    ("date", "timestamptz"): "when a day begins differs by zone: cast to timestamp in Spark (in the session's zone)",
     ("timestamptz", "date"): "the time of day would be lost: cast to date in Spark",
     ("timestamp", "date"): "the time of day would be lost: cast to date in Spark",
 }
@@ -145,7 +144,7 @@ def _rounded(encoded: EncodedColumn, source: str, target: str, modifiers: tuple[
         scale = _modifiers(encoded.ddl_type)[1] if source == "numeric" else 0
         kept = modifiers[1] if target == "numeric" else 0
         if kept < scale:
-            return f"the target keeps {kept} digits after the point and would round: cast in Spark"
+            return f"the target keeps {kept} digits after the decimal point, and would round: cast in Spark"
     if target in {"time", "timestamp", "timestamptz", "interval"} and modifiers:
         held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (_MICROSECONDS,))
         if modifiers < held:

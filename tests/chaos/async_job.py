@@ -84,7 +84,7 @@ def _function(table: str, *, by_position: bool) -> Callable[[DataFrame, Job], Da
     return write
 
 
-# Each with its interval in milliseconds, and whether the checkpoint is mended before it starts.
+# Each with its interval in milliseconds, and whether the checkpoint is repaired before it starts.
 WAYS: dict[str, tuple[Callable[[DataFrame, Job], DataStreamWriter], int, bool]] = {
     "source_0": (_data_source("source_0"), 0, False),
     "source_positions": (
@@ -113,7 +113,7 @@ def main(job: Job) -> None:
     )
     queries = []
     for name in job.ways:
-        write, interval, mends = WAYS[name]
+        write, interval, repairs = WAYS[name]
         writer = (
             write(rows_of(records), job)
             .queryName(name)
@@ -122,7 +122,7 @@ def main(job: Job) -> None:
             .trigger(processingTime="0 seconds")
         )
         checkpoint = str(Path(job.directory) / name)
-        if mends:
+        if repairs:
             queries.append(recover_and_start(writer, checkpoint, job.url, quiet_seconds=0.2))
         else:
             allowed = {"_asyncProgressTrackingOverrideSinkSupportCheck": "true", "checkpointLocation": checkpoint}

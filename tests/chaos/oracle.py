@@ -128,7 +128,7 @@ class TotalsWatch:
 
 
 def dump_ledger(url: str, directory: Path) -> None:
-    """Keep every table of the ledger, for whoever looks into a failure."""
+    """Keep every table of the ledger, for a look into a failure."""
     directory.mkdir(parents=True, exist_ok=True)
     with psycopg.connect(url, autocommit=True) as connection:
         tables = connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'pgonce'").fetchall()

@@ -2,7 +2,7 @@
 Two drivers on one checkpoint: every row is there once, one of them goes on, and the other says who does.
 
 Each driver is a process tree of its own with a query for each way in, so that every way meets its twin. Either both run
-(whoever loses stops, by pgonce's word or by Spark's), or one is frozen at a moment that the test holds open, succeeded,
+(the loser stops, by pgonce's word or by Spark's), or one is frozen at a moment that the test holds open, succeeded,
 and woken.
 """
 

@@ -2,7 +2,7 @@
 Two batches run again after a failure, as with asynchronous state checkpointing: nothing is lost or doubled.
 
 Open-source Spark runs one batch again. It runs two where the newest entry of ``offsets/`` is gone, and the newest two
-of ``commits/``: the older batch over the range that is written down, the newer one planned anew. The older one is a
+of ``commits/``: the older batch over the range that is written down, the newer one planned again. The older one is a
 proven replay. The newer one has another text, even where its range is the same, and so is refused, unless rows carry
 their positions. What was refused goes on once its recorded entry is put back, with state and without.
 """
@@ -70,7 +70,7 @@ def keep_state_in(spark):
 
 
 def forget_two_batches(checkpoint):
-    """Let Spark run the last batch but one again, and plan the last one anew."""
+    """Let Spark run the last batch but one again, and plan the last one again."""
     newest = rewind(checkpoint)
     assert rewind(checkpoint) == newest - 1
     for name in (str(newest), f".{newest}.crc"):

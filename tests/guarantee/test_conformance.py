@@ -231,8 +231,8 @@ class TestCheckpoints:
         finish(way.append(events(spark, inbox.folder), sink))
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
 
-    def test_made_anew(self, spark, way, sink, inbox, tmp_path, observer):
-        """A checkpoint that was lost and made anew would double every row: it needs a person's word."""
+    def test_recreated(self, spark, way, sink, inbox, tmp_path, observer):
+        """A checkpoint that was lost and recreated would double every row: it needs a person's word."""
         finish(way.append(events(spark, inbox.folder), sink))
         Path(sink.checkpoint).rename(tmp_path / "lost")
         assert_refused(way.append(events(spark, inbox.folder), sink), "FOREIGN")

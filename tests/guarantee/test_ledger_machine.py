@@ -342,7 +342,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def _planned(self, driver: Driver, rows: int, *, races: bool = False) -> None:
         folder, n = driver.folder, driver.number
         start = driver.base.end if driver.base else folder.begins_at
-        # A topic that was made anew goes back. Only beside a batch before is that promised to be seen, and not by ids.
+        # A topic that was recreated goes back. Only beside a batch before is that promised to be seen, and not by ids.
         rows = rows if folder.source.is_kafka and driver.base and not folder.by_id else max(rows, 0)
         may_race = races and not folder.by_id and folder.newest == n
         if n <= folder.newest and not may_race:
@@ -527,7 +527,7 @@ class LedgerMachine(RuleBasedStateMachine):
         if does == "move" and is_stopped:
             folder.shown = self._somewhere()
         elif does == "forget" and is_stopped and not folder.by_id and folder.newest > 0:
-            # The newest batch is planned anew.
+            # The newest batch is planned again.
             folder.committed.discard(folder.newest)
             del folder.plans[folder.newest]
             self._started_if_free(folder)
@@ -576,7 +576,7 @@ class LedgerMachine(RuleBasedStateMachine):
             self._started_if_free(again)
 
     def _recreate(self, old: Folder, *, replaces: bool, right: bool) -> None:
-        """A checkpoint is made anew at the same place: to Spark, and so to the ledger, that is another query."""
+        """A checkpoint is recreated at the same place: to Spark, and so to the ledger, that is another query."""
         folder = Folder(f"q{uuid.uuid4()}", old.source, old.shown, old.name)
         folder.by_id = old.by_id
         writer = self.world.writers.get(old.query_id)
@@ -723,7 +723,7 @@ class LedgerMachine(RuleBasedStateMachine):
         return driver.folder.query_id not in self.world.writers
 
     def _ended_by(self, driver: Driver, *, is_kept_out: bool = False) -> None:
-        """Whoever needs a row that a frozen driver's session holds has ended it; who is kept out never came so far."""
+        """A driver that needs a row of a frozen driver's session has ended that; one kept out never came so far."""
         if is_kept_out:
             return
         needed = locked_rows(driver.folder, is_first_contact=self._is_first_contact(driver))

@@ -52,7 +52,7 @@ class Job:
         """A query with a checkpoint of its own."""
         return SparseQuery(self.directory / name, self.topic)
 
-    def commit(self, query, planned, way, *, run_id=None, made_anew=""):
+    def commit(self, query, planned, way, *, run_id=None, recreated=""):
         """Hand a batch in, as the commit worker of this way does; another run's may come late."""
         raw = {"url": self.url, "table": self.table, "checkpointLocation": str(query.root)}
         options = parse_options({**raw, **way}, overwrite=False)
@@ -61,7 +61,7 @@ class Job:
         origin = Origin(query.query_id, run_id or query.run_id, planned.batch_id, entry, planned.planned_at_ms)
         rows = self.topic.rows(planned.start, planned.end)
         batch = pa.RecordBatch.from_pylist(
-            [{"id": f"{made_anew}{p}-{at}-{n}", "topic": "t", "partition": p, "offset": at} for p, at, n in rows],
+            [{"id": f"{recreated}{p}-{at}-{n}", "topic": "t", "partition": p, "offset": at} for p, at, n in rows],
             schema=ARROW,
         )
         positions = [options.positions.of(batch)] if options.positions else []
@@ -149,7 +149,7 @@ def test_a_topic_that_ends_before_the_start_is_refused_under_a_sparse_log(job):
     query.start()
     job.topic.partitions[0] = [1] * 5
     with pytest.raises(RefusedBatch, match="BACKWARD"):
-        job.run(query, query.plan({0: 0}, is_due=True), SPARSE, made_anew="new ")
+        job.run(query, query.plan({0: 0}, is_due=True), SPARSE, recreated="new ")
 
 
 @pytest.mark.parametrize(("way", "before"), [(EVERY_ENTRY, 10), (SPARSE, 0)])

@@ -154,15 +154,15 @@ def test_positions_that_are_not_written(spark, messages, way, url, observer, tmp
 
 @pytest.mark.parametrize("way", APPENDING, ids=lambda way: way.name)
 def test_a_topic_that_goes_back_is_refused(spark, kafka, messages, way, target, observer):
-    """A topic made anew with fewer messages ends before it starts."""
+    """A topic recreated with fewer messages ends before it starts."""
     frame = messages.frame(spark, "earliest", positions=True, failOnDataLoss="false")
     finish(way.append(frame, target("checkpoint")))
     published = sorted(messages.rows)
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([messages.topic], operation_timeout=10)[messages.topic].result(timeout=30)
     assert wait_until(lambda: messages.topic not in admin.list_topics(timeout=10).topics)
-    anew = NewTopic(messages.topic, num_partitions=2, replication_factor=1)
-    admin.create_topics([anew], operation_timeout=10)[messages.topic].result(timeout=30)
+    recreated = NewTopic(messages.topic, num_partitions=2, replication_factor=1)
+    admin.create_topics([recreated], operation_timeout=10)[messages.topic].result(timeout=30)
     Messages(kafka.bootstrap_servers, messages.topic).send(4)
     assert_refused(way.append(frame, target("checkpoint")), "BACKWARD")
     assert stored(observer) == published

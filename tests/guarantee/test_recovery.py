@@ -1,5 +1,5 @@
 """
-Spark goes on from what recovery has written: after each mending the table equals the source, row by row.
+Spark goes on from what recovery has written: after each repair the table equals the source, row by row.
 
 The source is rate-micro-batch: batch N has the rows 10*N to 10*N+9, whenever it is planned.
 """
@@ -243,7 +243,7 @@ def is_recovered_between_batches(query):
 
 
 def test_with_the_usual_patience(query, observer, tmp_path):
-    """With its defaults a job that calls it before every start is mended without being told anything."""
+    """With its defaults a job that calls it before every start is repaired without being told anything."""
     assert not recover_checkpoint(query.checkpoint, query.url).is_needed
     query.run(3)
     shutil.copytree(query.checkpoint, tmp_path / "copy")

@@ -90,7 +90,7 @@ class World:
 
     ``overwrites``: how often a driver's ``offsets/N`` may replace another's, where a rename is not atomic;
     ``lost_entries``: how often the newest entry of the checkpoint's logs may go (an older copy is put back), so that
-    it is planned anew; ``lost_records``: how often the database may fall back by a batch. With ``late_look`` another
+    it is planned again; ``lost_records``: how often the database may fall back by a batch. With ``late_look`` another
     driver's file may come between a driver's own and the look at its hash.
     """
 

@@ -1,7 +1,7 @@
 """
-Bad input and trouble: each is refused with its code, and once mended the same query finishes exactly-once.
+Bad input and trouble: each is refused with its code, and once repaired the same query finishes exactly-once.
 
-Each case runs twice on one checkpoint: first into the trouble, then after it was mended.
+Each case runs twice on one checkpoint: first into the trouble, then after it was repaired.
 
 Covers: sink.identity.from_checkpoint, sink.identity.planning, sink.recover_and_start.
 """
@@ -35,14 +35,14 @@ TABLE = "CREATE TABLE events (id bigint, name text, amount numeric(10,2))"
 
 @dataclass(frozen=True)
 class Trouble:
-    """What stands in the way (``setup``), what it is called, and what mends it."""
+    """What stands in the way (``setup``), what it is called, and what repairs it."""
 
     code: str
     setup: tuple[str, ...] = (TABLE,)
-    mend: tuple[str, ...] = ()
+    repair: tuple[str, ...] = ()
     options: dict[str, str] = field(default_factory=dict)
     says: str = ""
-    mended_options: dict[str, str] | None = None
+    repaired_options: dict[str, str] | None = None
 
 
 TROUBLES = {
@@ -54,7 +54,7 @@ TROUBLES = {
         {"table": "sales.events"},
     ),
     "the table's name is no name": Trouble(
-        "BAD_TABLE_NAME", options={"table": "a.b.c.d"}, mended_options={"table": "events"}
+        "BAD_TABLE_NAME", options={"table": "a.b.c.d"}, repaired_options={"table": "events"}
     ),
     "a column is missing in the table": Trouble(
         "COLUMN_UNKNOWN",
@@ -176,7 +176,7 @@ TROUBLES = {
         (TABLE, "ALTER TABLE events ADD PRIMARY KEY (id)"),
         (),
         {"mode": "upsert", "keys": "ident"},
-        mended_options={"mode": "upsert", "keys": "id"},
+        repaired_options={"mode": "upsert", "keys": "id"},
     ),
     "a ledger newer than the code": Trouble(
         "LEDGER_TOO_NEW",
@@ -233,10 +233,10 @@ def stream(spark, folder):
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", TROUBLES)
-def test_trouble_is_named_and_once_mended_the_query_finishes(
+def test_trouble_is_named_and_once_repaired_the_query_finishes(
     name, way, spark, admin, url, database, events, checkpoint
 ):
-    """The batch is refused with its code and nothing is written; after the cause is mended all rows are there, once."""
+    """The batch is refused with its code, nothing is written; once the cause is repaired, all rows are there once."""
     trouble = TROUBLES[name]
     for statement in trouble.setup:
         admin.execute(statement.format(database=database).encode())
@@ -244,11 +244,11 @@ def test_trouble_is_named_and_once_mended_the_query_finishes(
     assert f"[{trouble.code}]" in failure
     assert trouble.says in failure
     assert "Help: " in failure
-    for statement in trouble.mend:
+    for statement in trouble.repair:
         admin.execute(statement.format(database=database).encode())
-    mended = trouble.options if trouble.mended_options is None else trouble.mended_options
-    assert run(way, stream(spark, events), url, checkpoint, mended) == ""
-    table = mended.get("table", "events")
+    repaired = trouble.options if trouble.repaired_options is None else trouble.repaired_options
+    assert run(way, stream(spark, events), url, checkpoint, repaired) == ""
+    table = repaired.get("table", "events")
     # Every row once: also nothing of the refused try is there.
     found = admin.execute(f"SELECT id, name, amount::text FROM {table} ORDER BY id").fetchall()
     expected = [(row["id"], row["name"], row["amount"]) for row in ROWS]
@@ -272,7 +272,7 @@ def test_what_needs_no_row_is_found_before_one_is_computed(name, way, spark, adm
     frame = stream(spark, events).mapInArrow(compute, COLUMNS)
     assert f"[{trouble.code}]" in run(way, frame, url, checkpoint, {})
     assert not computed.exists()
-    for statement in trouble.mend:
+    for statement in trouble.repair:
         admin.execute(statement)
     # The rows do come by there, when they are computed.
     assert run(way, frame, url, checkpoint, {}) == ""

@@ -365,7 +365,7 @@ def is_refused_before_its_start(combination: Combination) -> bool:
 
 
 def recovers(combination: Combination) -> bool:
-    """Whether the checkpoint is mended before a start."""
+    """Whether the checkpoint is repaired before a start."""
     return combination.progress.endswith("`recover_and_start`")
 
 
@@ -421,7 +421,7 @@ def test_refused(combination, make_subject):
 
 @pytest.mark.parametrize("combination", cases("refused after a crash"))
 def test_refused_after_a_crash(combination, make_subject, url):
-    """Nothing is lost or doubled by the crash nor by the start after it; mended as the page says, the query goes on."""
+    """Neither the crash nor the start after it loses or doubles a row; repaired as the page says, the query goes on."""
     dice_of(combination)
     subject, row = make_subject(combination), PROMISED[combination]
     if recovers(combination):

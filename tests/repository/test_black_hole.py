@@ -93,7 +93,7 @@ time.sleep(600)
 
 
 def test_a_killed_process_leaves_no_rule(line):
-    """Whoever made a hole and is killed takes it along."""
+    """When the process that made a hole is killed, the hole goes, too."""
     client, server = line
     port = str(server.getsockname()[1])
     testbed = str(Path(hole.__file__).parent)

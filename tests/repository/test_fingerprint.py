@@ -33,7 +33,7 @@ def of(*sources: str) -> str:
 
 
 def test_the_table_is_about_this_product():
-    """Whoever changes what takes part in a commit lets the laboratory strike it, and writes down what came of it."""
+    """A change to what takes part in a commit is struck by the laboratory, and what came of it is written down."""
     assert fingerprint_in(table_in()) == fingerprint(), (
         "The table of faults in docs/guarantees.md is about another product than this one. When your change is "
         "committed, run `make chaos N=1000 TABLE=1` (hours), or honestly fewer: `make chaos N=100 TABLE=1`; the table "

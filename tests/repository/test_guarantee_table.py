@@ -34,7 +34,7 @@ def test_every_code_is_described():
     assert refusals - set(described) == set()
 
 
-def test_whoever_is_refused_is_told_what_to_do_instead():
+def test_a_user_who_is_refused_is_told_what_to_do_instead():
     """A refusal without a way out would be a dead end."""
     assert [row.number for row in rows_of(PAGE) if bool(row.instead) == (row.guarantee == "exactly-once")] == []
 

@@ -1,5 +1,5 @@
 """
-The line to a receiver tells strangers nothing and believes none, whoever stands where a receiver was, or between.
+The line to a receiver tells strangers nothing and believes none, neither in a receiver's place nor between.
 
 Covers: sink.data_source.receiver.certificate, sink.data_source.receiver.error_messages,
 sink.data_source.receiver.line.

@@ -2,7 +2,7 @@
 What could somebody put into a schema that stands on another role's search_path?
 
 Runs in: pytest. Invariant: every name in the schema ``evil`` is one that a statement of ours could mean by accident,
-and whoever uses it fails, with a word in the server's log that outlives the transaction.
+and a statement that uses it fails, with a word in the server's log that outlives the transaction.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 How is a query run to its end, refused, or set back?
 
-Runs in: pytest. Invariant: whoever runs a query here knows how it ended before the next line.
+Runs in: pytest. Invariant: a test that runs a query here knows how it ended before its next line.
 """
 
 from __future__ import annotations

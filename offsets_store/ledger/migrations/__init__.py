@@ -96,7 +96,7 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
 @contextmanager
 def _one_thread() -> Iterator[None]:
     if not _migrating.acquire(timeout=LOCK_SECONDS):
-        raise psycopg.errors.LockNotAvailable("another query of this process is at making the ledger")
+        raise psycopg.errors.LockNotAvailable("another query of this process is creating the ledger")
     try:
         yield
     finally:

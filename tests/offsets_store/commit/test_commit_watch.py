@@ -44,7 +44,7 @@ class Role:
         self.write_password(login.password)
 
     def write_password(self, password):
-        """Put the password into the file, as whoever rotates it does: at once."""
+        """Put the password into the file, as an administrator does who rotates it: at once."""
         new = self._file.with_suffix(".new")
         escaped = password.replace("\\", "\\\\").replace(":", "\\:")
         new.write_text(f"*:*:*:*:{escaped}\n")
@@ -112,7 +112,7 @@ def replicated():
         with psycopg.connect(server.uri(), autocommit=True) as connection:
             connection.execute(TABLE)
         yield server
-        # Otherwise whoever still waits would hold up the end.
+        # Otherwise a session that still waits would hold up the end.
         with suppress(psycopg.Error):
             server.configure(synchronous_standby_names="")
 

@@ -50,7 +50,7 @@ def test_a_task_that_stages_says_so_too(admin, url):
 
 
 def test_a_fresh_ledger_in_its_place_is_not_it(admin, url):
-    """Who has committed knows a ledger that has forgotten it, whoever made that; adoptCheckpoint goes on with it."""
+    """A writer that has committed notices that the ledger is another one; adoptCheckpoint goes on with that."""
     commit_batch(settings(url), make_batch(0), appending(1))
     admin.execute("DROP SCHEMA pgonce CASCADE")
     migrate(admin)

@@ -1,5 +1,5 @@
 """
-No lock of ours is waited for without a bound, and whoever waits is told who holds it.
+No lock of ours is waited for without a bound, and the one that waits is told who holds it.
 
 Covers: offsets_store.postgres.lock_watch.
 """

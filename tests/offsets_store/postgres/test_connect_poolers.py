@@ -96,7 +96,7 @@ def test_first_contacts_under_a_snapshot_leave_no_lock(admin, pgbouncer, databas
 
 
 def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):
-    """One code for commits, tasks that stage and whoever reads, which names the mode that is needed; nobody waits."""
+    """One code for commits, tasks that stage, and readers, which names the mode that is needed; nobody waits."""
     url = pgbouncer("statement").url(database)
     made = [pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["one"], pa.string())})]
     stager = Stager(url, StagingTable("q1", "events", "run 1", 0), STRUCT, 1, 60)

@@ -23,7 +23,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 class TestAccept:
     @pytest.fixture
     def stuck(self, ahead):
-        """A stateful query against a restored database: batch 9 is a gap, and nothing mends it."""
+        """A stateful query against a restored database: batch 9 is a gap, and nothing repairs it."""
         (ahead / "state").mkdir()
         return ahead
 

@@ -27,7 +27,7 @@ class TestDoctor:
         assert found.begins == {"0": kafka(60)}
         assert [(sink.last_batch_id, sink.verdict) for sink in found.sinks] == [(5, Verdict.NEW)]
 
-    def test_what_recover_mends(self, url, behind):
+    def test_what_recover_repairs(self, url, behind):
         """A sparse log that is behind: the failure of a synchronous start, the verdict, the command."""
         found = examine(str(behind), url)
         assert found.finding is Finding.RECOVERABLE

@@ -95,7 +95,7 @@ class TestNewCheckpoint:
         assert not (tmp_path / "new").exists()
 
     def test_a_source_without_an_offset(self, url, tmp_path):
-        """A source that has not begun would begin anew, perhaps elsewhere."""
+        """A source that has not begun would begin again, perhaps elsewhere."""
         history(url, 2, {2: entry(2) + "\n-"})
         with pytest.raises(RecoveryError, match="no offset yet"):
             self.make(url, tmp_path / "new")

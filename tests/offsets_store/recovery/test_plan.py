@@ -116,13 +116,13 @@ class TestForward:
         assert plan.stands_at == 9
 
     def test_a_replay_of_an_older_batch_is_not_enough(self):
-        """The batch after it would be planned anew, under a number that is published already."""
+        """The batch after it would be planned again, under a number that is published already."""
         facts = checkpoint(entries(0, 1, 6), (0, 1))
         assert verdict_on(facts, published_to(9), next_start(facts)) is Verdict.REPLAY
         assert plan_recovery(facts, [published_to(9)]).stands_at == 9
 
     def test_a_text_that_differs_is_replaced_with_its_checksum(self):
-        """An entry that was planned anew gives way to the recorded one; its checksum goes first."""
+        """An entry that was planned again gives way to the recorded one; its checksum goes first."""
         facts = checkpoint(
             {4: entry(4), 5: entry(5, kafka(55), planned=1)}, (4,), checksums=frozenset({"offsets/.5.crc"})
         )
@@ -172,11 +172,11 @@ class TestBack:
             "offsets/6",
         ]
         assert [name for name, text in plan.changes if text is not None] == []
-        mended, _ = stands(facts.after(plan.changes))
-        assert mended == entries(3, 4, 5)
+        repaired, _ = stands(facts.after(plan.changes))
+        assert repaired == entries(3, 4, 5)
 
     def test_a_planned_batch_that_does_not_follow(self):
-        """A batch planned after another predecessor is planned anew."""
+        """A batch planned after another predecessor is planned again."""
         facts = checkpoint({4: entry(4, planned=1), 5: entry(5)}, (4,))
         offsets, commits = stands(facts.after(plan_recovery(facts, [published_to(4)]).changes))
         assert (offsets, commits) == (entries(3, 4), [4])
@@ -213,26 +213,26 @@ def keeps_state(offsets, commits, **facts):
     return checkpoint(offsets, commits, **{"is_stateful": True, "state_since": frozenset(), **facts})
 
 
-ANEW = {4: entry(4), 5: entry(5, kafka(87), planned=1)}
+PLANNED_AGAIN = {4: entry(4), 5: entry(5, kafka(87), planned=1)}
 
 
 class TestLastBatchOfAStatefulQuery:
-    @pytest.mark.parametrize("offsets", [entries(4), ANEW])
+    @pytest.mark.parametrize("offsets", [entries(4), PLANNED_AGAIN])
     def test_its_entry_is_put_back(self, offsets):
-        """Planned anew or not yet, the last batch gets its recorded entry, and nothing else changes: it is a replay."""
+        """Planned again or not yet, the last batch gets its recorded entry and nothing else changes: it is a replay."""
         facts = keeps_state(offsets, (3, 4), checksums=frozenset({"offsets/.5.crc"}) if 5 in offsets else frozenset())
         plan = plan_recovery(facts, [published_to(5, stateful=True)])
         assert [change for change in plan.changes if change.name != "offsets/.5.crc"] == [Change("offsets/5", entry(5))]
-        mended = facts.after(plan.changes)
-        assert stands(mended) == (entries(4, 5), [3, 4])
-        assert verdict_on(mended, published_to(5), next_start(mended)) is Verdict.REPLAY
-        assert plan_recovery(mended, [published_to(5)]).changes == ()
+        repaired = facts.after(plan.changes)
+        assert stands(repaired) == (entries(4, 5), [3, 4])
+        assert verdict_on(repaired, published_to(5), next_start(repaired)) is Verdict.REPLAY
+        assert plan_recovery(repaired, [published_to(5)]).changes == ()
 
     def test_state_that_was_written_whole_is_taken_aside(self):
-        """Of the version that the batch makes anew, snapshots go before the entry comes; changes are overwritten."""
+        """Of the version that the batch makes again, snapshots go before the entry comes; changes are overwritten."""
         crc, zipped, snapshot = state(6, "0/0/.{}.zip.crc"), state(6, "0/0/{}.zip"), state(6, "0/1/left/{}.snapshot")
         kept = state(6, "0/1/{}.delta"), state(6, "0/1/{}_a-b.zip", is_named=True)
-        facts = keeps_state(ANEW, (4,), state_since=frozenset({crc, zipped, snapshot, *kept}))
+        facts = keeps_state(PLANNED_AGAIN, (4,), state_since=frozenset({crc, zipped, snapshot, *kept}))
         plan = plan_recovery(facts, [published_to(5)])
         assert plan.changes == (
             Change(crc.name, None),
@@ -246,18 +246,18 @@ class TestLastBatchOfAStatefulQuery:
         ("offsets", "commits"),
         [
             (entries(3, 4), (3,)),
-            ({3: entry(3), **ANEW}, (3,)),
-            (ANEW, (4, 5)),
+            ({3: entry(3), **PLANNED_AGAIN}, (3,)),
+            (PLANNED_AGAIN, (4, 5)),
             ({4: entry(4, planned=1)}, (4,)),
             ({4: entry(4, planned=1), 5: entry(5, planned=1)}, (4,)),
             ({3: entry(3), 5: entry(5, planned=1)}, (4,)),
-            ({**ANEW, 6: entry(6)}, (4,)),
+            ({**PLANNED_AGAIN, 6: entry(6)}, (4,)),
             ({}, (4,)),
-            (ANEW, ()),
+            (PLANNED_AGAIN, ()),
         ],
         ids=[
             "the commit before is gone",
-            "the commit before is gone, and it was planned anew",
+            "the commit before is gone, and it was planned again",
             "it is committed",
             "the entry before is another",
             "both are others",
@@ -274,10 +274,10 @@ class TestLastBatchOfAStatefulQuery:
         refused("RECOVERY_STATEFUL", facts, [published_to(5)])
 
     def test_the_batch_before_runs_again_first(self):
-        """While its commit is missing, a start mends that; after it, recover has its turn."""
+        """While its commit is missing, a start repairs that; after it, recover has its turn."""
         error = refused("RECOVERY_STATEFUL", keeps_state(entries(3, 4), (3,)), [published_to(5)])
         assert "Start the query once more" in error.remedy
-        for offsets, commits in [(entries(3, 4), (2,)), ({4: entry(4)}, (3,)), ({3: entry(3), **ANEW}, (3,))]:
+        for offsets, commits in [(entries(3, 4), (2,)), ({4: entry(4)}, (3,)), ({3: entry(3), **PLANNED_AGAIN}, (3,))]:
             error = refused("RECOVERY_STATEFUL", keeps_state(offsets, commits), [published_to(5)])
             assert "Start the query" not in error.remedy
 
@@ -285,47 +285,47 @@ class TestLastBatchOfAStatefulQuery:
     def test_every_sink_must_stand_there(self, last):
         """A sink that is a batch behind would get rows that were made from another state; one ahead has others."""
         other = published_to(last, writer_id=2, sink_name="audit")
-        refused("RECOVERY_STATEFUL", keeps_state(ANEW, (4,)), [published_to(5), other])
+        refused("RECOVERY_STATEFUL", keeps_state(PLANNED_AGAIN, (4,)), [published_to(5), other])
 
     def test_sinks_that_are_gone_do_not_count(self):
         """They get nothing any more; but without any other there is nobody to prove the batch."""
         gone = published_to(3, writer_id=2, sink_name="audit", retired_at=datetime(2026, 1, 1, tzinfo=UTC))
         replaced = published_to(5, replaced_by="another query")
-        assert plan_recovery(keeps_state(ANEW, (4,)), [published_to(5), gone]).stands_at == 5
-        refused("RECOVERY_UNKNOWN_QUERY", keeps_state(ANEW, (4,)), [gone, replaced])
+        assert plan_recovery(keeps_state(PLANNED_AGAIN, (4,)), [published_to(5), gone]).stands_at == 5
+        refused("RECOVERY_UNKNOWN_QUERY", keeps_state(PLANNED_AGAIN, (4,)), [gone, replaced])
 
     def test_all_must_have_recorded_the_same_entries(self):
         """Of both batches; numbers and missing texts prove nothing, positions neither."""
         for number, code in [(5, "RECOVERY_UNPROVEN"), (4, "RECOVERY_STATEFUL")]:
             other = published_to(5, {number: entry(number, planned=7)}, writer_id=2, sink_name="audit")
-            refused(code, keeps_state(ANEW, (4,)), [published_to(5), other])
+            refused(code, keeps_state(PLANNED_AGAIN, (4,)), [published_to(5), other])
         for records in ([record(4, entry(4)), record(5, None, end={"0": kafka(60)})], [record(5, entry(5))]):
             with pytest.raises(RecoveryError):
-                plan_recovery(keeps_state(ANEW, (4,)), [sink(records)])
+                plan_recovery(keeps_state(PLANNED_AGAIN, (4,)), [sink(records)])
         by_position = sink([record(4, entry(4)), record(5, None, positions={"0": kafka(60)})], writer_id=2)
-        refused("RECOVERY_UNPROVEN", keeps_state(ANEW, (4,)), [published_to(5), by_position])
+        refused("RECOVERY_UNPROVEN", keeps_state(PLANNED_AGAIN, (4,)), [published_to(5), by_position])
 
     def test_state_that_went_on(self):
         """Versions that only later batches can have made mean that files were taken away; unseen ones may be there."""
         for since in (frozenset({state(7, "0/0/{}.delta")}), frozenset({state(6), state(9)}), None):
-            refused("RECOVERY_STATEFUL", keeps_state(ANEW, (4,), state_since=since), [published_to(5)])
+            refused("RECOVERY_STATEFUL", keeps_state(PLANNED_AGAIN, (4,), state_since=since), [published_to(5)])
 
     def test_a_query_whose_state_is_lost(self):
         """Where the ledger knows of state and the checkpoint has none, there is nothing to make it from."""
-        refused("RECOVERY_STATEFUL", checkpoint(ANEW, (4,)), [published_to(5, stateful=True)])
+        refused("RECOVERY_STATEFUL", checkpoint(PLANNED_AGAIN, (4,)), [published_to(5, stateful=True)])
 
     def test_the_first_batch(self):
         """Nothing is recorded of where it began."""
         refused("RECOVERY_STATEFUL", keeps_state({0: entry(0, kafka(3), planned=1)}, ()), [published_to(0)])
 
-    def test_a_topic_made_anew(self):
+    def test_a_topic_recreated(self):
         """A planning that goes back behind the batch before shows that the rows are others now."""
         facts = keeps_state({4: entry(4), 5: entry(5, kafka(7), planned=1)}, (4,))
         assert "independent" in refused("RECOVERY_UNPROVEN", facts, [published_to(5)]).remedy
 
     @pytest.mark.parametrize("offset", [{"logOffset": 5}, 3, {"shard": {"a": 1}}])
     def test_sources_whose_offsets_do_not_say_which_rows(self, offset):
-        """A list of files may have been made anew under its number, and of others nobody knows."""
+        """A list of files may have been recreated under its number, and of others nobody knows."""
         texts = {4: entry(4, offset), 5: entry(5, offset)}
         for offsets in ({4: texts[4]}, {4: texts[4], 5: entry(5, offset, planned=1)}):
             facts = keeps_state(offsets, (4,), side_logs={"0": SideLog(frozenset(range(9)), frozenset())})
@@ -373,13 +373,13 @@ class TestSeveralSinks:
     def test_one_batch_apart(self, facts):
         """The greater batch is left uncommitted: the one that has it skips it, the other publishes it."""
         plan = plan_recovery(facts, self.two(5, 4))
-        mended = facts.after(plan.changes)
-        start = next_start(mended)
+        repaired = facts.after(plan.changes)
+        start = next_start(repaired)
         assert start == NextStart(5, runs_again=True, after=4, lacks=None)
-        assert [verdict_on(mended, found, start) for found in self.two(5, 4)] == [Verdict.REPLAY, Verdict.NEW]
+        assert [verdict_on(repaired, found, start) for found in self.two(5, 4)] == [Verdict.REPLAY, Verdict.NEW]
 
     def test_one_batch_apart_as_spark_left_it(self):
-        """Killed between two sinks' commits, a query needs no mending."""
+        """Killed between two sinks' commits, a query needs no repair."""
         assert plan_recovery(checkpoint(entries(4, 5), (4,)), self.two(5, 4)).changes == ()
 
     def test_further_apart(self):
@@ -425,7 +425,7 @@ class TestPositions:
         facts = checkpoint(entries(5, 6), (5, 6))
         assert plan_recovery(facts, [self.dropping(last)]).changes == ()
 
-    def test_rows_that_were_filtered_out_leave_nothing_to_mend(self):
+    def test_rows_that_were_filtered_out_leave_nothing_to_repair(self):
         """A start past the last position is proven by the recorded text, or by the recorded end of the range."""
         for last in (
             record(6, entry(6), positions={"0": kafka(65)}),
@@ -438,9 +438,9 @@ class TestPositions:
         records = [record(4, entry(4), positions={"0": kafka(40)}), record(5, None, positions={"0": kafka(42)})]
         facts = checkpoint(entries(3, 4, 5, 6), (3, 4, 5, 6))
         plan = plan_recovery(facts, [self.dropping(*records, end_offsets={"0": kafka(42)})])
-        mended = facts.after(plan.changes)
-        assert stands(mended) == (entries(3, 4), [3, 4])
-        assert next_start(mended).batch_id == 5
+        repaired = facts.after(plan.changes)
+        assert stands(repaired) == (entries(3, 4), [3, 4])
+        assert next_start(repaired).batch_id == 5
 
     def test_back_to_an_entry_at_or_below_the_stored_end(self):
         """An entry that ends below what is stored leaves nothing out, recorded or not."""
@@ -454,8 +454,8 @@ class TestPositions:
         facts = checkpoint(entries(0, 1), (0, 1))
         last = record(1, None, positions={"0": kafka(4)})
         plan = plan_recovery(facts, [self.dropping(last, end_offsets={"0": kafka(4)})])
-        mended = facts.after(plan.changes)
-        assert stands(mended) == (entries(0), [])
+        repaired = facts.after(plan.changes)
+        assert stands(repaired) == (entries(0), [])
 
     def test_nothing_proven(self):
         """Without the beginning nothing is left."""
@@ -509,7 +509,7 @@ class TestRefused:
 
     @pytest.mark.parametrize(("in_files", "in_ledger"), [(True, None), (False, True)])
     def test_stateful(self, in_files, in_ledger):
-        """State fits one batch only, whoever knows of it."""
+        """State fits one batch only, even if several sinks know of it."""
         facts = checkpoint(entries(4, 5), (4, 5), is_stateful=in_files)
         refused("RECOVERY_STATEFUL", facts, [published_to(3, stateful=in_ledger)])
 
@@ -522,8 +522,8 @@ class TestRefused:
         last = sink([record(7, None, end={"0": kafka(80)})])
         refused("RECOVERY_UNPROVEN", checkpoint(entries(4, 5), (4, 5)), [last])
 
-    def test_a_topic_made_anew(self):
-        """A range that goes back is not mended by planning it once more."""
+    def test_a_topic_recreated(self):
+        """A range that goes back is not repaired by planning it once more."""
         facts = checkpoint({4: entry(4), 5: entry(5, kafka(7))}, (4,))
         assert "independent" in refused("RECOVERY_UNPROVEN", facts, [published_to(4)]).remedy
 
@@ -566,19 +566,19 @@ CUT_SHORT = {
 
 
 @pytest.mark.parametrize("case", CUT_SHORT)
-def test_cut_short_anywhere_a_second_plan_mends_it(case):
+def test_cut_short_anywhere_a_second_plan_repairs_it(case):
     """After any beginning of the changes, a second plan comes to a checkpoint from which every sink goes on."""
     facts, sinks = CUT_SHORT[case]
     changes = plan_recovery(facts, sinks).changes
     assert len(changes) > 2
     for done in range(len(changes) + 1):
         halfway = facts.after(changes[:done])
-        mended = halfway.after(plan_recovery(halfway, sinks).changes)
-        start = next_start(mended)
+        repaired = halfway.after(plan_recovery(halfway, sinks).changes)
+        start = next_start(repaired)
         assert start.lacks is None
-        assert all(goes_on(mended, found, start) for found in sinks)
-        assert mended.orphans == ()
-        assert plan_recovery(mended, sinks).changes == ()
+        assert all(goes_on(repaired, found, start) for found in sinks)
+        assert repaired.orphans == ()
+        assert plan_recovery(repaired, sinks).changes == ()
 
 
 @pytest.mark.parametrize("case", CUT_SHORT)
@@ -611,7 +611,7 @@ def small_worlds():
 
 def test_in_every_small_world_the_next_run_leaves_nothing_out_and_doubles_nothing():
     """After a plan each sink skips its own last batch, or publishes the next one from its own end; or it is refused."""
-    mended = 0
+    repaired = 0
     for facts, sinks in small_worlds():
         lasts = {found.last_batch_id for found in sinks}
         if max(lasts) - min(lasts) > 1:
@@ -628,8 +628,8 @@ def test_in_every_small_world_the_next_run_leaves_nothing_out_and_doubles_nothin
             else:
                 assert start.batch_id == found.last_batch_id + 1
                 assert after.offsets[start.after].text == found.last.offset_log
-        mended += bool(changes)
-    assert mended > 1000
+        repaired += bool(changes)
+    assert repaired > 1000
 
 
 def test_facts_after_changes_are_those_that_would_be_read():

@@ -112,7 +112,7 @@ class TestRecover:
         assert verdict(url, checkpoint, 5, "new") is Verdict.REPLAY
         assert verdict(url, checkpoint, 5, "new", sink_name="audit") is Verdict.NEW
 
-    @pytest.mark.parametrize("planned", [{}, {5: entry(5, kafka(87), planned=1)}], ids=["absent", "anew"])
+    @pytest.mark.parametrize("planned", [{}, {5: entry(5, kafka(87), planned=1)}], ids=["absent", "planned_again"])
     def test_the_last_batch_of_a_stateful_query(self, planned, url, tmp_path):
         """Its recorded entry is written, whole states go aside, all else stays; undone, every byte is as before."""
         history(url, 5, stateful=True)
@@ -197,7 +197,7 @@ class TestRecover:
         assert files_of(behind) == before
 
     def test_a_ledger_of_an_older_version_is_brought_up_to_date(self, url, behind, monkeypatch):
-        """A job's first start after an upgrade may need its checkpoint mended."""
+        """A job's first start after an upgrade may need its checkpoint repaired."""
         newer = Migration(NEWEST + 1, 1, "0002_progress_indexes.sql")
         with psycopg.connect(url) as connection:
             connection.execute("DROP INDEX pgonce.progress_newest; DROP INDEX pgonce.progress_disagreements")
@@ -248,7 +248,7 @@ def cut_short(monkeypatch, done):
 
 class TestCutShort:
     @pytest.mark.parametrize("done", range(13))
-    def test_a_second_recovery_mends_it(self, done, url, ahead, monkeypatch):
+    def test_a_second_recovery_repairs_it(self, done, url, ahead, monkeypatch):
         """Cut short after any single file, a second recovery ends where the first one would have."""
         with cut_short(monkeypatch, done):
             try:

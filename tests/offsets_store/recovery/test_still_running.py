@@ -139,7 +139,7 @@ class TestRunning:
             assert "locked" in self.refused(behind, url, quiet_seconds=0)
 
     def test_a_file_that_comes_meanwhile(self, url, behind, monkeypatch):
-        """A batch that was planned while the fence was set stops the recovery; the second one mends that too."""
+        """A batch that was planned while the fence was set stops the recovery; the second one repairs that too."""
         monkeypatch.setattr(
             fence, "refuse_running", lambda *_, **__: write_checkpoint(behind, {7: entry(7, planned=1)})
         )

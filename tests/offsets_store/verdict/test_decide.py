@@ -104,9 +104,9 @@ CASES = {
         NO_REMEDY,
         Verdict.DUPLICATE,
     ),
-    "the last batch planned anew, with the same offsets": (
+    "the last batch planned again, with the same offsets": (
         ledger(7, recorded(7)),
-        batch(7, offset_log="v1\nplanned anew\n7"),
+        batch(7, offset_log="v1\nplanned again\n7"),
         NO_REMEDY,
         Verdict.CHANGED,
     ),
@@ -114,7 +114,7 @@ CASES = {
     "a batch after one that never came": (ledger(6), batch(8), NO_REMEDY, Verdict.GAP),
     "a batch after another planning of the last one": (
         ledger(6),
-        batch(7, previous_offset_log="v1\nplanned anew\n6"),
+        batch(7, previous_offset_log="v1\nplanned again\n6"),
         NO_REMEDY,
         Verdict.DISJOINT,
     ),
@@ -195,7 +195,7 @@ CASES = {
         Remedies(replaces="q0"),
         Verdict.FOREIGN,
     ),
-    "such a batch, which starts at the rival's end and goes back: the topic was made anew": (
+    "such a batch, which starts at the rival's end and goes back: the topic was recreated": (
         Ledger(rivals=(RIVAL,)),
         batch(0, start=kafka(70), end=kafka(5)),
         Remedies(replaces="q0"),
@@ -266,7 +266,7 @@ def test_without_texts_only_a_stateless_kafka_range_proves_a_replay(planned_anew
 
 
 def test_without_texts_an_empty_range_proves_no_replay():
-    """A no-data batch that is planned anew may emit other rows: a window that closed."""
+    """A no-data batch that is planned again may emit other rows: a window that closed."""
     this = batch(7, offset_log=None, start=kafka(80), end=kafka(80))
     same_id = recorded(7, offset_log=None, start=kafka(80), end=kafka(80))
     assert decide(ledger(7, same_id), this, NO_REMEDY) is Verdict.CHANGED
@@ -390,7 +390,7 @@ def test_a_replacement_by_position_may_start_before_the_old_end(start, expected)
 
 
 def test_a_replacement_compares_topic_ids():
-    """A topic made anew since the old query's last batch is refused to the one that takes its place, too."""
+    """A topic recreated since the old query's last batch is refused to the one that takes its place, too."""
     rival = replace(RIVAL, topic_ids={"orders": "one"})
     this = batch(0, start=kafka(70), end=kafka(80), topic_ids={"orders": "another"})
     assert decide(Ledger(rivals=(rival,)), this, Remedies(replaces="q0")) is Verdict.RECREATED
@@ -398,7 +398,7 @@ def test_a_replacement_compares_topic_ids():
     assert decide(Ledger(rivals=(rival,)), same, Remedies(replaces="q0")) is Verdict.NEW
 
 
-def test_a_topic_made_anew_since_the_last_batch():
+def test_a_topic_recreated_since_the_last_batch():
     """Kafka's id tells, whatever the offsets say; an unknown id tells nothing."""
     known = replace(ledger(6), last=recorded(6, topic_ids={"orders": "one"}))
     assert decide(known, batch(7, topic_ids={"orders": "another"}), NO_REMEDY) is Verdict.RECREATED

@@ -139,7 +139,7 @@ def test_what_is_read_is_kept():
 
 
 def test_the_likeliest_rival_stands_first():
-    """An error's help is about the query that was probably made anew, not about one of which nothing is known."""
+    """An error's help is about the query that was probably recreated, not about one of which nothing is known."""
     doubt, partitions = feeding(None, query_id="doubt"), feeding(kafka(0), query_id="partitions")
     same = feeding(kafka(0), query_id="same", checkpoint_location="/here")
     found = rivals_of(first(kafka(0), checkpoint_location="/here"), (doubt, partitions, same), None)

@@ -438,7 +438,7 @@ def test_a_nul_in_text_stops_the_batch_with_its_column_and_row(
     with pytest.raises(EncodingError) as caught:
         encoder.encode(pa.record_batch([array], names=["c"]))
     assert caught.value.code == "NUL_IN_TEXT"
-    assert f"Column 'c' (Spark's {data_type.simpleString()}) has in row {bad[0]} of its task" in caught.value.what
+    assert f"In row {bad[0]} of its task, column 'c' (Spark's {data_type.simpleString()}) has " in caught.value.what
     assert encoder.rows == before
 
 

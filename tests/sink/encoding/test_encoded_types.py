@@ -91,7 +91,7 @@ def nested(data_type: t.DataType) -> list[tuple[str, t.DataType]]:
 @pytest.mark.parametrize(
     ("data_type", "remedy"),
     [
-        (t.CalendarIntervalType(), "cast it to string"),
+        (t.CalendarIntervalType(), "cast the column to string"),
         (t.YearMonthIntervalType(), "INTERVAL MONTH"),
         (t.TimeType(9), "time(6)"),
         (Point(), "pgonce explain types"),

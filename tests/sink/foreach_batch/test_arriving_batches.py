@@ -92,7 +92,7 @@ def failing_late(folder: str) -> Callable[[Batches], Batches]:
 
 
 def test_a_task_that_fails_late(spark, at_once, tmp_path):
-    """What Spark raises is raised to whoever waits for the rows that are missing."""
+    """What Spark raises is raised where the missing rows are waited for."""
     frame = spark.range(ROWS, numPartitions=2)
     arriving = ArrivingBatches(frame.mapInArrow(failing_late(str(tmp_path)), frame.schema))
     rows = iter(arriving)
@@ -105,7 +105,7 @@ def test_a_task_that_fails_late(spark, at_once, tmp_path):
 
 
 def test_a_job_that_fails_at_once(spark):
-    """What fails before any row is there is raised to whoever waits for enough to begin with."""
+    """What fails before any row is there is raised where enough rows to begin with are waited for."""
     with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
         ArrivingBatches(spark.range(1).selectExpr("1 / id AS broken")).wait()
 
@@ -136,7 +136,7 @@ def held_until_copied(folder: str, last: int) -> Callable[[Batches], Batches]:
 
 
 def test_rows_that_nobody_wants_are_not_made(spark, at_once, tmp_path):
-    """Once closed, Spark's job is cancelled, and whoever still waits for rows hears so."""
+    """Once closed, Spark's job is cancelled, and a thread that still waits for rows is told so."""
     frame = spark.range(ROWS, numPartitions=2)
     arriving = ArrivingBatches(frame.mapInArrow(held_until_copied(str(tmp_path), ROWS - 1), frame.schema))
     assert wait_until((tmp_path / "waiting").exists, PATIENCE_SECONDS)

@@ -135,7 +135,7 @@ def test_a_transaction_begins_before_its_rows_are_there(mode, by_position, patie
 
 @pytest.mark.parametrize("run_id", ["run 1", "run 2"])
 def test_the_first_batch_of_a_run_waits_for_its_rows(run_id, admin, url):
-    """A run's first batch begins no transaction before its rows are there, whoever used the writer before."""
+    """A run's first batch begins no transaction before its rows are there, even if another run used the writer."""
     writer = Writer(url)
     if run_id == "run 2":
         writer.commit_at_once(make_batch(0))
@@ -215,8 +215,8 @@ def test_a_lock_is_waited_for_with_all_patience(admin, url):
     assert ids(admin) == [0, 1]
 
 
-@pytest.mark.parametrize("mended", [True, False], ids=["passes", "stays"])
-def test_an_early_refusal_counts_only_if_it_comes_again(mended, admin, url, caplog):
+@pytest.mark.parametrize("repaired", [True, False], ids=["passes", "stays"])
+def test_an_early_refusal_counts_only_if_it_comes_again(repaired, admin, url, caplog):
     """What failed before the rows were there is tried once more, and then raised as it is."""
     caplog.set_level("INFO", "pgonce")
     writer = Writer(url)
@@ -225,10 +225,10 @@ def test_an_early_refusal_counts_only_if_it_comes_again(mended, admin, url, capl
     job = Job()
     result = writer.commit(make_batch(1), job)
     assert wait_until(lambda: "begins again when its rows are there: [TARGET_MISSING]" in caplog.text)
-    if mended:
+    if repaired:
         admin.execute("ALTER TABLE others RENAME TO events")
     job.end()
-    if mended:
+    if repaired:
         result.result(30)
         assert ids(admin) == [0, 1]
     else:

@@ -1,4 +1,4 @@
-"""A topic that was deleted and made anew, and has grown past the old end: only Kafka's id of it tells."""
+"""A topic that was deleted and recreated, and has grown past the old end: only Kafka's id of it tells."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def reading(topic, batch_id, run_id, kafka=None):
     return with_topic_ids(batch, kafka.bootstrap_servers if kafka else None)
 
 
-def test_a_topic_made_anew_is_refused_at_the_next_start(kafka, topic, url, events):
+def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, events):
     """The next run's batch looks like the one that follows, and is not: its rows are another topic's."""
     name = topic()
     assert commit(url, reading(name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
     make_anew(kafka, name)
-    with pytest.raises(RefusedBatch, match=f"reads {name}, which was deleted and made anew") as refused:
+    with pytest.raises(RefusedBatch, match=f"reads {name}, which was deleted and recreated") as refused:
         commit(url, reading(name, 1, "run 2", kafka), EVENTS)
     assert refused.value.code == "RECREATED"
 

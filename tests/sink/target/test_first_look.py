@@ -69,7 +69,7 @@ def test_a_table_whose_name_differs_only_in_case_or_schema_is_named(admin, url, 
 
 
 def test_the_ledgers_own_tables_are_never_proposed(admin, url):
-    """Whoever has a table called batches means another one."""
+    """A user who has a table called batches means another one."""
     migrate(admin)
     with pytest.raises(TargetError, match=r"\[TARGET_MISSING\].*Help: Create it"):
         look(url, "batches")

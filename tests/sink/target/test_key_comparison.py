@@ -127,7 +127,7 @@ def test_a_key_that_is_too_long_is_an_error_and_not_another_key(transport, admin
 
 
 def test_the_newest_row_is_the_greatest_by_the_collation_of_the_tables_own_column(icu_url):
-    """Whoever asks the table for its greatest value gets the row that was kept."""
+    """Asked for its greatest value, the table gives the row that was kept."""
     execute(icu_url, 'CREATE TABLE events (region text, amount int PRIMARY KEY, note text COLLATE "und-x-icu")')
     publish(icu_url, "inline", STRUCT, [("lower", 1, "a"), ("upper", 1, "B")], "upsert", ["amount"], "note")
     publish(icu_url, "inline", STRUCT, [("upper", 2, "B"), ("lower", 2, "a")], "upsert", ["amount"], "note")

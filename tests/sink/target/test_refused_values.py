@@ -137,7 +137,7 @@ def test_rows_that_are_refused_cannot_be_committed_by_swallowing_the_error(admin
 
 
 def test_a_savepoint_of_the_users_own_still_holds(admin, url):
-    """Whoever catches the error in a nested transaction goes on as ever."""
+    """A function that catches the error in a nested transaction goes on as usual."""
     admin.execute(NARROW.encode())
     with psycopg.connect(url) as connection:
         with pytest.raises(psycopg.errors.NumericValueOutOfRange), connection.transaction():

@@ -222,7 +222,7 @@ def test_a_unique_index_that_goes_away_while_the_batch_waits_is_missed(admin, ur
 
 
 def test_a_unique_index_stays_for_a_batch_that_has_looked(admin, url, merges):
-    """Whoever drops it waits until the batch is committed or rolled back."""
+    """A session that drops it waits until the batch is committed or rolled back."""
     admin.execute(TABLE.encode())
     with psycopg.connect(url) as ours, psycopg.connect(url, options="-c lock_timeout=200") as migration:
         upsert(ours, ROWS)

@@ -170,7 +170,7 @@ def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(target, rec
 
 
 def test_the_next_batch_gets_another_receiver_where_one_was_killed(target, receiver_options, started_receivers):
-    """The planner's worker starts a process anew, and the batch is run again through it."""
+    """The planner's worker starts a new process, and the batch is run again through it."""
     send(receiver_for(receiver_options(), STRUCT), 1, 2)
     started_receivers[0].kill()
     started_receivers[0].wait()

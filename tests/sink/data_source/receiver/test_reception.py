@@ -354,7 +354,7 @@ def test_rows_that_cannot_be_kept_fail_the_commit_and_no_task(target, receive, m
 
 @pytest.mark.parametrize("fault", ["cut_in_copy", "cut_before_commit", "cut_during_commit", "cut_after_commit"])
 def test_a_cut_line_leaves_the_batch_written_once(fault, target, proxy, receive):
-    """Wherever the line to Postgres is cut, the rows are copied anew from what was kept, or found committed."""
+    """Wherever the line to Postgres is cut, the rows are copied again from what was kept, or found committed."""
     getattr(proxy, fault)(touching="events")
     reception = receive(url=proxy.url)
     send(reception, 0, 1, 1, 2)
@@ -428,21 +428,21 @@ def test_every_mode_writes_what_was_received(changes, left, target, receive):
     assert names(target) == left
 
 
-@pytest.mark.parametrize("mended", [True, False], ids=["passes", "stays"])
-def test_an_early_failure_counts_only_if_it_comes_again(mended, target, receive, caplog):
+@pytest.mark.parametrize("repaired", [True, False], ids=["passes", "stays"])
+def test_an_early_failure_counts_only_if_it_comes_again(repaired, target, receive, caplog):
     """What failed before all rows were there is tried once more at the end, and then raised as it is."""
     target.execute("DROP TABLE events")
     reception = receive()
     send(reception, 0, 1, 1, 2)
     assert wait_until(lambda: "TARGET_MISSING" in caplog.text)
-    if mended:
+    if repaired:
         target.execute(TABLE)
         assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
         assert ids(target) == [1, 2]
     else:
         with pytest.raises(PgonceError, match="TARGET_MISSING"):
             reception.finish(origin(), promise(SENT))
-    assert len(recorded(target)) == mended
+    assert len(recorded(target)) == repaired
 
 
 def test_a_row_that_postgres_refuses_fails_the_batch(target, receive):
