@@ -7,10 +7,10 @@ equal, by its collations and operator classes; the newer one is found by the col
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from psycopg import sql
 
@@ -19,10 +19,15 @@ from pgonce.sink.target.statements import Comparison, Upsert
 
 
 class ComparedColumn(NamedTuple):
-    """A column of a unique index; ``index_oid`` is 0 for the table's own column. None means the default."""
+    """
+    A column of a unique index, in the index's order; ``index_oid`` is 0 for the table's own column.
+
+    ``by_equality`` says that the index calls two values equal exactly if ``=`` does. None means the default.
+    """
 
     index_oid: int
     column: str
+    by_equality: bool
     collation_schema: str | None
     collation: str | None
     is_deterministic: bool | None
@@ -33,10 +38,15 @@ class ComparedColumn(NamedTuple):
 # The database's collation and a type's default operator class are not named. ON CONFLICT takes any unique index on the
 # key columns, whatever its collations, its operator classes, and the columns that it INCLUDEs; but none on expressions.
 _COMPARED = """
-SELECT x.index_oid, x.attname::text, cn.nspname::text, c.collname::text, c.collisdeterministic, pn.nspname::text,
-       p.oprname::text
+SELECT x.index_oid, x.attname::text, x.by_equality, cn.nspname::text, c.collname::text, c.collisdeterministic,
+       pn.nspname::text, p.oprname::text
 FROM (
-    SELECT i.indexrelid::bigint AS index_oid, a.attname, i.indcollation[n] AS collation, m.amopopr AS less
+    SELECT i.indexrelid::bigint AS index_oid, n AS place, a.attname, i.indcollation[n] AS collation, m.amopopr AS less,
+        o.opcdefault AND i.indcollation[n] = a.attcollation
+        AND a.attcollation IN (0, 'pg_catalog."default"'::regcollation)
+        AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'text'::regtype,
+                           'varchar'::regtype, 'uuid'::regtype, 'date'::regtype, 'timestamp'::regtype,
+                           'timestamptz'::regtype) AS by_equality
     FROM pg_index AS i
     CROSS JOIN generate_series(0, i.indnkeyatts - 1) AS n
     JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[n]
@@ -46,14 +56,14 @@ FROM (
     WHERE i.indrelid = {oid} AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indislive
     AND i.indpred IS NULL AND i.indexprs IS NULL
     UNION ALL
-    SELECT 0, a.attname, a.attcollation, NULL
+    SELECT 0, 0, a.attname, a.attcollation, NULL, false
     FROM pg_attribute AS a WHERE a.attrelid = {oid} AND a.attname::text = {order_by}
 ) AS x
 LEFT JOIN pg_collation AS c ON c.oid = x.collation AND c.oid <> 'pg_catalog."default"'::regcollation
 LEFT JOIN pg_namespace AS cn ON cn.oid = c.collnamespace
 LEFT JOIN pg_operator AS p ON p.oid = x.less
 LEFT JOIN pg_namespace AS pn ON pn.oid = p.oprnamespace
-ORDER BY 1, 2
+ORDER BY x.index_oid, x.place
 """
 
 
@@ -63,18 +73,21 @@ def compared_statement(table: TargetTable, upsert: Upsert) -> sql.Composed:
     return sql.SQL(_COMPARED).format(oid=table.oid, order_by=sql.Literal(order_by))
 
 
-def comparisons(rows: Iterable[tuple[Any, ...]], upsert: Upsert) -> dict[str, Comparison]:
+def has_index_by_equality(compared: Iterable[ComparedColumn], upsert: Upsert) -> bool:
+    """Whether a unique index has the keys in their order, and calls them equal exactly if ``=`` does."""
+    keys = [key.target for key in upsert.keys]
+    indexes = (list(columns) for index, columns in _by_index(compared) if index)
+    return any([c.column for c in columns] == keys and all(c.by_equality for c in columns) for columns in indexes)
+
+
+def comparisons(compared: Iterable[ComparedColumn], upsert: Upsert) -> dict[str, Comparison]:
     """
     By name, how columns are compared that do not follow the default of their type.
 
     If there are several unique indexes on the keys, the one that calls more keys equal decides. If another one calls
     keys equal that this one does not, Postgres refuses the rows.
     """
-    found = (ComparedColumn(*row) for row in rows)
-    of_index = {
-        index: {column.column: column for column in columns}
-        for index, columns in groupby(found, key=attrgetter("index_oid"))
-    }
+    of_index = {index: {column.column: column for column in columns} for index, columns in _by_index(compared)}
     keys = {key.target for key in upsert.keys}
     unique = [columns for index, columns in of_index.items() if index and columns.keys() == keys]
     by_key = max(unique, key=_looseness, default={})
@@ -84,6 +97,10 @@ def comparisons(rows: Iterable[tuple[Any, ...]], upsert: Upsert) -> dict[str, Co
         for name, column in {**by_order, **by_key}.items()
         if column.collation or column.less
     }
+
+
+def _by_index(compared: Iterable[ComparedColumn]) -> Iterable[tuple[int, Iterator[ComparedColumn]]]:
+    return groupby(compared, key=attrgetter("index_oid"))
 
 
 def _identifier(schema: str | None, name: str | None) -> sql.Identifier | None:

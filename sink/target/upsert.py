@@ -10,7 +10,7 @@ rows with the index (ADR 13).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit
-from pgonce.sink.target.key_comparison import compared_statement, comparisons
+from pgonce.sink.target.key_comparison import ComparedColumn, compared_statement, comparisons, has_index_by_equality
 from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT
 from pgonce.sink.target.statements import Upsert, insert_statement, key_facts_statement, merge_statement
 
@@ -31,9 +31,7 @@ MERGED_ROWS = 50_000
 
 _FIRST_VERSION = 150000
 
-# When both do the same to a table, as far as the catalogue tells:
-# - MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the keys in
-#   their order, because a join goes through the rows in the order of the index.
+# When both do the same to a table, as far as the catalogue tells, beside its indexes:
 # - Triggers see which of the two it was. If a row exists already, ON CONFLICT also checks the row that was proposed,
 #   with defaults for the columns that the batch does not bring: no such column may have a default, and there may be no
 #   CHECK and no EXCLUDE.
@@ -41,7 +39,7 @@ _FIRST_VERSION = 150000
 # - At the higher isolation levels Postgres 17 lost another session's update in MERGE, without an error.
 _SAME_AS_ON_CONFLICT = """
 SELECT EXISTS (
-    SELECT FROM pg_class AS c JOIN pg_index AS i ON i.indrelid = c.oid
+    SELECT FROM pg_class AS c
     WHERE c.oid = {oid} AND c.relkind = 'r' AND current_setting('transaction_isolation') = 'read committed'
     AND has_table_privilege(c.oid, 'SELECT')
     AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
@@ -49,22 +47,10 @@ SELECT EXISTS (
     AND NOT EXISTS (SELECT FROM pg_index AS d WHERE d.indrelid = c.oid AND d.indisunique AND NOT d.indimmediate)
     AND NOT EXISTS (
         SELECT FROM pg_attribute AS a JOIN pg_type AS y ON y.oid = a.atttypid
-        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attname::text <> ALL ({columns})
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        AND a.attname::text <> ALL (ARRAY[{columns}]::text[])
         AND (a.atthasdef OR a.attidentity <> '' OR y.typtype = 'd')
     )
-    AND i.indisunique AND i.indisvalid AND i.indislive AND i.indpred IS NULL
-    AND i.indnkeyatts = cardinality({keys})
-    AND ARRAY(
-        SELECT a.attname::text
-        FROM generate_series(0, i.indnkeyatts - 1) AS n
-        JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = i.indkey[n]
-        JOIN pg_opclass AS o ON o.oid = i.indclass[n] AND o.opcdefault
-        WHERE i.indcollation[n] = a.attcollation AND a.attcollation IN (0, 'pg_catalog."default"'::regcollation)
-        AND a.atttypid IN ('int2'::regtype, 'int4'::regtype, 'int8'::regtype, 'numeric'::regtype, 'text'::regtype,
-                           'varchar'::regtype, 'uuid'::regtype, 'date'::regtype, 'timestamp'::regtype,
-                           'timestamptz'::regtype)
-        ORDER BY n
-    ) = {keys}
 )
 """
 
@@ -111,9 +97,13 @@ def upsert_in_tx(
     bounds = _checked_keys(cursor.fetchone(), upsert)
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
-    upsert = replace(upsert, comparisons=comparisons(cursor.fetchall(), upsert))
+    compared = [ComparedColumn(*row) for row in cursor.fetchall()]
+    upsert = replace(upsert, comparisons=comparisons(compared, upsert))
     by_type_alone = not any(key.target in upsert.comparisons for key in upsert.keys)
-    if is_large and by_type_alone and may_merge(connection, table, plan, upsert):
+    # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the keys in
+    # their order, because a join goes through the rows in the order of the index.
+    by_equality = by_type_alone and has_index_by_equality(compared, upsert)
+    if is_large and by_equality and may_merge(connection, table, plan, upsert):
         merge = merge_statement(source, wanted, table, plan, upsert, bounds)
         if merged(connection, merge):
             connection.execute(RELEASE)
@@ -153,23 +143,18 @@ def _checked_keys(facts: tuple[Any, ...] | None, upsert: Upsert) -> tuple[int, i
 
 
 def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
-    """Whether nobody could tell MERGE from ON CONFLICT."""
+    """Whether nobody could tell MERGE from ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
     if connection.info.server_version < _FIRST_VERSION or table.row_security:
         return False
     # If a row exists and there is nothing to update, MERGE does not wait for a session that may be deleting the row.
     if len(upsert.keys) == len(plan) or any(key.fitting.fit is not Fit.EXACT for key in upsert.keys):
         return False
-    same = sql.SQL(_SAME_AS_ON_CONFLICT).format(
-        oid=table.oid, keys=_texts(key.target for key in upsert.keys), columns=_texts(column.target for column in plan)
-    )
+    columns = sql.SQL(", ").join(sql.Literal(column.target) for column in plan)
+    same = sql.SQL(_SAME_AS_ON_CONFLICT).format(oid=table.oid, columns=columns)
     cursor = connection.cursor()
     search_path.execute_in_tx(cursor, same)
     row = cursor.fetchone()
     return row is not None and row[0]
-
-
-def _texts(names: Iterable[str]) -> sql.Composed:
-    return sql.SQL("ARRAY[{}]::text[]").format(sql.SQL(", ").join(map(sql.Literal, names)))
 
 
 def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
