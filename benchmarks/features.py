@@ -20,8 +20,8 @@ from run import POSTGRES, RESULTS, alternating, servers
 from screen import about_this_run, load_as_json, show_load, write_results
 
 from pgonce import PostgresBatchWriter
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits

@@ -30,9 +30,9 @@ from screen import about_this_run, write_results
 from typer.testing import CliRunner
 
 from pgonce.offsets_store.cli.main import app
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.status.store import OffsetsStore

@@ -8,28 +8,27 @@ recorded in the transaction that writes its rows, and it is done only when COMMI
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import psycopg
-import sqlalchemy.exc
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit import one_transaction
 from pgonce.offsets_store.commit.commit_watch import saying_why_it_waits
+from pgonce.offsets_store.commit.session import application_name, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import NameSink, Outcome, Work
 from pgonce.offsets_store.commit.written_tables import compared_with_earlier
 from pgonce.offsets_store.errors import NOTHING, CommitError
 from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.acceptances import close_acceptances_in_tx, is_accepted_in_tx
 from pgonce.offsets_store.ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
 from pgonce.offsets_store.ledger.lock import LockedWriter, SnapshotTooOldError, lock_writer_in_tx
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.postgres.bounds import outlast_locks
-from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
+from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.one_round_trip import one_trip
 from pgonce.offsets_store.postgres.search_path import leave_in_tx
@@ -47,35 +46,6 @@ from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.offsets_store.verdict.refused_batch import refusal
 
 _log = logging.getLogger("pgonce")
-
-NameSink = Callable[[Connection], str]
-"""Says inside the transaction, before our search_path is in force, into which sink a batch goes."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """
-    What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
-
-    ``publish`` is told below which positions rows are stored already (None: drop none). Both run inside the
-    transaction, and again at every try. ``sealed`` is for work that runs SQL of the user.
-    """
-
-    name_sink: NameSink
-    publish: Callable[[Connection, Batch, Offsets | None], Published]
-    sealed: bool = False
-
-
-@dataclass
-class Outcome:
-    """
-    What is known of all tries of one batch.
-
-    It is ``unknown`` from the moment at which a COMMIT is sent until Postgres has answered it, or a later try has read
-    the ledger under the lock on the writer's row. That try gets the lock only when the earlier transaction is over.
-    """
-
-    unknown: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,9 +107,7 @@ def _judged(
     :raises RefusedBatch: for a batch that is neither to be published nor to be skipped.
     """
     application, replaces = application_name(planned.run_id), settings.remedies.replaces
-    with checked_out(settings.url) as connection, _discarded_on_error(connection):
-        outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
-        ensure_ledger(settings.url, driver_connection(connection))
+    with session_of_a_try(settings) as connection:
         # Before our search_path is in force, because a table is found along the user's.
         batch = planned.into(name_sink(connection))
         began = begin_in_tx(connection, application, settings.lock_timeout)
@@ -238,22 +206,3 @@ def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:
             f"This process has committed batch {done} of query {batch.query_id} into sink {batch.sink_name!r}; now "
             f"Spark runs batch {batch.batch_id}, and the ledger (schema pgonce) has no record of that query"
         )
-
-
-@contextmanager
-def _discarded_on_error(connection: Connection) -> Iterator[None]:
-    # The next try gets a new session. This one may be dead (SQLAlchemy does not see errors of psycopg's own COPY), or
-    # have settings that an administrator has corrected since.
-    try:
-        yield
-    except BaseException:
-        # An explicit rollback, because a server notices a closed connection late and would keep the locks until then.
-        with suppress(psycopg.Error, sqlalchemy.exc.SQLAlchemyError):
-            driver_connection(connection).rollback()
-        connection.invalidate()
-        raise
-
-
-def application_name(run_id: str) -> str:
-    """The name of this run's sessions in ``pg_stat_activity``: 43 of at most 63 bytes."""
-    return f"pgonce {run_id}"

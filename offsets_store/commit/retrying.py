@@ -14,8 +14,9 @@ from collections.abc import Callable
 import psycopg
 import sqlalchemy.exc
 
-from pgonce.offsets_store.commit.one_try import NameSink, Outcome, Work, ask_or_skip, publish_or_skip
+from pgonce.offsets_store.commit.one_try import ask_or_skip, publish_or_skip
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import NameSink, Outcome, Work
 from pgonce.offsets_store.errors import NOTHING, CommitError, ConnectError, PgonceError
 from pgonce.offsets_store.ledger.migrations import forget_ledger
 from pgonce.offsets_store.postgres.backoff import in_one_line, patiently

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.settings import commit_settings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.border import called_by_spark

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches

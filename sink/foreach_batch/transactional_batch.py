@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import commit_settings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets

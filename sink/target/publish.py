@@ -14,7 +14,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres import search_path

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.work import Work
 from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter

@@ -39,9 +39,9 @@ from support.fixtures.proxy import Proxy
 from support.ledger_model import PUBLISHED, SKIPPED, Folder, HandIn, Plan, Source, World
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published

@@ -23,9 +23,9 @@ from typer.testing import CliRunner
 from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.cli.main import app
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.migrations import grants, init_sql
 from pgonce.offsets_store.ledger.record import Published

@@ -20,9 +20,10 @@ from support.evil_schema import make_evil
 from support.fixtures.postgres import PostgresServer, url_with
 
 from pgonce.offsets_store.cli.main import app
-from pgonce.offsets_store.commit.one_try import Work, application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.kept_attempt import kept_attempt
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledgers_seen

@@ -13,8 +13,8 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch

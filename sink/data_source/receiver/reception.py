@@ -18,9 +18,9 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict

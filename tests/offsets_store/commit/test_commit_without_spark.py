@@ -25,7 +25,7 @@ from pathlib import Path
 
 sys.modules["pyspark"] = None
 
-from pgonce.offsets_store.commit.one_try import Work
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.ledger.record import Published

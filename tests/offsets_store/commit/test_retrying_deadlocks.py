@@ -15,9 +15,9 @@ from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.fixtures.driver import wait_until
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for

@@ -17,8 +17,8 @@ from support.committed_rows import STRUCT, TABLE, ids, rows, settings
 from typer.testing import CliRunner
 
 from pgonce.offsets_store.cli import main
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import migrations, session
 from pgonce.offsets_store.ledger.migrations import LOCK_KEY, ensure_ledger

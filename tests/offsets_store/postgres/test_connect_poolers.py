@@ -18,8 +18,9 @@ from psycopg.conninfo import conninfo_to_dict
 from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, appending, ids, settings
 
-from pgonce.offsets_store.commit.one_try import Work, application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.session import application_name
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.status.store import OffsetsStore

@@ -12,8 +12,8 @@ import pytest
 from support.batches import make_batch
 from support.committed_rows import TABLE, ids, rows, settings
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection

@@ -17,8 +17,8 @@ from support.committed_rows import settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 
-from pgonce.offsets_store.commit.one_try import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published

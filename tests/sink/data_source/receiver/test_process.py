@@ -28,7 +28,7 @@ from support.ledger_history import RUN
 from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.line
-from pgonce.offsets_store.commit.one_try import application_name
+from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
 from pgonce.offsets_store.verdict.decide import Verdict

@@ -20,7 +20,7 @@ from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
 import pgonce.sink.data_source.receiver.reception
-from pgonce.offsets_store.commit.one_try import application_name
+from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.receiver.messages import Promise

@@ -1,0 +1,46 @@
+"""
+What does one commit do, and what is known of its tries?
+
+Made by each way in, used by the commit. Invariant: work may be done in several tries; each runs in a transaction of its
+own, and at most one of these is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.verdict.facts import Batch
+
+NameSink = Callable[[Connection], str]
+"""Says inside the transaction, before our search_path is in force, into which sink a batch goes."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """
+    What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
+
+    ``publish`` is told below which positions rows are stored already (None: drop none). Both run inside the
+    transaction, and again at every try. ``sealed`` is for work that runs SQL of the user.
+    """
+
+    name_sink: NameSink
+    publish: Callable[[Connection, Batch, Offsets | None], Published]
+    sealed: bool = False
+
+
+@dataclass
+class Outcome:
+    """
+    What is known of all tries of one batch.
+
+    It is ``unknown`` from the moment at which a COMMIT is sent until Postgres has answered it, or a later try has read
+    the ledger under the lock on the writer's row. That try gets the lock only when the earlier transaction is over.
+    """
+
+    unknown: bool = False
