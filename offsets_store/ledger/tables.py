@@ -23,6 +23,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    and_,
     func,
     text,
 )
@@ -103,6 +104,17 @@ batches = Table(
     Column("stateful", Boolean),
     Column("topic_ids", JSONB(none_as_null=True)),
 )
+
+last_batches = batches.alias("last")
+writers_and_last_batches = writers.outerjoin(
+    last_batches,
+    and_(
+        last_batches.c.writer_id == writers.c.writer_id,
+        last_batches.c.generation == writers.c.generation,
+        last_batches.c.batch_id == writers.c.last_batch_id,
+    ),
+)
+"""Each writer, and the record of its last batch, if it is kept."""
 
 runs = Table(
     "runs",

@@ -66,6 +66,11 @@ def kafka_partitions(offsets: Offsets) -> set[tuple[str, int]]:
     return {position[1:3] for position in kafka_positions(offsets)}
 
 
+def kafka_topics(offsets: Offsets) -> set[str]:
+    """Every topic that any source reads."""
+    return {topic for topic, _ in kafka_partitions(offsets)}
+
+
 def says_which_rows(offsets: Offsets | None) -> bool:
     """Whether equal offsets mean equal rows. With Kafka they do; with files they were found not to."""
     return bool(offsets) and all(map(is_kafka, (offsets or {}).values()))

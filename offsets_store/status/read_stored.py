@@ -9,15 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Result, and_, desc, func, or_, select, true
+from sqlalchemy import Connection, Result, desc, func, or_, select, true
 
-from pgonce.offsets_store.ledger.tables import batches, progress, replays, target_changes, writers
+from pgonce.offsets_store.ledger.tables import (
+    batches,
+    last_batches,
+    progress,
+    replays,
+    target_changes,
+    writers,
+    writers_and_last_batches,
+)
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.status.find_writer import find_writers
 from pgonce.offsets_store.status.lag import Newest, newest_of_progress
 from pgonce.offsets_store.status.stored import StoredBatch, StoredWriter
 
-_last = batches.alias("last")
 _named = writers.alias("named")
 _WRITERS = (
     select(
@@ -29,8 +36,8 @@ _WRITERS = (
         writers.c.generation,
         writers.c.last_batch_id.label("batch_id"),
         # The listener fills in the batch's record even if the next commit keeps it from the writer's row.
-        func.coalesce(writers.c.end_offsets, _last.c.end_offsets).label("end_offsets"),
-        _last.c.positions.label("stored_positions"),
+        func.coalesce(writers.c.end_offsets, last_batches.c.end_offsets).label("end_offsets"),
+        last_batches.c.positions.label("stored_positions"),
         writers.c.guarantee,
         select(func.count()).where(replays.c.writer_id == writers.c.writer_id).scalar_subquery().label("replays"),
         select(func.count())
@@ -50,16 +57,7 @@ _WRITERS = (
         .scalar_subquery()
         .label("target_change"),
     )
-    .select_from(
-        writers.outerjoin(
-            _last,
-            and_(
-                _last.c.writer_id == writers.c.writer_id,
-                _last.c.generation == writers.c.generation,
-                _last.c.batch_id == writers.c.last_batch_id,
-            ),
-        )
-    )
+    .select_from(writers_and_last_batches)
     .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
 )
 

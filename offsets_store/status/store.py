@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 from pgonce.offsets_store.kafka_broker import ends_of, partitions_of
 from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.offsets.compare import kafka_partitions
+from pgonce.offsets_store.offsets.compare import kafka_topics
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.find_writer import the_writer, where_to_resume
 from pgonce.offsets_store.status.lag import Newest, Status, lag_of
@@ -84,7 +84,7 @@ class OffsetsStore:
             chosen = writers_of(connection, query, sink)
             newest = newest_progress(connection, [chosen[0].query_id]).get(chosen[0].query_id)
         if bootstrap_servers is not None:
-            topics = {topic for writer in chosen for topic, _ in kafka_partitions(writer.end_offsets or {})}
+            topics = {topic for writer in chosen for topic in kafka_topics(writer.end_offsets or {})}
             kafka = ends_of(topics, bootstrap_servers)
             newest = Newest(kafka, newest.other if newest else {}, datetime.now(UTC))
         return [(writer, lag_of(writer, newest)) for writer in chosen]

@@ -33,7 +33,8 @@ _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
     t.DayTimeIntervalType: ("interval", "interval"),
 }
 
-_MICROSECONDS = 6
+MICROSECONDS = 6
+"""The digits of a second that Postgres keeps."""
 _LONGEST_VARCHAR = 10_485_760
 _LONGEST_NAME = 63
 _MOST_COLUMNS = 1600
@@ -123,7 +124,7 @@ def _encoded_as(data_type: t.DataType, path: str) -> tuple[str, str]:
     if isinstance(data_type, (t.CharType, t.VarcharType)):
         length, name = data_type.length, "char" if isinstance(data_type, t.CharType) else "varchar"
         return "text", f"{name}({length})" if length <= _LONGEST_VARCHAR else "text"
-    if isinstance(data_type, t.TimeType) and data_type.precision <= _MICROSECONDS:
+    if isinstance(data_type, t.TimeType) and data_type.precision <= MICROSECONDS:
         return "time", f"time({data_type.precision})"
     # By exact class: a type that a later Spark derives from one of these must be looked at before it is
     # trusted.

@@ -28,7 +28,7 @@ from pgonce.sink.foreach_batch.transaction import BatchTransaction
 from pgonce.sink.identity.from_running_query import batch_of
 from pgonce.sink.identity.topic_ids import with_topic_ids
 from pgonce.sink.option_hints import only_known_arguments
-from pgonce.sink.positions.drop_stored_spark import below
+from pgonce.sink.positions.drop_stored_spark import stored_already
 
 BatchFunction = Callable[[DataFrame, int], None]
 
@@ -82,7 +82,7 @@ def transactional_batch(
                 if positions is None:
                     function(frame, transaction)
                     return Published(transaction.rows, "function", targets=transaction.targets)
-                is_stored = below(positions, stored, batch.span)
+                is_stored = stored_already(positions, stored, batch.span)
                 function(frame.where(~is_stored), transaction)
                 dropped = frame.where(is_stored).count() if stored else 0
                 return Published(transaction.rows, "function", dropped, transaction.targets)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from pgonce.offsets_store.kafka_broker import topic_ids
-from pgonce.offsets_store.offsets.compare import kafka_partitions
+from pgonce.offsets_store.offsets.compare import kafka_topics
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
@@ -26,7 +26,7 @@ def with_topic_ids(batch: PlannedBatch, bootstrap_servers: str | None) -> Planne
     if bootstrap_servers is None:
         return batch
     known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
-    topics = tuple(sorted({topic for topic, _ in kafka_partitions(known)}))
+    topics = tuple(sorted(kafka_topics(known)))
     return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, bootstrap_servers)))
 
 

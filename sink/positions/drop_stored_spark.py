@@ -14,9 +14,9 @@ from pgonce.offsets_store.offsets.positions import Span, places
 from pgonce.sink.positions.columns import PositionColumns
 
 
-def below(columns: PositionColumns, stored: Offsets | None, span: Span | None) -> Column:
+def stored_already(columns: PositionColumns, stored: Offsets | None, span: Span | None) -> Column:
     """
-    Whether a row is below the stored positions; if there are none, no row is.
+    Whether a row is stored already, being below the stored positions; if there are none, no row is.
 
     :param span: where the batch begins and ends, as far as that is known.
     """

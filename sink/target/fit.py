@@ -12,9 +12,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-
-_MICROSECONDS = 6
+from pgonce.sink.encoding.encoded_types import MICROSECONDS, EncodedColumn
 
 # The catalogue's own names for types that `format_type` spells out for people.
 _ALIASES = {
@@ -146,7 +144,7 @@ def _rounded(encoded: EncodedColumn, source: str, target: str, modifiers: tuple[
         if kept < scale:
             return f"the target keeps {kept} digits after the decimal point, and would round: cast in Spark"
     if target in {"time", "timestamp", "timestamptz", "interval"} and modifiers:
-        held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (_MICROSECONDS,))
+        held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (MICROSECONDS,))
         if modifiers < held:
             return "the target keeps fewer digits of a second or fewer fields, and would round: widen the column"
     return ""
