@@ -140,7 +140,7 @@ def _lock(connection: Connection, sink: SinkFacts, url: str) -> Row[Any] | None:
     """
     Lock the writer's row as a commit does.
 
-    After a first wait in vain, the session that holds it is ended if it is pgonce's own and waits for its client.
+    If a first wait does not get it, the session that holds it is ended if it is pgonce's own and waits for its client.
     """
     wanted = select(writers).where(writers.c.writer_id == sink.writer_id).with_for_update()
     try:

@@ -272,7 +272,7 @@ class TestStateful:
             spark.conf.unset(CHANGELOG)
 
     def test_state_named_in_commits(self, spark, messages, sink, observer, keep_state_in):
-        """With checkpointFormatVersion 2 the batch before must be run again first, says doctor; then it is as ever."""
+        """With checkpointFormatVersion 2 the batch before must be run again first, says doctor; then all is usual."""
         keep_state_in("RocksDBStateStoreProvider")
         spark.conf.set(FORMAT, "2")
 

@@ -19,7 +19,7 @@ print(*counts)
 
 
 def test_what_is_loaded_is_set_aside_once_for_each_kind_of_work():
-    """What a second batch of the same kind makes is collected as ever, so nothing grows with the stream."""
+    """What a second batch of the same kind makes is collected as usual, so nothing grows with the stream."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
     before, planned, planned_again, written = map(int, done.stdout.split())
     assert before < planned == planned_again < written

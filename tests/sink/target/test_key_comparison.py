@@ -118,7 +118,7 @@ def test_texts_that_the_unique_index_calls_equal_are_one_key(ddl, transport, icu
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_key_that_is_too_long_is_an_error_and_not_another_key(transport, admin, url):
-    """Only spaces are cut: two keys that begin alike are told apart, and the longer one is refused as ever."""
+    """Only spaces are cut: two keys that begin alike are told apart, and the longer one is refused as usual."""
     admin.execute("CREATE TABLE events (region varchar(3) PRIMARY KEY, amount int, note text)")
     for long in ("abcd", "abc d", "abc   d"):
         with pytest.raises(psycopg.errors.StringDataRightTruncation):

@@ -111,7 +111,7 @@ def _wait_until_blocked(admin, pid):
 
 
 @pytest.mark.parametrize("known", [[], [(1, "known", 0)]])
-def test_a_key_that_a_batch_has_twice_is_refused_as_ever(known, admin, url, merges):
+def test_a_key_that_a_batch_has_twice_is_refused_as_usual(known, admin, url, merges):
     """Whether the key is new or not, the error is ON CONFLICT's own."""
     admin.execute(TABLE.encode())
     for row in known:
