@@ -3,8 +3,8 @@ Which session keeps this transaction waiting?
 
 Runs beside a commit or a recovery that has already waited once without getting its lock, and beside waits for locks
 that other transactions of ours hold only for a moment. Invariant: it ends only sessions of pgonce that hold this
-writer's row and wait for their client. That client is frozen, dead, or a slow driver of the same query, and to abort its uncommitted
-transaction is always safe.
+writer's row and wait for their client. That client is frozen, dead, or a slow driver of the same query, and to abort
+its uncommitted transaction is always safe.
 """
 
 from __future__ import annotations
