@@ -89,10 +89,12 @@ def test_a_password_that_is_rotated_is_waited_for(role, admin, caplog):
 
 
 def test_a_password_that_stays_wrong_fails_in_the_end(role):
-    """When retryTimeout is over the error says what was refused, and that it was right before."""
+    """When retryTimeout is over the error says what was refused, and that it worked earlier."""
     commit_batch(settings(role.url), make_batch(0), appending(1))
     role.rotate_in_postgres("another")
-    with pytest.raises(PgonceError, match="CONNECT_REFUSED.*refused the login.*password.*were right before"):
+    with pytest.raises(
+        PgonceError, match="CONNECT_REFUSED.*refused the login.*password.*worked earlier in this process"
+    ):
         commit_batch(settings(role.url, retry_timeout=1), make_batch(1), appending(2))
 
 
