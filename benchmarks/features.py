@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from contenders import BATCH_WRITER, RECEIVED, WITHOUT_RECEIVER, Contender, Place
@@ -20,29 +20,13 @@ from run import POSTGRES, RESULTS, alternating, servers
 from screen import about_this_run, load_as_json, show_load, write_results
 
 from pgonce import PostgresBatchWriter
-from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
-from pgonce.sink.foreach_batch.early_commit import EarlyCommits
-from pgonce.sink.target.batch_rows import BatchRows
-
-
-class _CommitsOnceRowsAreThere(EarlyCommits):
-    """What the batch writer would do without the feature: begin once 16 MiB or all rows are there."""
-
-    def commit(
-        self, batch: Batch, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[[BatchRows], Work]
-    ) -> None:
-        arriving.wait()
-        commit_batch(self._settings, batch, work_of(rows))
+from pgonce.sink.foreach_batch.frame_commits import FrameCommits
 
 
 def _not_early(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     batch_writer = PostgresBatchWriter(place.url, table=place.table, independent=True)
     # Users have no setting for this.
-    settings = batch_writer._commits._settings  # noqa: SLF001
-    batch_writer._commits = _CommitsOnceRowsAreThere(settings)  # noqa: SLF001
+    batch_writer._commits = FrameCommits(batch_writer._commits.settings)  # noqa: SLF001
     return writer.foreachBatch(batch_writer)
 
 

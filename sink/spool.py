@@ -1,5 +1,5 @@
 """
-Where are rows that have arrived kept for a second try, if they are more than memory should hold?
+Where does what has arrived wait for a second try, if it is more than memory should hold?
 
 Runs on the driver and in the receiver. Invariant: any thread can read what is kept while another one adds to it.
 """
@@ -8,32 +8,67 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from pgonce.offsets_store.errors import NOTHING, CommitError
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
-class InFile:
-    """Where some bytes are in the file."""
+class _InFile:
+    """Where in the file the bytes of an item are."""
 
     start: int
     size: int
 
 
-class OverflowFile:
-    """An unnamed file in the temporary directory, created for the first bytes and deleted with this object."""
+class Spool(Generic[T]):
+    """
+    Items in the order in which they were added: in memory up to a bound, the rest in a file.
 
-    def __init__(self) -> None:
+    The file is unnamed, in the temporary directory. It is created for the first item that needs it, and deleted with
+    this object.
+
+    :param in_memory_bytes: the items up to this size, all together, stay in memory as they are.
+    :param to_bytes: makes the bytes that are written for an item.
+    :param from_bytes: makes the item from them.
+    """
+
+    def __init__(
+        self, in_memory_bytes: int, to_bytes: Callable[[T], memoryview], from_bytes: Callable[[bytes], T]
+    ) -> None:
+        self._in_memory_bytes = in_memory_bytes
+        self._to_bytes = to_bytes
+        self._from_bytes = from_bytes
+        self._items: list[T | _InFile] = []
         self._file: Any = None
+        self.size = 0
+        """Bytes that were added so far."""
 
-    def write(self, body: memoryview) -> InFile:
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, number: int) -> T:
+        item = self._items[number]
+        if isinstance(item, _InFile):
+            # Not by seeking: another thread may be writing.
+            return self._from_bytes(os.pread(self._file.fileno(), item.size, item.start))
+        return item
+
+    def add(self, item: T, size: int) -> None:
         """
-        Add ``body`` at the end. Only one thread may do so at a time.
+        Add an item of ``size`` bytes. Only one thread may do so at a time.
 
         :raises CommitError: ROWS_NOT_KEPT, if there is no room.
         """
+        self.size += size
+        fits = self.size <= self._in_memory_bytes
+        self._items.append(item if fits else self._write(self._to_bytes(item)))
+
+    def _write(self, body: memoryview) -> _InFile:
         try:
             if self._file is None:
                 self._file = tempfile.TemporaryFile(prefix="pgonce-", buffering=0)  # noqa: SIM115 (ends with this object)
@@ -49,9 +84,4 @@ class OverflowFile:
                 NOTHING,
                 "Make room there, or set TMPDIR to a larger disk, and start the query again.",
             ) from error
-        return InFile(start, len(body))
-
-    def read(self, lies: InFile) -> bytes:
-        """What was written there."""
-        # Not by seeking: another thread may be writing.
-        return os.pread(self._file.fileno(), lies.size, lies.start)
+        return _InFile(start, len(body))

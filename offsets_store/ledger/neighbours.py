@@ -11,25 +11,17 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, and_, literal, or_, select
 
-from pgonce.offsets_store.ledger.tables import batches, writers
+from pgonce.offsets_store.ledger.tables import last_batches, writers, writers_and_last_batches
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.offsets_store.verdict.reads import recorded_reads
 from pgonce.offsets_store.verdict.rivals import Neighbour
 
-_last = batches.alias("last")
-_is_last = and_(
-    _last.c.writer_id == writers.c.writer_id,
-    _last.c.generation == writers.c.generation,
-    _last.c.batch_id == writers.c.last_batch_id,
-)
-
-
 # Writers that may publish, and have published. A first batch that was rolled back leaves nothing that counts.
 IS_LIVING = and_(writers.c.last_batch_id.is_not(None), writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
-NEIGHBOURS = select(writers, _last.c.positions, _last.c.topic_ids, _last.c.end_offsets.label("last_end")).select_from(
-    writers.outerjoin(_last, _is_last)
-)
+NEIGHBOURS = select(
+    writers, last_batches.c.positions, last_batches.c.topic_ids, last_batches.c.end_offsets.label("last_end")
+).select_from(writers_and_last_batches)
 
 
 def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Neighbour, ...]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.data_source.carrier import Carrier
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.positions.reach import Reach
@@ -23,35 +24,61 @@ _PARTITIONS_AT_FULL_SIZE = 8
 
 
 @dataclass(frozen=True)
+class Inline:
+    """
+    Rows that travel in the parcel itself: ``bodies`` of a binary COPY.
+
+    If rows carry their position in Kafka, ``positions`` has those of each body.
+    """
+
+    way: ClassVar[str] = "inline"
+
+    bodies: tuple[bytes, ...] = field(default=(), repr=False)
+    positions: tuple[pa.RecordBatch, ...] = field(default=(), repr=False)
+
+
+@dataclass(frozen=True)
+class Staged:
+    """
+    Rows in the batch's staging table: ``promised`` are their marks, each with a count.
+
+    Rows under other marks do not count. They come from attempts that Spark did not choose, and from COPYs that were
+    repeated.
+    """
+
+    way: ClassVar[str] = "staged"
+
+    promised: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class Received:
+    """Rows that the parcel's carrier took from this attempt of the task."""
+
+    way: ClassVar[str] = "received"
+
+    attempt_id: int
+
+
+@dataclass(frozen=True)
 class Parcel(WriterCommitMessage):
     """
-    One task's rows: ``bodies`` of a binary COPY if they travel inline; or marks of ``staged`` rows, each with a count;
-    or ``received_as``, the task attempt from which the batch's ``receiver`` took them.
+    One task's rows: how many there are, and the ``payload``, which holds them or says where they are.
 
-    If rows carry their position in Kafka, ``positions`` has those of each body, and ``reach`` says how far all reach.
-
-    Rows in the staging table under other marks do not count. They come from attempts that Spark did not choose, and
-    from COPYs that were repeated.
+    If rows carry their position in Kafka, ``reach`` says how far they reach. ``carrier`` is the one that the batch was
+    planned with, whichever way the rows took.
     """
 
     origin: Origin
     partition_id: int
     rows: int
-    bodies: tuple[bytes, ...] = ()
-    staged: tuple[tuple[int, int], ...] = ()
-    positions: tuple[pa.RecordBatch, ...] = ()
+    payload: Inline | Staged | Received
     reach: Reach = field(default_factory=dict)
-    receiver: Receiver | None = None
-    received_as: int | None = None
-
-    @property
-    def way(self) -> str:
-        """How the rows travel, in the ledger's words."""
-        return "staged" if self.staged else "inline" if self.received_as is None else "received"
+    carrier: Carrier | None = None
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.
-        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {self.way})"
+        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {self.payload.way})"
 
 
 def inline_cap(inline_bytes: int, partition_id: int) -> int:

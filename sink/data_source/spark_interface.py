@@ -23,14 +23,14 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.border import called_by_spark
+from pgonce.sink.data_source.carrier import Carrier
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.freeze_heap import settle
 from pgonce.sink.data_source.on_executors import reduced
-from pgonce.sink.data_source.parcel import Parcel
-from pgonce.sink.data_source.receiver.client import give_up
+from pgonce.sink.data_source.parcel import Parcel, Staged
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import TaskWriter
-from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encode_columns, refuse_more_columns_than
+from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.identity.planning import planned_entry
@@ -85,7 +85,7 @@ class PgonceDataSource(DataSource):
         options = parse_options(self.options, overwrite=overwrite)
         if options.positions:
             options.positions.check(schema)
-        encode_columns(schema)
+        encoded_columns(schema)
         # Refused at the first batch, not only at the first one that is too large to travel inline.
         why = "rows may have to be staged, which takes a column more; foreachBatch with PostgresBatchWriter needs none"
         refuse_more_columns_than(schema, STAGED_COLUMNS, why)
@@ -95,7 +95,7 @@ class PgonceDataSource(DataSource):
         writer = StreamWriter(options, schema, planned)
         if self._plans:
             writer.look_first()
-            writer.find_receiver()
+            writer.find_carrier()
         settle("planning")
         return writer
 
@@ -114,15 +114,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     def look_first(self) -> None:
         """In the planner's worker: refuse a target that does not fit, before a row is computed."""
-        planned, columns = self.task_writer.planned, encode_columns(self.task_writer.written_type)
+        planned, columns = self.task_writer.planned, encoded_columns(self.task_writer.written_type)
         # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
         is_first = planned is not None and planned.batch_id == 0
         look_once(self.options, self.options.commit.url, self.options.destination, columns, at_the_door=is_first)
 
-    def find_receiver(self) -> None:
+    def find_carrier(self) -> None:
         """In the planner's worker: find a receiver, if one is wanted, for what is too large for commit messages."""
-        receiver = receiver_for(self.options, self.task_writer.written_type)
-        self.task_writer = replace(self.task_writer, receiver=receiver)
+        carrier: Carrier | None = receiver_for(self.options, self.task_writer.written_type)
+        self.task_writer = replace(self.task_writer, carrier=carrier)
 
     @called_by_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
@@ -134,20 +134,20 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @called_by_spark
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the commit worker: publish the batch, or skip it."""
-        commit_parcels(self.options, encode_columns(self.task_writer.written_type), messages, batchId)
+        commit_parcels(self.options, encoded_columns(self.task_writer.written_type), messages, batchId)
         settle("committing")
 
     @called_by_spark
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """
-        In the commit worker, when a batch failed: drop what its tasks staged, and what was received.
+        In the commit worker, when a batch failed: drop what its tasks staged, and what a carrier took.
 
         A commit that is still under way holds a lock on that table, so the table is never dropped under it.
         """
         parcels = [message for message in messages if isinstance(message, Parcel)]
-        for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:
-            give_up(receiver)
-        origins = {parcel.origin for parcel in parcels if parcel.staged}
+        for carrier in {parcel.carrier for parcel in parcels if parcel.carrier}:
+            carrier.give_up()
+        origins = {parcel.origin for parcel in parcels if isinstance(parcel.payload, Staged)}
         try:
             for origin in origins:
                 with connect(self.options.commit.url, autocommit=True) as connection:

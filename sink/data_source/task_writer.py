@@ -17,9 +17,8 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.data_source.parcel import Parcel, inline_cap
-from pgonce.sink.data_source.receiver.client import send_rows
-from pgonce.sink.data_source.receiver.line import Receiver
+from pgonce.sink.data_source.carrier import Carrier
+from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged, inline_cap
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.origin import Origin
@@ -31,13 +30,13 @@ from pgonce.sink.staging.stager import Stager
 
 @dataclass(frozen=True)
 class TaskWriter:
-    """Encodes a partition and sends it inline or, if it is too large, to the receiver or the batch's staging table."""
+    """Encodes a partition and sends it inline or, if it is too large, to the carrier or the batch's staging table."""
 
     options: SinkOptions
     struct_type: StructType
     planned: OffsetLogEntry | None
     planned_by_ms: int | None = None
-    receiver: Receiver | None = None
+    carrier: Carrier | None = None
 
     @property
     def written_type(self) -> StructType:
@@ -51,7 +50,7 @@ class TaskWriter:
         :raises EncodingError: for a value that Postgres cannot hold.
         :raises StagingError: if rows must be staged and this executor cannot.
         :raises ConnectError: if Postgres stayed away while rows were to be staged.
-        :raises ReceiverError: if the receiver was lost while it took the rows.
+        :raises PgonceError: if the carrier was lost while it took the rows.
         """
         context = TaskContext.get()
         if context is None:
@@ -75,24 +74,18 @@ class TaskWriter:
             size += len(body)
             if size > cap:
                 positions.clear()
-                if self.receiver:
+                if self.carrier:
                     encoded = itertools.chain(zip([*bodies, body], held, strict=True), _encoded(encoder, batches))
                     sent = ((body, batch.num_rows) for body, batch in encoded)
-                    rows = send_rows(self.receiver, origin, partition_id, attempt_id, sent)
+                    rows = self.carrier.send_rows(origin, partition_id, attempt_id, sent)
                     if rows is not None:
-                        return Parcel(origin, partition_id, rows, receiver=self.receiver, received_as=attempt_id)
+                        return Parcel(origin, partition_id, rows, Received(attempt_id), carrier=self.carrier)
                 bodies.clear()
                 return self._staged(origin, partition_id, attempt_id, itertools.chain(held, batches))
             bodies.append(body)
-        return Parcel(
-            origin,
-            partition_id,
-            sum(batch.num_rows for batch in held),
-            bodies=tuple(bodies),
-            positions=tuple(positions),
-            reach=reach(positions),
-            receiver=self.receiver,
-        )
+        rows = sum(batch.num_rows for batch in held)
+        payload = Inline(tuple(bodies), tuple(positions))
+        return Parcel(origin, partition_id, rows, payload, reach(positions), self.carrier)
 
     def _staged(self, origin: Origin, partition_id: int, attempt_id: int, batches: Iterator[pa.RecordBatch]) -> Parcel:
         stager = Stager(
@@ -112,9 +105,9 @@ class TaskWriter:
                     widen(reached, reach([columns.of(batch)]))
                 yield batch
 
-        staged = stager.stage(noted())
-        rows = sum(count for _, count in staged)
-        return Parcel(origin, partition_id, rows, staged=staged, reach=reached, receiver=self.receiver)
+        staged = Staged(stager.stage(noted()))
+        rows = sum(count for _, count in staged.promised)
+        return Parcel(origin, partition_id, rows, staged, reached, self.carrier)
 
     def _origin(self, context: TaskContext) -> Origin:
         query_id = context.getLocalProperty("sql.streaming.queryId")

@@ -17,7 +17,7 @@ from pgpq import encoders, schema
 from pyspark.sql import types as t
 
 from pgonce.sink.encoding.arrow_forms import UnfitValueError, first_unfit, prepare
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.errors import EncodingError
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -48,7 +48,7 @@ class CopyEncoder:
     """
 
     def __init__(self, struct_type: t.StructType, *, extra: Mapping[str, int] | None = None) -> None:
-        self.columns = encode_columns(struct_type)
+        self.columns = encoded_columns(struct_type)
         self.rows = 0
         self._types = [field.dataType for field in struct_type]
         self._constants = [pa.scalar(value, pa.int64()) for value in (extra or {}).values()]

@@ -68,7 +68,7 @@ class EncodedColumn:
     ddl_type: str
 
 
-def encode_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
+def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     """
     Say how each column of a frame is encoded.
 

@@ -22,7 +22,7 @@ from pyspark.traceback_utils import SCCallSiteSync
 from pyspark.util import local_connect_and_auth
 
 from pgonce.offsets_store.errors import CommitError
-from pgonce.sink.spool import InFile, OverflowFile
+from pgonce.sink.spool import Spool
 
 # A smaller batch has arrived in whole before any of it is written.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
@@ -41,13 +41,11 @@ class ArrivingBatches:
 
     def __init__(self, frame: DataFrame) -> None:
         self._changed = threading.Condition()
-        self._arrived: list[pa.RecordBatch | InFile] = []
-        self._bytes = 0
+        form = _ArrowForm()
+        self._arrived: Spool[pa.RecordBatch] = Spool(IN_MEMORY_BYTES, form.to_bytes, form.from_bytes)
         self._rows = 0
         self._at_end = False
         self._error: BaseException | None = None
-        self._overflow = OverflowFile()
-        self._schema: pa.Schema | None = None
         running = cast("Any", frame)
         self._context = running._sc
         self._tag = f"pgonce-{uuid.uuid4()}"
@@ -70,7 +68,7 @@ class ArrivingBatches:
         Raises what Spark raised if its job has failed.
         """
         with self._changed:
-            is_enough = self._changed.wait_for(lambda: self._at_end or self._bytes >= BEFORE_BEGIN_BYTES, seconds)
+            is_enough = self._changed.wait_for(self._may_begin, seconds)
             at_end = self._at_end
         if at_end:
             self._raise_error()
@@ -83,8 +81,7 @@ class ArrivingBatches:
                     self._changed.wait()
                 if number == len(self._arrived):
                     break
-                arrived = self._arrived[number]
-            yield self._from_file(arrived) if isinstance(arrived, InFile) else arrived
+            yield self._arrived[number]
         self._raise_error()
 
     def rows(self) -> int:
@@ -103,6 +100,9 @@ class ArrivingBatches:
         with suppress(OSError):
             # A socket that is only closed would not wake the thread that reads from it.
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def _may_begin(self) -> bool:
+        return self._at_end or self._arrived.size >= BEFORE_BEGIN_BYTES
 
     def _raise_error(self) -> None:
         if isinstance(self._error, CommitError):
@@ -124,7 +124,7 @@ class ArrivingBatches:
         try:
             for batch in self._received():
                 self._keep(batch)
-        except Exception as error:  # noqa: BLE001 (for whoever waits for the rows)
+        except Exception as error:  # noqa: BLE001 (raised to those who wait for the rows)
             self._error = error
         with suppress(OSError):
             self._stream.close()
@@ -134,16 +134,22 @@ class ArrivingBatches:
             self._changed.notify_all()
 
     def _keep(self, batch: pa.RecordBatch) -> None:
-        kept = batch if self._bytes + batch.nbytes <= IN_MEMORY_BYTES else self._into_file(batch)
+        # Not under the lock: a file may be slow, and nobody who waits needs to know before it is written.
+        self._arrived.add(batch, batch.nbytes)
         with self._changed:
-            self._arrived.append(kept)
-            self._bytes += batch.nbytes
             self._rows += batch.num_rows
             self._changed.notify_all()
 
-    def _into_file(self, batch: pa.RecordBatch) -> InFile:
-        self._schema = batch.schema
-        return self._overflow.write(memoryview(batch.serialize()))
 
-    def _from_file(self, lies: InFile) -> pa.RecordBatch:
-        return pa.ipc.read_record_batch(pa.py_buffer(self._overflow.read(lies)), self._schema)
+class _ArrowForm:
+    """How record batches are written to a file and read from it: they have one schema, which is not written."""
+
+    def __init__(self) -> None:
+        self._schema: pa.Schema | None = None
+
+    def to_bytes(self, batch: pa.RecordBatch) -> memoryview:
+        self._schema = batch.schema
+        return memoryview(batch.serialize())
+
+    def from_bytes(self, body: bytes) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.py_buffer(body), self._schema)

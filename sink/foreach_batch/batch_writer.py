@@ -11,18 +11,16 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
-from pgonce.offsets_store.commit.settings import commit_settings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
-from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.border import called_by_spark
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.foreach_batch.batch_settings import batch_settings
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
+from pgonce.sink.foreach_batch.frame_commits import FrameCommits
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
-from pgonce.sink.identity.from_running_query import batch_of
-from pgonce.sink.identity.topic_ids import with_topic_ids
 from pgonce.sink.option_hints import column_names, only_known_arguments
-from pgonce.sink.positions.columns import PositionColumns, position_columns
 from pgonce.sink.settings import Mode, destination, refuse_unfit_positions
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.first_look import look_once
@@ -77,44 +75,42 @@ class PostgresBatchWriter:
         lock_timeout: float = 30.0,
         retry_timeout: float = 120.0,
     ) -> None:
-        settings = commit_settings(
+        self._settings = batch_settings(
             url,
-            Remedies(adopt_checkpoint, replaces, independent),
+            pin_table=pin_table,
+            positions=position_columns,
+            write_positions=write_positions,
+            bootstrap_servers=bootstrap_servers,
             retain_batches=retain_batches,
+            adopt_checkpoint=adopt_checkpoint,
+            replaces=replaces,
+            independent=independent,
             lock_timeout=lock_timeout,
             retry_timeout=retry_timeout,
-            pin_table=pin_table,
         )
-        self._url = url
-        self._commits = EarlyCommits(settings)
+        self._commits: FrameCommits = EarlyCommits(self._settings.commit)
         self._destination = destination(table, mode, column_names("keys", keys), order_by, create_table=create_table)
         refuse_unstorable(sink_name=sink_name)
         self._sink_name = sink_name
-        self._positions = _positions(position_columns, written=write_positions)
-        self._bootstrap_servers = bootstrap_servers
-        if self._positions:
+        if self._settings.positions:
             refuse_unfit_positions(mode)
 
     @called_by_spark
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Publish one batch, or skip it if it is proven to be published already; foreachBatch calls this."""
-        batch = batch_of(frame, batch_id, by_position=self._positions is not None)
-        batch = with_topic_ids(batch, self._bootstrap_servers)
+        batch = self._settings.batch_of(frame, batch_id)
         self._look_first(batch, frame)
         # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
-        with arriving_rows(frame, self._positions, batch) as (rows, arriving):
+        with arriving_rows(frame, self._settings.positions, batch) as (rows, arriving):
             self._commits.commit(batch, rows, arriving, self._work)
             rows.count()
 
     def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
-        if self._positions:
-            self._positions.check(frame.schema)
-        written = self._positions.without(frame.schema) if self._positions else frame.schema
-        look_once(batch.run_id, self._url, self._destination, encode_columns(written))
+        positions = self._settings.positions
+        if positions:
+            positions.check(frame.schema)
+        written = positions.without(frame.schema) if positions else frame.schema
+        look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
 
     def _work(self, rows: BatchRows) -> Work:
         return publication(self._sink_name, self._destination, rows, "arrow")
-
-
-def _positions(columns: Sequence[str], *, written: bool = True) -> PositionColumns | None:
-    return position_columns(column_names("position_columns", columns), written=written) if columns else None

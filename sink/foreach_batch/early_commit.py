@@ -7,71 +7,74 @@ the rows are there; whatever goes wrong in it is met again, and then raised, by 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
-from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
+from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
+from pgonce.sink.foreach_batch.frame_commits import FrameCommits, WorkOf
+from pgonce.sink.positions.columns import PositionColumns
+from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.target.batch_rows import BatchRows
-
-_log = logging.getLogger("pgonce")
 
 # If the rows of a run's last batch came within this time, the next batch's transaction begins while Spark's job runs.
 _SOON_SECONDS = 0.25
 # It waits for them no longer than this, because it holds the writer's row.
-_PATIENCE_SECONDS = 0.5
+PATIENCE_SECONDS = 0.5
 
 
-class _RowsNotYetError(Exception):
-    """The rows are not there yet, and a transaction that has begun already waits for them."""
-
-
-class EarlyCommits:
+class EarlyCommits(FrameCommits):
     """Commits one batch after another; the next one begins early if the last one's rows came soon."""
 
     def __init__(self, settings: CommitSettings) -> None:
-        self._settings = settings
+        super().__init__(settings)
         # The run's id, because a run's first batches are slow, and must not begin early.
         self._run_with_quick_rows: str | None = None
 
-    def commit(
-        self, batch: PlannedBatch, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[[BatchRows], Work]
-    ) -> None:
-        """
-        Publish ``batch``, or skip it.
-
-        :param rows: made from what is ``arriving``.
-        :raises PgonceError: what the commit raises.
-        :raises PySparkException: what Spark's job raises.
-        """
-        outcome_unknown = False
+    def commit(self, batch: PlannedBatch, rows: BatchRows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
+        """As :meth:`FrameCommits.commit`, and beside Spark's job if the rows are expected soon."""
+        early = EarlyTry(self.settings)
         is_early = self._run_with_quick_rows == batch.run_id
         if is_early:
-            try:
-                # Only a commit whose rows are there waits for Postgres.
-                commit_batch(replace(self._settings, retry_timeout=0), batch, work_of(_patient(rows, arriving)))
-            except Exception as why:  # noqa: BLE001 (an error that lasts is met again)
-                outcome_unknown = left_unknown(why)
-                reason = why if isinstance(why, PgonceError) else type(why).__name__
-                _log.info("batch %s begins again when its rows are there: %s", batch.batch_id, reason)
-            else:
+            early.begin(batch, work_of(_PatientRows(rows, arriving)))
+            if early.verdict is not None:
                 return
         came_soon = not is_early and arriving.wait(_SOON_SECONDS)
         self._run_with_quick_rows = batch.run_id if came_soon else None
         arriving.wait()
-        commit_batch(self._settings, batch, work_of(rows), outcome_unknown=outcome_unknown)
+        early.commit(batch, work_of(rows))
 
 
-def _patient(rows: BatchRows, arriving: ArrivingBatches) -> BatchRows:
-    def bodies() -> Iterable[bytes]:
-        if not arriving.wait(_PATIENCE_SECONDS):
-            raise _RowsNotYetError
-        return rows.bodies()
+@dataclass(frozen=True)
+class _PatientRows:
+    """The same rows, except that they are not waited for as long as it takes."""
 
-    since = rows.since
-    return replace(rows, bodies=bodies, since=since and (lambda stored: _patient(since(stored), arriving)))
+    rows: BatchRows
+    arriving: ArrivingBatches
+
+    @property
+    def columns(self) -> tuple[EncodedColumn, ...]:
+        return self.rows.columns
+
+    @property
+    def positions(self) -> PositionColumns | None:
+        return self.rows.positions
+
+    @property
+    def staged(self) -> StagedRows | None:
+        return self.rows.staged
+
+    def count(self) -> int:
+        return self.rows.count()
+
+    def bodies(self) -> Iterable[bytes]:
+        if not self.arriving.wait(PATIENCE_SECONDS):
+            raise NotNowError(f"its rows took longer than {PATIENCE_SECONDS:g} s")
+        return self.rows.bodies()
+
+    def since(self, stored: Offsets) -> BatchRows:
+        return replace(self, rows=self.rows.since(stored))

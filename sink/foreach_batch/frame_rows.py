@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -18,7 +18,7 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.positions.drop_stored_arrow import kept
@@ -42,7 +42,7 @@ def arriving_rows(
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
     If the block fails, Spark's job is cancelled, because its rows are no longer needed.
-    Rows come in no particular order. :attr:`BatchRows.bodies` and :attr:`BatchRows.count` raise what Spark raises, and
+    Rows come in no particular order. :meth:`BatchRows.bodies` and :meth:`BatchRows.count` raise what Spark raises, and
     so does the second object of the pair, which is there to wait for the rows.
 
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION for a row that
@@ -53,42 +53,58 @@ def arriving_rows(
     if positions:
         positions.check(frame.schema)
     written = positions.without(frame.schema) if positions else frame.schema
-    columns = encode_columns(written)
+    columns = encoded_columns(written)
     arriving = ArrivingBatches(frame)
     try:
-        yield _rows(arriving, columns, written, positions, batch), arriving
+        yield FrameRows(columns, positions, arriving, written, batch), arriving
     except BaseException:
         arriving.close()
         raise
 
 
-def _rows(
-    arriving: ArrivingBatches,
-    columns: tuple[EncodedColumn, ...],
-    written: StructType,
-    positions: PositionColumns | None,
-    batch: PlannedBatch | None,
-) -> BatchRows:
-    if positions is None:
-        return BatchRows(columns, arriving.rows, lambda: _encoded(written, arriving))
+@dataclass(frozen=True)
+class FrameRows:
+    """The rows that are ``arriving``, of which the columns ``written`` go into the target."""
 
-    def chosen(stored: Offsets) -> Iterator[pa.RecordBatch]:
-        for part in arriving:
-            places = positions.of(part)
-            if batch is not None and batch.span is not None:
-                (source_id,) = batch.span.next
-                refuse_outside(span_of(source_id, [reach([places])]), batch)
-            yield part.filter(kept(places, stored)) if stored else part
+    columns: tuple[EncodedColumn, ...]
+    positions: PositionColumns | None
+    arriving: ArrivingBatches
+    written: StructType
+    batch: PlannedBatch | None = None
+    stored: Offsets | None = None
 
-    def since(stored: Offsets) -> BatchRows:
-        # Asked when the rows are written and again when they are recorded; without the cache, each would read them all.
-        @cache
-        def count() -> int:
-            return sum(part.num_rows for part in chosen(stored)) if stored else arriving.rows()
+    @property
+    def staged(self) -> None:
+        """None: all rows come to the driver."""
+        return
 
-        return BatchRows(columns, count, lambda: _encoded(written, chosen(stored)), positions=positions)
+    def count(self) -> int:
+        """Wait for all rows, and return their number."""
+        return self._count if self.stored else self.arriving.rows()
 
-    return replace(since({}), since=since)
+    @cached_property
+    def _count(self) -> int:
+        # Asked when the rows are written and again when they are recorded; each time would read them all.
+        return sum(part.num_rows for part in self._parts())
+
+    def bodies(self) -> Iterator[bytes]:
+        """The rows as they arrive."""
+        return _encoded(self.written, self._parts())
+
+    def since(self, stored: Offsets) -> FrameRows:
+        """The rows at or past what is stored."""
+        return replace(self, stored=stored)
+
+    def _parts(self) -> Iterator[pa.RecordBatch]:
+        for part in self.arriving:
+            if self.positions is None:
+                yield part
+                continue
+            places = self.positions.of(part)
+            if self.batch is not None and self.batch.span is not None:
+                (source_id,) = self.batch.span.next
+                refuse_outside(span_of(source_id, [reach([places])]), self.batch)
+            yield part.filter(kept(places, self.stored)) if self.stored else part
 
 
 def _encoded(struct_type: StructType, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:

@@ -14,19 +14,16 @@ from pyspark.sql import DataFrame
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.settings import commit_settings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.decide import SKIP
-from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.border import calls_users_code
-from pgonce.sink.foreach_batch.batch_writer import _positions
+from pgonce.sink.foreach_batch.batch_settings import batch_settings
 from pgonce.sink.foreach_batch.transaction import BatchTransaction
-from pgonce.sink.identity.from_running_query import batch_of
-from pgonce.sink.identity.topic_ids import with_topic_ids
 from pgonce.sink.option_hints import only_known_arguments
 from pgonce.sink.positions.drop_stored_spark import stored_already
 
@@ -60,15 +57,19 @@ def transactional_batch(
     if not name:
         raise bad_option("NO_SINK_NAME", "transactional_batch needs a name.", 'Give it one: name="orders".')
     refuse_unstorable(name=name)
-    settings = commit_settings(
+    settings = batch_settings(
         url,
-        Remedies(adopt_checkpoint, replaces, independent),
+        pin_table=pin_table,
+        positions=position_columns,
+        bootstrap_servers=bootstrap_servers,
         retain_batches=retain_batches,
+        adopt_checkpoint=adopt_checkpoint,
+        replaces=replaces,
+        independent=independent,
         lock_timeout=lock_timeout,
         retry_timeout=retry_timeout,
-        pin_table=pin_table,
     )
-    positions = _positions(position_columns)
+    positions = settings.positions
 
     def decorate(function: Callable[[DataFrame, BatchTransaction], None]) -> BatchFunction:
         @calls_users_code(function)
@@ -88,8 +89,7 @@ def transactional_batch(
                 return Published(transaction.rows, "function", dropped, transaction.targets)
 
             work = Work(lambda _: name, publish, sealed=True)
-            batch = with_topic_ids(batch_of(frame, batch_id, by_position=positions is not None), bootstrap_servers)
-            verdict = commit_batch(settings, batch, work)
+            verdict = commit_batch(settings.commit, settings.batch_of(frame, batch_id), work)
             if verdict in SKIP:
                 # A stateful query fails if a batch's frame is never run.
                 frame.write.format("noop").mode("overwrite").save()

@@ -27,7 +27,7 @@ from pgonce.offsets_store.postgres.translate import (
     scrub,
 )
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.errors import StagingError
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
 
@@ -105,7 +105,7 @@ class Stager:
                 size += len(body)
                 yield body
 
-        stage_rows(self._url, self._table, encode_columns(self._struct_type), bodies(), self._watch)
+        stage_rows(self._url, self._table, encoded_columns(self._struct_type), bodies(), self._watch)
         return encoder.rows
 
     def _failed(self, error: Exception, _: bool) -> Exception:

@@ -1,14 +1,14 @@
 """
 What does a commit need to know about the rows that it writes?
 
-Made in the commit worker, in the receiver, or on the driver. Invariant: the rows can be read as often as a commit is
-tried.
+Made in the commit worker, in the receiver, or on the driver: a class for each way in which rows come. Invariant: the
+rows can be read as often as a commit is tried.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from typing import Protocol
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.sink.encoding.encoded_types import EncodedColumn
@@ -16,20 +16,26 @@ from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.staging.staged_rows import StagedRows
 
 
-@dataclass(frozen=True)
-class BatchRows:
-    """
-    The rows of one batch for one table.
+class BatchRows(Protocol):
+    """The rows of one batch for one table."""
 
-    ``bodies`` gives the inline rows as bodies of a binary COPY, from the beginning at every call (a lost connection
-    leads to a second try); ``staged`` are the rows that tasks have put into a staging table. ``count`` counts both, and
-    waits for those that are still to come. If rows carry their positions, ``since`` picks those at or past the stored
-    ones (among the staged rows, Postgres picks them).
-    """
+    @property
+    def columns(self) -> tuple[EncodedColumn, ...]:
+        """The columns of every row, in the order in which they are encoded."""
 
-    columns: tuple[EncodedColumn, ...]
-    count: Callable[[], int]
-    bodies: Callable[[], Iterable[bytes]]
-    staged: StagedRows | None = None
-    since: Callable[[Offsets], BatchRows] | None = None
-    positions: PositionColumns | None = None
+    @property
+    def positions(self) -> PositionColumns | None:
+        """The columns that say where in Kafka each row comes from; None if rows do not say it."""
+
+    @property
+    def staged(self) -> StagedRows | None:
+        """The rows that tasks have put into a staging table; they are not among the bodies."""
+
+    def count(self) -> int:
+        """Wait for the rows that are still to come, and return how many there are, staged ones included."""
+
+    def bodies(self) -> Iterable[bytes]:
+        """The other rows as bodies of a binary COPY, from the first at every call: a commit may be tried again."""
+
+    def since(self, stored: Offsets) -> BatchRows:
+        """The rows at or past the positions ``stored``; asked only if the rows have :attr:`positions`."""

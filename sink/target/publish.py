@@ -51,7 +51,7 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
         return sink_name or found.qualified_name
 
     def publish(connection: Connection, _: Batch, stored: Offsets | None) -> Published:
-        chosen = rows.since(stored) if stored and rows.since else rows
+        chosen = rows.since(stored) if stored and rows.positions else rows
         driver = driver_connection(connection)
         table = publish_rows_in_tx(driver, destination, chosen, found)
         published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)

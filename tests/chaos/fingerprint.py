@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 # What Spark, a user or another process calls first; all that these modules import takes part in a commit, or may.
-_ENTRANCES = ("PostgresBatchWriter", "transactional_batch", "PgonceDataSource", "Receptions")
+_ENTRANCES = ("PostgresBatchWriter", "transactional_batch", "PgonceDataSource", "run_receiver")
 # The folders of the product: what lies elsewhere, such as an installed copy in .venv, is another one.
 _FOLDERS = ("sink", "offsets_store", "pgonce")
 _MODULE_NAME = re.compile(r"\b(pgonce\.)?(sink|offsets_store)(\.[a-z_]+)+")

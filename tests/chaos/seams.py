@@ -74,17 +74,19 @@ def taken(directory: Path) -> dict[str, int]:
 
 class _SeenCommits(early_commit.EarlyCommits):
     def __init__(self, commits: early_commit.EarlyCommits, directory: Path, sign: Path) -> None:
-        super().__init__(commits._settings)
+        super().__init__(commits.settings)
         self._directory = directory
         self._sign = sign
 
-    def commit(self, batch: Any, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[..., Work]) -> None:
+    def commit(
+        self, batch: Any, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[..., Work], **more: Any
+    ) -> None:
         def seen(of: BatchRows) -> Work:
             work = work_of(of)
             # An early commit is given rows that do not wait for ever.
             return work if of is rows else replace(work, publish=self._signed(work.publish))
 
-        super().commit(batch, rows, arriving, seen)
+        super().commit(batch, rows, arriving, seen, **more)
 
     def _signed(self, publish: Callable[..., Any]) -> Callable[..., Any]:
         def signed(*arguments: Any) -> Any:

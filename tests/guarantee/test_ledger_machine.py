@@ -37,6 +37,7 @@ from pyspark.sql import types as t
 from sqlalchemy import Connection
 from support.fixtures.proxy import Proxy
 from support.ledger_model import PUBLISHED, SKIPPED, Folder, HandIn, Plan, Source, World
+from support.rows import GivenRows
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -50,13 +51,12 @@ from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.recovery.forget import forget_query
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import batch_by_id, describe_batch
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publication
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
@@ -365,7 +365,7 @@ class LedgerMachine(RuleBasedStateMachine):
         parts = [plan] if tasks == 1 else [some_of(plan, plan.start, plan.start), plan]
         for mark, part in [*enumerate(parts), (LOSER, some_of(plan, plan.start, plan.start + 1))]:
             rows = [encoded(driver.folder.source, part, mark)]
-            stage_rows(self.site.url, driver.staging_table, encode_columns(STRUCT), rows)
+            stage_rows(self.site.url, driver.staging_table, encoded_columns(STRUCT), rows)
         driver.promised_rows = tuple((mark, len(part.positions)) for mark, part in enumerate(parts))
         driver.staging_is_lost = False
 
@@ -678,7 +678,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert plan
         staged = StagedRows(driver.staging_table, driver.promised_rows) if driver.promised_rows else None
         bodies = [] if staged else [encoded(folder.source, plan)]
-        rows = BatchRows(encode_columns(STRUCT), lambda: len(plan.positions), lambda: bodies, staged)
+        rows = GivenRows(encoded_columns(STRUCT), len(plan.positions), lambda: bodies, staged)
         work = publication(None, destination("events", "append", (), None), rows, "staged" if staged else "inline")
         commit = CommitSettings(
             url or self.site.url,

@@ -22,9 +22,9 @@ from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planning import newest_uncommitted_entry
 from pgonce.sink.options import parse_options
@@ -66,10 +66,8 @@ class Job:
         )
         positions = [options.positions.of(batch)] if options.positions else []
         body = CopyEncoder(STRUCT).encode(batch)
-        parcel = Parcel(
-            origin, 0, len(batch), bodies=(body,), positions=tuple(positions), reach=reach(positions)
-        )  # fmt: skip
-        return commit_parcels(options, encode_columns(STRUCT), [parcel], planned.batch_id)
+        parcel = Parcel(origin, 0, len(batch), Inline((body,), tuple(positions)), reach(positions))
+        return commit_parcels(options, encoded_columns(STRUCT), [parcel], planned.batch_id)
 
     def run(self, query, planned, way, **more):
         """A batch from its entry to its commit."""

@@ -15,10 +15,10 @@ from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.parcel import Inline, Parcel, Staged
 from pgonce.sink.data_source.task_writer import staging_table
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import parse_options
 from pgonce.sink.positions.reach import reach
@@ -69,17 +69,17 @@ class Job:
             )
             parcels.append(self._parcel(origin, number, batch, staged=staged and number == 0 and mine))
         written = self.options.positions.without(STRUCT)
-        return commit_parcels(self.options, encode_columns(written), parcels, planned.batch_id)
+        return commit_parcels(self.options, encoded_columns(written), parcels, planned.batch_id)
 
     def _parcel(self, origin, number, batch, *, staged):
         positions = self.options.positions.of(batch)
         if staged:
             encoder = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: number})
-            stage_rows(self.url, staging_table(self.options, origin), encode_columns(STRUCT), [encoder.encode(batch)])
-            return Parcel(origin, number, len(batch), staged=((number, len(batch)),), reach=reach([positions]))
+            stage_rows(self.url, staging_table(self.options, origin), encoded_columns(STRUCT), [encoder.encode(batch)])
+            return Parcel(origin, number, len(batch), Staged(((number, len(batch)),)), reach([positions]))
         written = self.options.positions.without(STRUCT)
         body = CopyEncoder(written).encode(batch.select(written.names))
-        return Parcel(origin, number, len(batch), bodies=(body,), positions=(positions,), reach=reach([positions]))
+        return Parcel(origin, number, len(batch), Inline((body,), (positions,)), reach([positions]))
 
     def stored(self):
         """The rows of the table, with how often each is there."""

@@ -23,7 +23,7 @@ from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.early_commit import _PATIENCE_SECONDS  # noqa: PLC2701 (a number of the documents)
+from pgonce.sink.foreach_batch.early_commit import PATIENCE_SECONDS
 from pgonce.sink.staging.stager import COPY_BYTES
 
 MIB = 1024 * 1024
@@ -91,7 +91,7 @@ def default(name):
             default("lock_timeout") + default("retry_timeout") == 150,
         ),
         ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
-        ("hold both for half a second", _PATIENCE_SECONDS == 0.5),
+        ("hold both for half a second", PATIENCE_SECONDS == 0.5),
         ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
         ("a thousand events wait", QUEUED_EVENTS == 1000),
         ("newest 1,000 events", KEPT_A_QUERY == 1000),

@@ -93,5 +93,15 @@ def test_moving_does_not_count():
 def test_what_takes_part():
     """All that decides and commits is in, what only looks is not."""
     names = {name.rpartition(".")[2] for name in modules_of_commits(ROOT)}
-    assert {"decide", "one_try", "retrying", "publish", "upsert", "reception", "early_commit", "staged_rows"} <= names
+    assert {
+        "decide",
+        "one_try",
+        "retrying",
+        "publish",
+        "upsert",
+        "process",
+        "reception",
+        "early_commit",
+        "staged_rows",
+    } <= names
     assert not {"main", "listener", "doctor", "lag"} & names

@@ -30,16 +30,18 @@ from support.received_batch import SENT, body, name_of, origin, parcels, send
 import pgonce.sink.data_source.receiver.line
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Parcel
-from pgonce.sink.data_source.receiver import process
+from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.receiver import receptions
 from pgonce.sink.data_source.receiver.certificate import context_for, context_of, new_identity
 from pgonce.sink.data_source.receiver.client import finish, give_up
 from pgonce.sink.data_source.receiver.error_messages import ReceiverError
+from pgonce.sink.data_source.receiver.handle import Receiver
 from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, Receiver
-from pgonce.sink.data_source.receiver.messages import Promise, Start
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line
+from pgonce.sink.data_source.receiver.messages import Start
+from pgonce.sink.encoding.encoded_types import encoded_columns
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def receiver(receiver_options):
 
 def commit(options, receiver):
     """What the commit worker does with the message of the task of :data:`SENT`."""
-    return commit_parcels(options, encode_columns(STRUCT), parcels(receiver), 1)
+    return commit_parcels(options, encoded_columns(STRUCT), parcels(receiver), 1)
 
 
 def recorded(target):
@@ -292,8 +294,8 @@ def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, 
     give_up(receiver)
     assert finish(planned, origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
-    monkeypatch.setattr(process, "_PLAN_SECONDS", 0.1)
-    assert process.Receptions().of(uuid4()) is None
+    monkeypatch.setattr(receptions, "_PLAN_SECONDS", 0.1)
+    assert receptions.Receptions().of(uuid4()) is None
 
 
 def test_many_silent_callers_keep_nobody_waiting(target, receiver):
@@ -348,7 +350,7 @@ def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, target
 
     liar = Stranger(lies)
     believed = replace(liar.taken_for, certificate=identity.certificate, secret=secret)
-    with pytest.raises(PgonceError, match=f"NOT_IN_LEDGER.*{claimed}.*the batch was not committed"):
+    with pytest.raises(PgonceError, match=f"NOT_IN_LEDGER.*{claimed}.*The batch was not committed"):
         commit(receiver_options(), believed)
     liar.close()
     assert (ids(target), recorded(target)) == ([], 0)
@@ -365,7 +367,7 @@ def test_no_secret_stands_where_a_log_would_show_it(receiver):
     """Neither in what the plan carries nor in what the receiver is told, as Python shows them."""
     identity = new_identity()
     start = Start(identity, receiver.secret, 1)
-    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, receiver=receiver))
+    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, Inline(), carrier=receiver))
     for hidden in (identity.key, identity.password, receiver.secret):
         assert repr(hidden)[2:-1] not in shown
     # The key is the receiver's alone: what travels with the plan does not have it.

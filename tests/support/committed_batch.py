@@ -14,17 +14,17 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
+from support.rows import GivenRows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import Destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publication
 
 Rows = Sequence[tuple[int, str]]
@@ -56,17 +56,17 @@ def commit(
     if staged:
         table = StagingTable(batch.query_id, sink_name or destination.table, batch.run_id, batch.batch_id)
         encoder = CopyEncoder(struct_of(names), extra={ATTEMPT_COLUMN: 3})
-        stage_rows(url, table, encode_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
-        sent = BatchRows(sent.columns, sent.count, list, StagedRows(table, ((3, len(rows)),)))
+        stage_rows(url, table, encoded_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
+        sent = GivenRows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url, Remedies(independent=independent), lock_timeout=2, retry_timeout=0)
     return commit_batch(settings, batch, publication(sink_name, destination, sent, "staged" if staged else "inline"))
 
 
-def inline(rows: Rows, names: Sequence[str] = ("id", "name")) -> BatchRows:
+def inline(rows: Rows, names: Sequence[str] = ("id", "name")) -> GivenRows:
     """Rows that travelled in commit messages."""
     struct_type = struct_of(names)
-    return BatchRows(
-        encode_columns(struct_type), lambda: len(rows), lambda: [CopyEncoder(struct_type).encode(_arrow(rows, names))]
+    return GivenRows(
+        encoded_columns(struct_type), len(rows), lambda: [CopyEncoder(struct_type).encode(_arrow(rows, names))]
     )
 
 

@@ -12,6 +12,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import types as t
 from sqlalchemy import Connection
+from support.rows import GivenRows
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -19,20 +20,19 @@ from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 
 
-def rows(*ids: int) -> BatchRows:
+def rows(*ids: int) -> GivenRows:
     """Rows with these ids, as tasks would send them."""
     batch = pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())})
     body = CopyEncoder(STRUCT).encode(batch)
-    return BatchRows(encode_columns(STRUCT), lambda: len(ids), lambda: [body])
+    return GivenRows(encoded_columns(STRUCT), len(ids), lambda: [body])
 
 
 def appending(*of: int) -> Work:

@@ -14,10 +14,10 @@ from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.sink.data_source.parcel import Parcel
+from pgonce.sink.data_source.carrier import Promise
+from pgonce.sink.data_source.parcel import Parcel, Received
 from pgonce.sink.data_source.receiver.client import send_rows
-from pgonce.sink.data_source.receiver.line import Receiver
-from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.data_source.receiver.handle import Receiver
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.identity.origin import Origin
 
@@ -51,4 +51,4 @@ def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int =
 
 def parcels(receiver: Receiver) -> list[Parcel]:
     """What the task of :data:`SENT` tells the commit."""
-    return [Parcel(origin(), 0, 2, receiver=receiver, received_as=1)]
+    return [Parcel(origin(), 0, 2, Received(1), carrier=receiver)]

@@ -7,13 +7,13 @@ import itertools
 import psycopg
 import pyarrow as pa
 from pyspark.sql import types as t
+from support.rows import GivenRows
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 _batch_ids = itertools.count()
@@ -31,7 +31,7 @@ def publish(where, transport, struct, rows, mode="append", keys=(), order_by=Non
 def sent(url, transport, struct, rows):
     """The rows as the commit gets them; tuples in the order of the struct's columns."""
     half = {"inline": len(rows), "staged": 0, "both": len(rows) // 2}[transport]
-    columns = encode_columns(struct)
+    columns = encoded_columns(struct)
     staged = None
     if half < len(rows):
         table = StagingTable("query", "events", "run", next(_batch_ids))
@@ -39,7 +39,7 @@ def sent(url, transport, struct, rows):
         stage_rows(url, table, columns, [encoder.encode(_arrow(struct, rows[half:]))])
         staged = StagedRows(table, ((3, len(rows) - half),))
     bodies = [CopyEncoder(struct).encode(_arrow(struct, rows[:half]))] if half else []
-    return BatchRows(columns, lambda: len(rows), lambda: iter(bodies), staged)
+    return GivenRows(columns, len(rows), lambda: iter(bodies), staged)
 
 
 def _arrow(struct: t.StructType, rows):

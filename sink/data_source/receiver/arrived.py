@@ -1,5 +1,5 @@
 """
-Which of a batch's rows have arrived, and from which attempts of its tasks?
+Which of a batch's rows have arrived, from which attempts of its tasks, and which of them are wanted?
 
 Runs in the receiver. Invariant: a body is kept until the batch is over, and can be read as often as needed.
 """
@@ -10,9 +10,10 @@ import threading
 import time
 from dataclasses import dataclass
 
+from pgonce.offsets_store.commit.early_try import NotNowError
+from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.receiver.error_messages import without_rows
-from pgonce.sink.data_source.receiver.messages import Promise
-from pgonce.sink.spool import InFile, OverflowFile
+from pgonce.sink.spool import Spool
 
 # What has arrived is kept for a second try: up to this size in memory, the rest in a file.
 IN_MEMORY_BYTES = 32 * 1024 * 1024
@@ -29,28 +30,39 @@ class Sending:
 
 
 class Arrived:
-    """The bodies of a batch in the order in which they came, each with its :class:`Sending`."""
+    """
+    The bodies of a batch in the order in which they came, each with its :class:`Sending`.
+
+    ``promise`` is None until the commit worker has said which rows are wanted; ``is_over`` once the batch has failed,
+    or is done. Every change is made under ``changed``, which then wakes those who wait for it.
+    """
 
     def __init__(self) -> None:
-        self.size = 0
+        self.changed = threading.Condition()
         self.heard_at = time.monotonic()
+        self.promise: Promise | None = None
+        self.is_over = False
         self._sendings: dict[tuple[int, int], Sending] = {}
-        self._bodies: list[tuple[Sending, bytes | InFile]] = []
-        self._overflow = OverflowFile()
+        self._bodies: Spool[bytes] = Spool(IN_MEMORY_BYTES, memoryview, bytes)
+        self._senders: list[Sending] = []
         self._keeping = threading.Lock()
         self._not_kept: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._bodies)
+        return len(self._senders)
+
+    @property
+    def size(self) -> int:
+        """How many bytes have arrived."""
+        return self._bodies.size
 
     def sender(self, number: int) -> Sending:
         """Who sent a body."""
-        return self._bodies[number][0]
+        return self._senders[number]
 
     def body(self, number: int) -> bytes:
         """The body itself."""
-        kept = self._bodies[number][1]
-        return self._overflow.read(kept) if isinstance(kept, InFile) else kept
+        return self._bodies[number]
 
     def open(self, partition_id: int, attempt_id: int) -> Sending:
         """A task attempt begins to send."""
@@ -62,11 +74,11 @@ class Arrived:
     def add(self, sending: Sending, body: bytes) -> None:
         """Keep a body. An error here is raised at the commit, because the task cannot do anything about it."""
         self.heard_at = time.monotonic()
+        # A lock of its own: a file may be slow, and other tasks begin and end in the meantime.
         with self._keeping:
             try:
-                self.size += len(body)
-                kept = body if self.size <= IN_MEMORY_BYTES else self._overflow.write(memoryview(body))
-                self._bodies.append((sending, kept))
+                self._bodies.add(body, len(body))
+                self._senders.append(sending)
             except Exception as error:  # noqa: BLE001 (see above)
                 self._not_kept = error
 
@@ -78,6 +90,21 @@ class Arrived:
     def has_unbroken(self) -> bool:
         """Whether there is an attempt whose rows may be promised."""
         return any(not sending.broken for sending in list(self._sendings.values()))
+
+    def promised(self) -> Promise:
+        """
+        What the commit worker has said.
+
+        :raises NotNowError: if it has said nothing yet.
+        """
+        if self.promise is None:
+            raise NotNowError("its rows ended before they were promised")
+        return self.promise
+
+    def refuse_over(self) -> None:
+        """:raises NotNowError: if the batch is over."""
+        if self.is_over:
+            raise NotNowError("it has failed, or its query runs another one")
 
     def refuse_missing(self, promise: Promise) -> None:
         """

@@ -13,16 +13,17 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.receiver.error_messages import from_message, lost
-from pgonce.sink.data_source.receiver.line import BROKEN, CONNECT_SECONDS, SILENT, Line, Receiver
-from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.data_source.receiver.line import BROKEN, CONNECT_SECONDS, SILENT, Address, Line
+from pgonce.sink.data_source.receiver.messages import promise_as_message
 from pgonce.sink.identity.origin import Origin
 
 _log = logging.getLogger("pgonce")
 
 
 def send_rows(
-    receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int, bodies: Iterable[tuple[bytes, int]]
+    receiver: Address, origin: Origin, partition_id: int, attempt_id: int, bodies: Iterable[tuple[bytes, int]]
 ) -> int | None:
     """
     Send all rows of a task attempt, given as bodies with their row counts, and return how many rows they were.
@@ -53,7 +54,7 @@ def send_rows(
     return rows
 
 
-def finish(receiver: Receiver, origin: Origin, promise: Promise) -> Verdict:
+def finish(receiver: Address, origin: Origin, promise: Promise) -> Verdict:
     """
     Have the receiver commit the batch, wait, and return the verdict that it reports; the ledger must confirm it.
 
@@ -64,7 +65,7 @@ def finish(receiver: Receiver, origin: Origin, promise: Promise) -> Verdict:
     with _broken_is_lost(at_commit=False):
         line = receiver.dial()
     with _broken_is_lost(at_commit=True), closing(line):
-        promised = {"origin": asdict(origin), "bodies": len(promise.inline), "promise": promise.as_message()}
+        promised = {"origin": asdict(origin), "bodies": len(promise.inline), "promise": promise_as_message(promise)}
         line.say(say="finish", token=str(receiver.token), **promised)
         for body in promise.inline:
             line.send_body(body)
@@ -76,7 +77,7 @@ def finish(receiver: Receiver, origin: Origin, promise: Promise) -> Verdict:
                 return Verdict[answer["verdict"]]
 
 
-def give_up(receiver: Receiver) -> None:
+def give_up(receiver: Address) -> None:
     """Tell the receiver that the batch has failed, if it is still there."""
     try:
         with closing(receiver.dial(CONNECT_SECONDS)) as line:
@@ -90,7 +91,7 @@ def give_up(receiver: Receiver) -> None:
 _unreachable: set[tuple[str, int]] = set()
 
 
-def _line_for_rows(receiver: Receiver, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
+def _line_for_rows(receiver: Address, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
     where = (receiver.host, receiver.port)
     if where in _unreachable:
         return None

@@ -16,8 +16,8 @@ from pgonce.sink.data_source.receiver.line import SILENT
 _log = logging.getLogger("pgonce.receiver")
 
 _ASKED = (
-    "When the ledger was asked, the batch was not committed. If that process lives and goes on, it still may be: its "
-    "rows and its offsets together, or neither."
+    "The batch was not committed when the ledger was asked. If that process is still running, it may commit the batch "
+    "yet: rows and offsets together, or neither."
 )
 _REMEDY = "Start the query again: Spark runs the batch again from its source."
 
@@ -54,8 +54,8 @@ def not_kept(verdict: str, batch_id: int) -> ReceiverError:
         f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), "
         "but the ledger does not have it.",
         _ASKED,
-        "Start the query again: Spark runs the batch again from its source. If the database has just been restored or "
-        "failed over, it may lack other batches too: `pgonce doctor` finds out. Otherwise report this.",
+        f"{_REMEDY} If the database has just been restored or failed over, it may lack other batches too: `pgonce "
+        "doctor` finds out. Otherwise report this.",
     )
 
 
@@ -68,9 +68,9 @@ def in_words(error: Exception) -> PgonceError:
     if isinstance(error, PgonceError):
         return error
     _log.error("%s:\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
-    what = f"The receiver failed with {type(error).__name__}; where, is in the driver's standard error."
+    what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
     # It may have failed after COMMIT.
-    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this comes back, report it.")
+    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
 
 
 def as_message(error: Exception) -> list[str]:

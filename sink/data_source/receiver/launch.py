@@ -28,7 +28,8 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.data_source.receiver.certificate import new_identity
-from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Receiver
+from pgonce.sink.data_source.receiver.handle import Receiver
+from pgonce.sink.data_source.receiver.line import SECRET_BYTES
 from pgonce.sink.data_source.receiver.messages import Plan, Start
 from pgonce.sink.options import AUTOMATIC, SinkOptions
 
@@ -37,7 +38,7 @@ _log = logging.getLogger("pgonce.receiver")
 # Ctrl-C in the user's terminal is for the driver, which may end its query in an orderly way.
 _RUN = (
     "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
-    "from pgonce.sink.data_source.receiver.process import main; main()"
+    "from pgonce.sink.data_source.receiver.process import run_receiver; run_receiver()"
 )
 # A receiver reads at once, except during the second in which it starts.
 _UNREAD_ORDERS = 64
@@ -144,7 +145,7 @@ def _listening(host: str) -> Iterator[socket.socket]:
         raise _no_host(host, f"this driver cannot listen there: {error}") from None
     if ip_address(address[0]).is_unspecified:
         listening.close()
-        raise _no_host(host, "that is every address, and none that a task could ring")
+        raise _no_host(host, "this means every address of the host, and tasks need one that they can connect to")
     with listening:
         yield listening
 

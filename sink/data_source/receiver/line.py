@@ -37,7 +37,7 @@ _NOTICED = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER
 
 
 @dataclass(frozen=True)
-class Receiver:
+class Address:
     """
     Where the receiver of one planned batch listens, and its certificate.
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 from uuid import UUID
 
 from pyspark.sql.types import StructType
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.receiver.certificate import Identity
+from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import SinkOptions
 
 
@@ -37,48 +39,28 @@ class Plan:
     struct_type: StructType
 
 
-@dataclass(frozen=True)
-class Promise:
-    """
-    All rows of a batch.
+def promise_as_message(promise: Promise) -> dict[str, Any]:
+    """All but the bodies, which follow on the line."""
+    return {
+        "transport": promise.transport,
+        "received": [[partition, *sent] for partition, sent in promise.received.items()],
+        "inline_rows": promise.inline_rows,
+        "staged": list(promise.staged),
+    }
 
-    ``received`` says for each partition that was sent to the receiver which attempt's rows are wanted, and how many
-    there are; ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count of the rows in
-    the staging table. ``transport`` says in the ledger's words how the rows came.
-    """
 
-    transport: str
-    received: Mapping[int, tuple[int, int]]
-    inline: tuple[bytes, ...] = ()
-    inline_rows: int = 0
-    staged: tuple[tuple[int, int], ...] = ()
+def promise_from_message(message: Mapping[str, Any], inline: tuple[bytes, ...]) -> Promise:
+    """The promise that was sent."""
+    return Promise(
+        message["transport"],
+        {partition: (attempt, rows) for partition, attempt, rows in message["received"]},
+        inline,
+        message["inline_rows"],
+        tuple((mark, rows) for mark, rows in message["staged"]),
+    )
 
-    @property
-    def rows(self) -> int:
-        """How many rows the batch has."""
-        return self.inline_rows + sum(rows for _, rows in (*self.received.values(), *self.staged))
 
-    @cached_property
-    def attempts(self) -> dict[int, int]:
-        """For each partition that was sent, the attempt whose rows are wanted."""
-        return {partition: attempt for partition, (attempt, _) in self.received.items()}
-
-    def as_message(self) -> dict[str, Any]:
-        """All but the bodies, which follow on the line."""
-        return {
-            "transport": self.transport,
-            "received": [[partition, *sent] for partition, sent in self.received.items()],
-            "inline_rows": self.inline_rows,
-            "staged": list(self.staged),
-        }
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any], inline: tuple[bytes, ...]) -> Promise:
-        """The promise that was sent."""
-        return cls(
-            message["transport"],
-            {partition: (attempt, rows) for partition, attempt, rows in message["received"]},
-            inline,
-            message["inline_rows"],
-            tuple((mark, rows) for mark, rows in message["staged"]),
-        )
+def origin_from_message(words: Mapping[str, Any]) -> Origin:
+    """The origin that was sent, field by field."""
+    planned = words["planned"] and OffsetLogEntry(**words["planned"])
+    return Origin(**{**words, "planned": planned})

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
@@ -21,32 +20,24 @@ from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.sink.data_source.carrier import Carried, Promise
 from pgonce.sink.data_source.receiver.client import finish
 from pgonce.sink.data_source.receiver.error_messages import ReceiverError, not_kept
-from pgonce.sink.data_source.receiver.line import Receiver
-from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.data_source.receiver.line import Address
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import SinkOptions
 
 _log = logging.getLogger("pgonce")
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What became of the batch, and whether staging tables up to it may be left over."""
-
-    verdict: Verdict
-    may_sweep: bool
-
-
 def finished(
     options: SinkOptions,
-    receiver: Receiver,
+    receiver: Address,
     origin: Origin,
     promise: Promise,
     identified: Callable[[], PlannedBatch],
     name_sink: Callable[[Connection], str],
-) -> Answer:
+) -> Carried:
     """
     Have the receiver commit the batch, and look in the ledger whether it did, even if the receiver is lost.
 
@@ -78,7 +69,7 @@ def finished(
             ) from None
         if verdict in PUBLISH:
             raise failure
-    return Answer(verdict, kept is None or kept.may_sweep)
+    return Carried(verdict, kept is None or kept.may_sweep)
 
 
 def _kept(options: SinkOptions, origin: Origin, token: UUID) -> KeptAttempt | None:

@@ -15,31 +15,23 @@ import ssl
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 from uuid import UUID
 
-from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.receiver.certificate import context_of
 from pgonce.sink.data_source.receiver.error_messages import as_message, in_words, without_rows
 from pgonce.sink.data_source.receiver.line import BROKEN, Line
-from pgonce.sink.data_source.receiver.messages import Plan, Promise, Start
+from pgonce.sink.data_source.receiver.messages import Start, origin_from_message, promise_from_message
 from pgonce.sink.data_source.receiver.reception import Reception
+from pgonce.sink.data_source.receiver.receptions import Receptions
 from pgonce.sink.identity.origin import Origin
 
 _log = logging.getLogger("pgonce.receiver")
 
-# The first large task of a batch may be a slow one.
-IDLE_SECONDS = 600.0
-# Once the planner's worker is gone, no more batches come.
-LEFT_ALONE_SECONDS = 60.0
-# A task may call before the plan has been read, because both are sent at the same time.
-_PLAN_SECONDS = 10.0
-# How many batches that are over are remembered: whoever calls for one of them need not wait for its plan.
-_REMEMBERED = 100
 _LOOK_SECONDS = 0.5
 _SAY_ALIVE_SECONDS = 1.0
 # A stranger may call and say nothing, or keep more lines open than this process may have.
@@ -47,61 +39,7 @@ _IDENTIFY_SECONDS = 10
 _DEAF_SECONDS = 0.1
 
 
-class Receptions:
-    """The batches that may still be committed."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._planned: dict[UUID, Reception] = {}
-        self._over: deque[UUID] = deque(maxlen=_REMEMBERED)
-        self._used_at = time.monotonic()
-        self.is_alone = False
-
-    def plan(self, plan: Plan) -> None:
-        """A batch was planned; an earlier one of the same writer is over."""
-        reception = Reception(plan.token, plan.options, plan.struct_type)
-        with self._changed:
-            over = [token for token, other in self._planned.items() if other.writer == reception.writer]
-            for token in over:
-                self._drop(token)
-            self._planned[plan.token] = reception
-            self._used_at = time.monotonic()
-            self._changed.notify_all()
-
-    def of(self, token: UUID) -> Reception | None:
-        """The reception of a planned batch; None if the batch is over."""
-        with self._changed:
-            self._changed.wait_for(lambda: token in self._planned or token in self._over, timeout=_PLAN_SECONDS)
-            return self._planned.get(token)
-
-    def end(self, token: UUID) -> None:
-        """The batch is committed, or has failed."""
-        with self._changed:
-            self._drop(token)
-            self._used_at = time.monotonic()
-
-    def _drop(self, token: UUID) -> None:
-        reception = self._planned.pop(token, None)
-        self._over.append(token)
-        if reception is not None:
-            reception.give_up()
-
-    def wake(self) -> None:
-        """Wake transactions that wait: they may have waited too long."""
-        with self._changed:
-            receptions = list(self._planned.values())
-        for reception in receptions:
-            reception.look_at_clock()
-
-    def has_work(self) -> bool:
-        """Whether a batch may still come, or be finished."""
-        with self._changed:
-            idle_seconds = time.monotonic() - self._used_at
-            is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
-            return not is_idle or any(reception.may_be_finished() for reception in self._planned.values())
-
-
-def main() -> None:
+def run_receiver() -> None:
     """Run until there is nothing left to do; the one argument is the descriptor of the socket to listen at."""
     listening = socket.socket(fileno=int(sys.argv[1]))
     start: Start = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
@@ -170,7 +108,7 @@ def _converse(connected: socket.socket, context: ssl.SSLContext, secret: bytes, 
 
 
 def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:
-    who = _origin(message), message["partition_id"], message["attempt_id"]
+    who = origin_from_message(message["origin"]), message["partition_id"], message["attempt_id"]
     sending = reception.open(*who) if reception else None
     line.say(taken=sending is not None)
     if reception is None or sending is None:
@@ -185,19 +123,14 @@ def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None)
         reception.close(sending)
 
 
-def _origin(message: dict[str, Any]) -> Origin:
-    words = message["origin"]
-    planned = words["planned"] and OffsetLogEntry(**words["planned"])
-    return Origin(**{**words, "planned": planned})
-
-
 def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: UUID) -> None:
     answers: list[dict[str, Any]] = []
 
     def commit() -> None:
         try:
-            promise = Promise.from_message(message["promise"], bodies)
-            answers.append({"verdict": _committed(receptions.of(token), _origin(message), promise).name})
+            promise = promise_from_message(message["promise"], bodies)
+            verdict = _committed(receptions.of(token), origin_from_message(message["origin"]), promise)
+            answers.append({"verdict": verdict.name})
         except Exception as error:  # noqa: BLE001 (the commit worker raises it)
             answers.append({"error": as_message(error)})
 
@@ -217,5 +150,7 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: 
 
 def _committed(reception: Reception | None, origin: Origin, promise: Promise) -> Verdict:
     if reception is None:
-        raise without_rows("The receiver knows nothing of this batch: it was told that it has failed.")
+        raise without_rows(
+            "The receiver has no rows of this batch: it drops them when it is told that a batch has failed."
+        )
     return reception.finish(origin, promise)

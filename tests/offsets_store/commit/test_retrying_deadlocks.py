@@ -14,6 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.fixtures.driver import wait_until
+from support.rows import GivenRows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -23,9 +24,8 @@ from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
@@ -59,7 +59,7 @@ def write(connection, mode, writer, batch_id, ids):
     record_batch = pa.record_batch({name: pa.array(values, pa.int64()) for name, values in columns.items()})
     body = CopyEncoder(STRUCT).encode(record_batch)
     keys = ("id",) if mode == "upsert" else ()
-    rows = BatchRows(encode_columns(STRUCT), lambda: len(ids), lambda: [body])
+    rows = GivenRows(encoded_columns(STRUCT), len(ids), lambda: [body])
     publish_rows_in_tx(driver_connection(connection), destination("shared", mode, keys, None), rows)
     return Published(len(ids), "test")
 

@@ -20,6 +20,7 @@ from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, ids, rows, settings
 from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
+from support.rows import GivenRows
 
 from pgonce.offsets_store.commit import one_try
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -35,11 +36,10 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.progress.listener import OffsetsListener
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 # The bound in these tests is two seconds, and connecting takes two more; without it, all of them wait for 15 minutes.
@@ -149,7 +149,7 @@ def publishing(*new, then=lambda: None):
             if steps:
                 steps.pop()()
 
-        everything = BatchRows(encode_columns(STRUCT), lambda: len(new), bodies)
+        everything = GivenRows(encoded_columns(STRUCT), len(new), bodies)
         publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), everything)
         return Published(len(new), "test")
 
@@ -263,7 +263,7 @@ class TestTheClientsHost:
                 wait_until(lambda: not observer.execute(left, [f"pgonce.{table.name}"]).fetchall(), _SOON_SECONDS)
 
         with pytest.raises(psycopg.OperationalError):
-            stage_rows(vanishing.url(), table, encode_columns(STRUCT), bodies())
+            stage_rows(vanishing.url(), table, encoded_columns(STRUCT), bodies())
 
     def test_a_recovery_or_a_reader(self, vanishing, observer):
         """Every other transaction of ours begins with the same bounds."""

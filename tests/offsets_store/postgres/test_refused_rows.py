@@ -10,7 +10,7 @@ from support.sent_rows import publish
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.data_source.spark_interface import PgonceDataSource
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 TABLE = "CREATE TABLE events (id bigint, name text)"
@@ -117,4 +117,4 @@ def test_more_columns_are_refused_at_the_first_batch_and_not_when_one_is_large(t
     with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS.*1600 columns.*1599.*PostgresBatchWriter"):
         source.streamWriter(wide(1600), overwrite=False)
     with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS.*1601 columns.*1600"):
-        encode_columns(wide(1601))
+        encoded_columns(wide(1601))

@@ -26,7 +26,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
 
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit, fit
@@ -573,7 +573,7 @@ def into(
     connection: psycopg.Connection, data_type: t.DataType, array: pa.Array, base_type: str, column_type: str
 ) -> list[str]:
     """Write a column as the product does, straight or through a table of the encoded types, and read it as text."""
-    fitting = fit(encode_columns(frame(data_type))[0], base_type, column_type)
+    fitting = fit(encoded_columns(frame(data_type))[0], base_type, column_type)
     assert fitting.fit is not Fit.REFUSED
     is_exact = fitting.fit is Fit.EXACT
     connection.rollback()

@@ -11,13 +11,13 @@ import pickle
 import pytest
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.errors import TypeMappingError
 
 
 def encoded(data_type: t.DataType) -> EncodedColumn:
     """Return how a column ``c`` of this type is encoded."""
-    (column,) = encode_columns(t.StructType([t.StructField("c", data_type)]))
+    (column,) = encoded_columns(t.StructType([t.StructField("c", data_type)]))
     return column
 
 
@@ -122,7 +122,7 @@ def test_names_that_come_twice_are_refused() -> None:
     """A table has no two columns of one name, and in jsonb the later field would replace the earlier one."""
     twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
     with pytest.raises(TypeMappingError, match="The frame has more than one field called 'a'"):
-        encode_columns(twice)
+        encoded_columns(twice)
     with pytest.raises(TypeMappingError, match=r"Column 'c\.element' has more than one field called 'a'"):
         encoded(t.ArrayType(twice))
 
@@ -130,7 +130,7 @@ def test_names_that_come_twice_are_refused() -> None:
 def test_a_frame_without_columns_is_refused() -> None:
     """There is nothing to copy."""
     with pytest.raises(TypeMappingError, match="no columns"):
-        encode_columns(t.StructType([]))
+        encoded_columns(t.StructType([]))
 
 
 def test_the_error_unpickles_as_it_was() -> None:

@@ -1,23 +1,32 @@
-"""A small batch's transaction begins beside Spark's job, and never at the rows' expense; without Spark."""
+"""
+A small batch's transaction begins beside Spark's job, and never at the rows' expense; without Spark.
+
+Covers: sink.foreach_batch.frame_commits.
+"""
 
 from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass
 
 import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import TABLE, ids, rows, settings
 from support.fixtures.driver import wait_until
+from support.rows import GivenRows
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
+from pgonce.sink.positions.columns import position_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.target.publish import publication
+
+# Their values are asked of no row here.
+POSITIONS = position_columns(("topic", "partition", "offset"), written=False)
 
 
 class Job:
@@ -42,6 +51,17 @@ class Job:
         return is_over
 
 
+@dataclass(frozen=True)
+class RowsOfJob(GivenRows):
+    """Rows that cannot be counted before the job has ended."""
+
+    job: Job | None = None
+
+    def count(self):
+        """Wait for them."""
+        return self.job.wait() and self.number
+
+
 class Writer:
     """Commits batches of one row each, whose id is the batch's, while the test goes on."""
 
@@ -52,9 +72,8 @@ class Writer:
 
     def commit(self, batch, job):
         """Begin; the result waits until the batch is committed."""
-        encoded = rows(batch.batch_id)
-        counted = replace(encoded, count=lambda: job.wait() and encoded.count())
-        source = replace(counted, since=lambda _: counted) if self._by_position else counted
+        made = rows(batch.batch_id)
+        source = RowsOfJob(made.columns, made.number, made.make, None, POSITIONS if self._by_position else None, job)
         result = Future()
 
         def commit():

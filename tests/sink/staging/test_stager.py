@@ -9,16 +9,16 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
+from support.rows import GivenRows
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.staging import stager
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import StagingTable
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
@@ -43,7 +43,7 @@ def published(url, promised):
     rows = sum(count for _, count in promised)
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE events (id bigint)")
-        everything = BatchRows(encode_columns(STRUCT), lambda: rows, list, StagedRows(TABLE, promised))
+        everything = GivenRows(encoded_columns(STRUCT), rows, list, StagedRows(TABLE, promised))
         publish_rows_in_tx(connection, destination("events", "append", (), None), everything)
         return [row[0] for row in connection.execute("SELECT id FROM events ORDER BY id").fetchall()]
 

@@ -16,11 +16,11 @@ from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import migrate
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.target.first_look import look_once
 
-COLUMNS = encode_columns(t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())]))
+COLUMNS = encoded_columns(t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())]))
 TABLE = "CREATE TABLE events (id bigint, name text)"
 
 _queries = itertools.count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encode_columns
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit, fit
 from pgonce.sink.target.statements import value_of
@@ -13,7 +13,7 @@ from pgonce.sink.target.statements import value_of
 
 def encoded(data_type: t.DataType) -> EncodedColumn:
     """Return how a column ``c`` of this type is encoded."""
-    (column,) = encode_columns(t.StructType([t.StructField("c", data_type)]))
+    (column,) = encoded_columns(t.StructType([t.StructField("c", data_type)]))
     return column
 
 

@@ -16,6 +16,7 @@ from support.batches import make_batch
 from support.committed_rows import settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
+from support.rows import GivenRows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -24,11 +25,10 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publication, publish_rows_in_tx
 
 
@@ -101,13 +101,13 @@ def arrow_of(pair: Pair) -> pa.RecordBatch:
 def work_of(transport: str, pair: Pair, url: str) -> Work:
     """What a commit does whose rows come this way."""
     struct, rows = struct_of(pair), arrow_of(pair)
-    columns = encode_columns(struct)
+    columns = encoded_columns(struct)
     if transport == "staged":
         encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
         stage_rows(url, STAGING, columns, [encoder.encode(rows)])
-        sent = BatchRows(columns, lambda: len(rows), list, StagedRows(STAGING, ((3, len(rows)),)))
+        sent = GivenRows(columns, len(rows), list, StagedRows(STAGING, ((3, len(rows)),)))
     else:
-        sent = BatchRows(columns, lambda: len(rows), lambda: [CopyEncoder(struct).encode(rows)])
+        sent = GivenRows(columns, len(rows), lambda: [CopyEncoder(struct).encode(rows)])
     mode, keys = {"upserted": ("upsert", ("id",)), "replaced": ("complete", ())}.get(transport, ("append", ()))
     where = destination("events", mode, keys, None)
     if transport != "by a function":
@@ -276,7 +276,7 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
             other.execute(b"ALTER TABLE events ATTACH PARTITION second FOR VALUES FROM (1) TO (9)")
         yield CopyEncoder(struct).encode(rows)
 
-    sent = BatchRows(encode_columns(struct), lambda: len(rows), bodies)
+    sent = GivenRows(encoded_columns(struct), len(rows), bodies)
     assert outcome(settings(url), publication(None, destination("events", "append", (), None), sent, "inline")) == (
         "TARGET_NOT_DURABLE"
     )
@@ -300,9 +300,7 @@ def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy)
     """It travels with the question what the table is; with a name of the sink's own or without, trips are the same."""
     pair = PAIRS[1]
     create(admin, pair)
-    sent = BatchRows(
-        encode_columns(struct_of(pair)), lambda: 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))]
-    )
+    sent = GivenRows(encoded_columns(struct_of(pair)), 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))])
     work = publication(sink_name, destination("events", "append", (), None), sent, "inline")
     commit_batch(settings(proxy.url), make_batch(0, end=None), work)
     admin.execute(b"TRUNCATE events")

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
+from support.rows import GivenRows
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([
@@ -27,7 +27,7 @@ STRUCT = t.StructType([
     t.StructField("name", t.StringType()),
     t.StructField("at", t.IntegerType()),
 ])  # fmt: skip
-COLUMNS = encode_columns(STRUCT)
+COLUMNS = encoded_columns(STRUCT)
 STAGING = StagingTable("query", "events", "run", 7)
 TRANSPORTS = ("inline", "staged", "both")
 
@@ -41,7 +41,7 @@ def arrow(rows):
 
 def inline(rows):
     """Rows that travelled in commit messages."""
-    return BatchRows(COLUMNS, lambda: len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
+    return GivenRows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
 
 
 def stage(url, rows, attempt, table=STAGING):
@@ -59,7 +59,7 @@ def sent(transport, url, rows):
     # An attempt that died left rows too; nobody promised them.
     stage(url, [(999, "of a dead attempt", 0)], attempt=2)
     staged = StagedRows(STAGING, ((3, len(rows) - half),))
-    return BatchRows(COLUMNS, lambda: len(rows), inline(rows[:half]).bodies if half else list, staged)
+    return GivenRows(COLUMNS, len(rows), inline(rows[:half]).bodies if half else list, staged)
 
 
 def publish(url, rows, mode="append", keys=(), order_by=None, **options):
@@ -184,7 +184,7 @@ def test_what_fails_in_making_rows_is_no_business_of_the_server(admin, url, monk
         raise RuntimeError("the value 'a secret' is malformed")
 
     with pytest.raises(RuntimeError, match="a secret"):
-        publish(url, BatchRows(COLUMNS, lambda: 6, failing))
+        publish(url, GivenRows(COLUMNS, 6, failing))
     assert len(heard) == 1
     assert "secret" not in heard[0]
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
@@ -195,7 +195,7 @@ def test_staged_rows_that_are_not_those_promised_are_refused(promised, admin, ur
     """Fewer rows than promised, or more, mean that the staging table is not to be trusted."""
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
     stage(url, ROWS, attempt=3)
-    rows = BatchRows(COLUMNS, lambda: promised, list, StagedRows(STAGING, ((3, promised),)))
+    rows = GivenRows(COLUMNS, promised, list, StagedRows(STAGING, ((3, promised),)))
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
         publish(url, rows)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
@@ -221,7 +221,7 @@ def test_a_staging_table_that_is_gone_is_refused(admin, url):
     with psycopg.connect(url, autocommit=True) as connection:
         drop_staging_table(connection, STAGING.name)
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, BatchRows(COLUMNS, lambda: 6, list, StagedRows(STAGING, ((3, 6),))))
+        publish(url, GivenRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
 
 
 def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres_server, admin):
@@ -232,7 +232,7 @@ def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres
     stage(url, ROWS, attempt=3)
     postgres_server.embedded.crash()
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, BatchRows(COLUMNS, lambda: 6, list, StagedRows(STAGING, ((3, 6),))))
+        publish(url, GivenRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
 
 
 def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):

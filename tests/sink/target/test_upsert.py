@@ -11,12 +11,12 @@ import pytest
 from psycopg import sql
 from pyspark.sql import types as t
 from support.fixtures.driver import wait_until
+from support.rows import GivenRows
 
 import pgonce.sink.target.upsert
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
-from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.publish import publish_rows_in_tx
 from pgonce.sink.target.upsert import merged
 
@@ -50,7 +50,7 @@ def upsert(connection, rows, keys=("id",), order_by=None, table="events"):
         [pa.array(column, ty) for column, ty in zip(zip(*rows, strict=True), TYPES, strict=True)], names=STRUCT.names
     )
     bodies = [CopyEncoder(STRUCT).encode(batch)]
-    rows = BatchRows(encode_columns(STRUCT), lambda: batch.num_rows, lambda: bodies)
+    rows = GivenRows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
     publish_rows_in_tx(connection, destination(table, "upsert", keys, order_by), rows)
 
 

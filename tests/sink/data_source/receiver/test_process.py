@@ -1,8 +1,9 @@
 """
 The receiver as a process of its own: who is heard, what is left where somebody is killed, and when it ends.
 
-Covers: offsets_store.ledger.kept_attempt, sink.data_source.receiver.client, sink.data_source.receiver.launch,
-sink.data_source.receiver.outcome, sink.identity.planned_batch.
+Covers: offsets_store.ledger.kept_attempt, sink.data_source.receiver.client, sink.data_source.receiver.handle,
+sink.data_source.receiver.launch, sink.data_source.receiver.outcome, sink.data_source.receiver.receptions,
+sink.identity.planned_batch.
 """
 
 from __future__ import annotations
@@ -32,15 +33,16 @@ from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Parcel
-from pgonce.sink.data_source.receiver import launch
-from pgonce.sink.data_source.receiver import process as receiver_process
+from pgonce.sink.data_source.parcel import Parcel, Received, Staged
+from pgonce.sink.data_source.receiver import launch, receptions
 from pgonce.sink.data_source.receiver.client import finish, give_up, send_rows
 from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.receiver.messages import Plan, Promise
+from pgonce.sink.data_source.receiver.messages import Plan
+from pgonce.sink.data_source.receiver.receptions import Receptions
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encode_columns
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.staging.stager import Stager
 
@@ -165,7 +167,7 @@ def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(target, rec
         finish(receiver, origin(), SENT)
     give_up(receiver)
     with pytest.raises(PgonceError, match="RECEIVER_LOST.*Nothing of this batch was written"):
-        commit_parcels(receiver_options(), encode_columns(STRUCT), parcels(receiver), 1)
+        commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1)
     assert ids(target) == []
 
 
@@ -207,7 +209,7 @@ def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(
     send(receiver, 1, 2)
     with ThreadPoolExecutor() as pool:
         committing = pool.submit(
-            commit_parcels, receiver_options(url=proxy.url), encode_columns(STRUCT), parcels(receiver), 1
+            commit_parcels, receiver_options(url=proxy.url), encoded_columns(STRUCT), parcels(receiver), 1
         )
         hold.wait()
         started_receivers[0].kill()
@@ -216,7 +218,7 @@ def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(
         if moment == "hold_after_commit":
             assert committing.result() is Verdict.LANDED
         else:
-            with pytest.raises(PgonceError, match="RECEIVER_LOST.*the batch was not committed"):
+            with pytest.raises(PgonceError, match="RECEIVER_LOST.*The batch was not committed"):
                 committing.result()
     assert ids(target) == ([1, 2] if moment == "hold_after_commit" else [])
 
@@ -228,7 +230,7 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     hold = proxy.hold_after_commit(touching="events")
     send(receiver, 1, 2)
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit_parcels, small, encode_columns(STRUCT), parcels(receiver), 1)
+        committing = pool.submit(commit_parcels, small, encoded_columns(STRUCT), parcels(receiver), 1)
         hold.wait()
         proxy.stop()
         started_receivers[0].kill()
@@ -241,8 +243,8 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     # The next start, which Spark makes of the same offsets.
     again, restarted = receiver_for(receiver_options(), STRUCT), replace(origin(), run_id="run 2")
     send_rows(again, restarted, 0, 1, map(body, (1, 2)))
-    parcel = Parcel(restarted, 0, 2, receiver=again, received_as=1)
-    assert commit_parcels(receiver_options(), encode_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
+    parcel = Parcel(restarted, 0, 2, Received(1), carrier=again)
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
 
 
@@ -254,7 +256,7 @@ def test_a_committed_batch_is_found_whatever_else_has_gone(gone, target, proxy, 
     hold = proxy.hold_after_commit(touching="events")
     send(receiver, 1, 2)
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit_parcels, settings, encode_columns(STRUCT), parcels(receiver), 1)
+        committing = pool.submit(commit_parcels, settings, encoded_columns(STRUCT), parcels(receiver), 1)
         hold.wait()
         if gone == "the table":
             target.execute("DROP TABLE events")
@@ -275,7 +277,7 @@ def test_a_lost_receiver_and_a_checkpoint_that_has_gone_leave_an_unknown_outcome
     hold = proxy.hold_before_commit(touching="events")
     send(receiver, 1, 2)
     with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit_parcels, settings, encode_columns(STRUCT), parcels(receiver), 1)
+        committing = pool.submit(commit_parcels, settings, encoded_columns(STRUCT), parcels(receiver), 1)
         hold.wait()
         shutil.rmtree(settings.checkpoint_location)
         started_receivers[0].kill()
@@ -289,7 +291,7 @@ def test_what_the_ledger_is_asked_of_a_done_batch_is_one_statement(target, url, 
     """The look into the ledger costs no transaction, and finds the batch by the token that the plan drew."""
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
-    assert commit_parcels(receiver_options(), encode_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
     assert kept_attempt(url, origin().query_id, "events", 1, receiver.token) == KeptAttempt(True, False, False)
     assert kept_attempt(url, origin().query_id, "events", 1, UUID(int=7)) == KeptAttempt(False, False, False)
     assert kept_attempt(url, origin().query_id, "events", 2, receiver.token) == KeptAttempt(False, False, False)
@@ -298,13 +300,13 @@ def test_what_the_ledger_is_asked_of_a_done_batch_is_one_statement(target, url, 
 
 def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_options):
     """An attempt that could not reach the receiver stages; where Spark chooses another, its rows do not stay."""
-    settings, columns = receiver_options(), encode_columns(STRUCT)
+    settings, columns = receiver_options(), encoded_columns(STRUCT)
     for number in (1, 2):
         receiver = receiver_for(settings, STRUCT)
         row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["x"])})
         Stager(settings.commit.url, staging_table(settings, origin(number)), STRUCT, 9, 10).stage(iter([row]))
         send(receiver, 10 * number, 10 * number + 1, batch_id=number)
-        parcel = Parcel(origin(number), 0, 2, receiver=receiver, received_as=1)
+        parcel = Parcel(origin(number), 0, 2, Received(1), carrier=receiver)
         assert commit_parcels(settings, columns, [parcel], number) is Verdict.NEW
         assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
     assert ids(target) == [10, 11, 20, 21]
@@ -324,7 +326,7 @@ def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
     target, receiver_options, started_receivers
 ):
     """The receiver skips a published batch and is lost; the commit of staged rows is no second writer for it."""
-    settings, columns = receiver_options(), encode_columns(STRUCT)
+    settings, columns = receiver_options(), encoded_columns(STRUCT)
     first = receiver_for(settings, STRUCT)
     send(first, 1, 2)
     commit_parcels(settings, columns, parcels(first), 1)
@@ -333,7 +335,7 @@ def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
     assert wait_until(lambda: target.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
     started_receivers[0].kill()
     started_receivers[0].wait()
-    staged = Parcel(restarted, 0, 2, staged=((7, 2),), receiver=again)
+    staged = Parcel(restarted, 0, 2, Staged(((7, 2),)), carrier=again)
     assert commit_parcels(settings, columns, [staged], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
 
@@ -346,24 +348,24 @@ def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
     idle, alone, has_rows, stays, receiver_options, monkeypatch
 ):
     """Ten units of time without a batch end it, or two where its planner is gone; not while a task's rows wait."""
-    monkeypatch.setattr(receiver_process, "IDLE_SECONDS", 10)
-    monkeypatch.setattr(receiver_process, "LEFT_ALONE_SECONDS", 2)
-    receptions = receiver_process.Receptions()
+    monkeypatch.setattr(receptions, "IDLE_SECONDS", 10)
+    monkeypatch.setattr(receptions, "LEFT_ALONE_SECONDS", 2)
+    expected = Receptions()
     token = UUID(int=7)
-    receptions.plan(Plan(token, receiver_options(inlineBytes="1000"), STRUCT))
-    reception = receptions.of(token)
+    expected.plan(Plan(token, receiver_options(inlineBytes="1000"), STRUCT))
+    reception = expected.of(token)
     assert reception
     if has_rows:
         reception.open(origin(), 0, 1)
     else:
         reception.close(reception.open(origin(), 0, 1))
-    receptions.is_alone = alone
+    expected.is_alone = alone
     later = time.monotonic() + idle
-    monkeypatch.setattr(receiver_process, "time", SimpleNamespace(monotonic=lambda: later))
-    assert receptions.has_work() is stays
-    receptions.end(token)
-    monkeypatch.setattr(receiver_process, "time", SimpleNamespace(monotonic=lambda: later + 11))
-    assert not receptions.has_work()
+    monkeypatch.setattr(receptions, "time", SimpleNamespace(monotonic=lambda: later))
+    assert expected.has_work() is stays
+    expected.end(token)
+    monkeypatch.setattr(receptions, "time", SimpleNamespace(monotonic=lambda: later + 11))
+    assert not expected.has_work()
 
 
 def test_where_spark_keeps_no_workers_there_is_no_receiver(receiver_options, started_receivers, monkeypatch):

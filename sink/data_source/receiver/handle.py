@@ -1,0 +1,45 @@
+"""
+What does a plan take along, so that tasks and the commit worker reach the receiver?
+
+Made in the planner's worker, used in tasks and in the commit worker. Invariant: it can be pickled, and says all that
+there is to know; it holds no connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.sink.data_source.carrier import Carried, Promise
+from pgonce.sink.data_source.receiver import client
+from pgonce.sink.data_source.receiver.line import Address
+from pgonce.sink.data_source.receiver.outcome import finished
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.options import SinkOptions
+
+
+class Receiver(Address):
+    """The receiver as a :class:`~pgonce.sink.data_source.carrier.Carrier` of one planned batch."""
+
+    def send_rows(
+        self, origin: Origin, partition_id: int, attempt_id: int, bodies: Iterable[tuple[bytes, int]]
+    ) -> int | None:
+        """:raises ReceiverError: if the receiver is lost on the way."""
+        return client.send_rows(self, origin, partition_id, attempt_id, bodies)
+
+    def commit(
+        self,
+        options: SinkOptions,
+        origin: Origin,
+        promise: Promise,
+        identified: Callable[[], PlannedBatch],
+        name_sink: Callable[[Connection], str],
+    ) -> Carried:
+        """:raises PgonceError: as :func:`~pgonce.sink.data_source.receiver.outcome.finished`."""
+        return finished(options, self, origin, promise, identified, name_sink)
+
+    def give_up(self) -> None:
+        """Tell the receiver that nobody needs the batch's rows any more, if it is still there."""
+        client.give_up(self)

@@ -1,0 +1,96 @@
+"""
+Which rows a batch's parcels promise: each once, whichever way they came.
+
+Covers: sink.data_source.carrier.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.sink.data_source.carrier import Promise
+from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
+from pgonce.sink.data_source.parcel_rows import ParcelRows
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.positions.columns import position_columns
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import StagingTable
+
+ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
+TABLE = StagingTable("q1", "events", "r1", 7)
+STRUCT = t.StructType([t.StructField("id", t.LongType())])
+POSITIONS = position_columns(("topic", "partition", "offset"), written=False)
+
+
+def body(*ids):
+    """Rows with these ids, as a task encodes them."""
+    return CopyEncoder(STRUCT).encode(pa.record_batch({"id": pa.array(ids, pa.int64())}))
+
+
+def places(*offsets):
+    """Positions in partition 0 of topic t."""
+    rows = [{"topic": "t", "partition": 0, "offset": offset} for offset in offsets]
+    schema = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+    return POSITIONS.of(pa.RecordBatch.from_pylist(rows, schema=schema))
+
+
+def inline(partition_id, *ids):
+    """A parcel that holds these rows, whose offsets are their ids."""
+    return Parcel(ORIGIN, partition_id, len(ids), Inline((body(*ids),), (places(*ids),)))
+
+
+def rows_of(*parcels, positions=None):
+    """The rows of these parcels."""
+    return ParcelRows(encoded_columns(STRUCT), positions, parcels, TABLE)
+
+
+STAGED = Parcel(ORIGIN, 1, 5, Staged(((11, 2), (12, 3))))
+RECEIVED = Parcel(ORIGIN, 2, 4, Received(9))
+
+
+@pytest.mark.parametrize(
+    ("parcels", "way"),
+    [
+        ([inline(0, 1)], "inline"),
+        ([STAGED], "staged"),
+        ([inline(0, 1), STAGED], "inline+staged"),
+        ([RECEIVED, inline(0, 1)], "inline+received"),
+        ([inline(0)], "inline"),
+        ([inline(0), STAGED], "staged"),
+    ],
+)
+def test_the_ledger_says_how_the_rows_came(parcels, way):
+    """A batch is inline, staged or received, or several of these; parcels without rows do not count."""
+    assert rows_of(*parcels).transport == way
+
+
+def test_all_rows_are_counted_and_the_inline_ones_are_bodies():
+    """What is staged is promised by its marks."""
+    rows = rows_of(inline(0, 1, 2), STAGED, inline(3, 3))
+    assert rows.count() == 8
+    assert [list(rows.bodies()) for _ in range(2)] == [[body(1, 2), body(3)]] * 2
+    assert rows.staged == StagedRows(TABLE, ((11, 2), (12, 3)))
+
+
+def test_rows_below_the_stored_positions_are_left_out():
+    """Inline rows are dropped here; of the staged ones, Postgres drops them."""
+    stored = {"0": {"t": {"0": 3}}}
+    rows = rows_of(inline(0, 1, 2, 3), STAGED, inline(3, 4, 5), positions=POSITIONS).since(stored)
+    assert list(rows.bodies()) == [body(3), body(4, 5)]
+    assert rows.count() == 3 + 5
+    assert rows.staged == StagedRows(TABLE, ((11, 2), (12, 3)), POSITIONS, stored)
+
+
+def test_a_carrier_is_told_of_all_rows():
+    """It commits the batch, so it hears of those that it has and of those that it has not."""
+    rows = rows_of(inline(0, 1, 2), STAGED, RECEIVED)
+    assert rows.are_received
+    assert not rows_of(STAGED).are_received
+    promise = rows.promise()
+    assert promise == Promise("inline+received+staged", {2: (9, 4)}, (body(1, 2),), 2, ((11, 2), (12, 3)))
+    assert promise.rows == rows.count() == 11
