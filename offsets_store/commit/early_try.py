@@ -19,6 +19,8 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 _log = logging.getLogger("pgonce")
 
+_BEGINS_AGAIN = "batch %s begins again when its rows are there: %s"
+
 
 class NotNowError(Exception):
     """Work of an early transaction ends it with this, where its rows are not there, or are others than it has taken."""
@@ -42,11 +44,13 @@ class EarlyTry:
         try:
             # Only a commit whose rows are there waits for Postgres: this one should not hold up others, or end them.
             self.verdict = commit_batch(replace(self.settings, retry_timeout=0), planned, work)
+        except NotNowError as why:
+            _log.info(_BEGINS_AGAIN, planned.batch_id, why)
         except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
             self.outcome_unknown = left_unknown(error)
             # The words of an error that is not ours may show a row.
-            reason = error if isinstance(error, PgonceError | NotNowError) else type(error).__name__
-            _log.info("batch %s begins again when its rows are there: %s", planned.batch_id, reason)
+            reason = error if isinstance(error, PgonceError) else type(error).__name__
+            _log.warning(_BEGINS_AGAIN, planned.batch_id, reason)
 
     def commit(self, planned: PlannedBatch, work: Work) -> Verdict:
         """:func:`~pgonce.offsets_store.commit.retrying.commit_batch`, after the try."""

@@ -34,7 +34,7 @@ def lower_thresholds(directory: Path) -> None:
     """From now on small upserts are merged, and almost every batch of ``PostgresBatchWriter`` begins early."""
     upsert.MERGED_ROWS = _MERGED_ROWS
     early_commit._SOON_SECONDS = _SOON_SECONDS
-    early_commit._PATIENCE_SECONDS = _PATIENCE_SECONDS
+    early_commit.PATIENCE_SECONDS = _PATIENCE_SECONDS
     real = upsert.merged
 
     @functools.wraps(real)

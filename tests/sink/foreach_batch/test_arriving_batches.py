@@ -171,7 +171,7 @@ def test_rows_are_copied_while_others_are_made(spark, at_once, small_batches, ur
 
 def test_a_transaction_begins_beside_the_job(spark, monkeypatch, url, observer, tmp_path):
     """Where the last batch's rows came soon, the next one's transaction is open while its task still runs."""
-    for seconds in ("_SOON_SECONDS", "_PATIENCE_SECONDS"):
+    for seconds in ("_SOON_SECONDS", "PATIENCE_SECONDS"):
         monkeypatch.setattr(early_commit, seconds, 60)
     inbox = Inbox(tmp_path / "inbox")
     inbox.add(10)

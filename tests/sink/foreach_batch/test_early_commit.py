@@ -108,7 +108,7 @@ def admin(url):
 @pytest.fixture
 def patient(monkeypatch):
     """A transaction waits for its rows until the test is over."""
-    monkeypatch.setattr(early_commit, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(early_commit, "PATIENCE_SECONDS", 60)
 
 
 def waiting(admin):
@@ -169,7 +169,7 @@ def test_the_first_batch_of_a_run_waits_for_its_rows(run_id, admin, url):
 
 def test_a_transaction_waits_only_so_long(monkeypatch, admin, url):
     """Rows that do not come soon find no transaction open; the next batch then waits for its own."""
-    monkeypatch.setattr(early_commit, "_PATIENCE_SECONDS", 3)
+    monkeypatch.setattr(early_commit, "PATIENCE_SECONDS", 3)
     writer = Writer(url)
     job, result = begun(admin, writer)
     assert wait_until(lambda: waiting(admin) == 0)
