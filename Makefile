@@ -36,8 +36,8 @@ INSTALLER = { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m
 endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
-# Two processes share the tests, and one that has none left takes some of the other's.
-TOGETHER = -n 2 --dist worksteal --durations 10
+# Two processes take the tests one by one, in the order of tests/support/fixtures/order.py.
+TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --durations 10
 
 .DELETE_ON_ERROR:
 .PHONY: help setup java demo test test-all lint package check bench bench-async bench-features bench-kafka bench-latency bench-ledger bench-upserts picture soak clean

@@ -5,6 +5,7 @@ pytest_plugins = [
     "support.fixtures.skips",
     "support.fixtures.progress",
     "support.fixtures.thorough",
+    "support.fixtures.order",
     "support.fixtures.postgres",
     "support.fixtures.proxy",
     "support.fixtures.pgbouncer",
