@@ -17,6 +17,7 @@ from statistics import median
 
 import pytest
 from psycopg import sql
+from support.fixtures.spark import spark_environment
 from support.patience import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -47,7 +48,8 @@ def soaked(postgres_server, tmp_path_factory):
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYTHONSAFEPATH": "1"},
+        # Whether or not a test before it has started pytest's own driver, whose environment it would inherit.
+        env={**os.environ, **spark_environment(), "PYTHONPATH": os.pathsep.join(path)},
         timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
