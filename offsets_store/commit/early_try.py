@@ -8,6 +8,7 @@ goes wrong in it is met again, and then raised, by the commit that begins once t
 from __future__ import annotations
 
 import logging
+import traceback
 from dataclasses import dataclass, replace
 
 from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
@@ -48,10 +49,15 @@ class EarlyTry:
             _log.info(_BEGINS_AGAIN, planned.batch_id, why)
         except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
             self.outcome_unknown = left_unknown(error)
-            # The words of an error that is not ours may show a row.
-            reason = error if isinstance(error, PgonceError) else type(error).__name__
-            _log.warning(_BEGINS_AGAIN, planned.batch_id, reason)
+            _log.warning(_BEGINS_AGAIN, planned.batch_id, _reason(error))
 
     def commit(self, planned: PlannedBatch, work: Work) -> Verdict:
         """:func:`~pgonce.offsets_store.commit.retrying.commit_batch`, after the try."""
         return commit_batch(self.settings, planned, work, outcome_unknown=self.outcome_unknown)
+
+
+def _reason(error: Exception) -> str:
+    """The error, if it is one of ours. The words of any other may show a row, so it is only said where it came from."""
+    if isinstance(error, PgonceError):
+        return str(error)
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()

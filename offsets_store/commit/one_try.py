@@ -141,10 +141,11 @@ def _publish_in_tx(this: Try, work: Work, stored: Offsets | None) -> Published:
         record.seal_in_tx(this.connection, this.locked, this.batch)
     leave_in_tx(driver_connection(this.connection))
     published = work.publish(this.connection, this.batch, None if this.verdict is Verdict.NEW else stored)
-    one_transaction.refuse_another_in_tx(this.connection, this.began)
     earlier = this.locked.ledger.writer.targets if this.locked.ledger.writer else None
     pinned, is_one_table = this.settings.pin_table, not work.sealed
-    return compared_with_earlier(this.batch, earlier, published, pinned=pinned, is_one_table=is_one_table)
+    published = compared_with_earlier(this.batch, earlier, published, pinned=pinned, is_one_table=is_one_table)
+    one_transaction.refuse_another_in_tx(this.connection, this.began)
+    return published
 
 
 def _record_in_tx(this: Try, published: Published, stored: Offsets | None) -> None:
@@ -172,9 +173,9 @@ def _skip_in_tx(this: Try) -> None:
 
 def _commit(this: Try, outcome: Outcome) -> None:
     url, batch = this.settings.url, this.batch
-    outcome.unknown = True
     try:
         with saying_why_it_waits(url, this.began.backend_pid, batch):
+            outcome.unknown = True
             # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
             tag = driver_connection(this.connection).execute("COMMIT").statusmessage
     except psycopg.Error as error:

@@ -37,4 +37,8 @@ def _may_pass(error: Exception) -> bool:
 
 def _failed(error: Exception, _: bool) -> Exception:
     cause = driver_error(error)
-    return error if cause is None else ledger_error(cause, "recovering")
+    if cause is not None:
+        return ledger_error(cause, "recovering")
+    # A traceback would print what Postgres said of a row of the ledger.
+    error.__cause__, error.__suppress_context__ = None, True
+    return error

@@ -66,6 +66,7 @@ def batch_settings(
         retry_timeout=retry_timeout,
         pin_table=pin_table,
     )
+    if not positions:
+        return BatchSettings(commit, None, bootstrap_servers)
     names = column_names("position_columns", positions)
-    columns = position_columns(names, written=write_positions) if positions else None
-    return BatchSettings(commit, columns, bootstrap_servers)
+    return BatchSettings(commit, position_columns(names, written=write_positions), bootstrap_servers)

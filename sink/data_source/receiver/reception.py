@@ -18,14 +18,13 @@ from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.receiver.arrived import Arrived, Sending
-from pgonce.sink.data_source.receiver.error_messages import without_rows
+from pgonce.sink.data_source.receiver.error_messages import in_words, without_rows
 from pgonce.sink.data_source.receiver.received_rows import GuessedRows, PromisedRows
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
@@ -156,8 +155,8 @@ class Reception:
     def _commit_early(self) -> None:
         try:
             self._tried = self._identified()
-        except PgonceError as error:
-            _log.info("a batch begins when all its rows are there: %s", error)
+        except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
+            _log.warning("a batch begins when all its rows are there: %s", in_words(error))
         else:
             self._early_try.begin(self._tried, self._work(self._tried))
 
