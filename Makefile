@@ -53,8 +53,8 @@ demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 r
 test: setup ## the whole guarantee in small; ARGS="tests/sink -k upsert" runs what it names
 	$(BIN)/pytest $(if $(ARGS),$(ARGS),$(TOGETHER) -m "not thorough" --junitxml .build/test.xml)
 
-test-all: setup ## everything, in one session: a second one would start Spark, Kafka and Postgres again
-	$(BIN)/pytest $(TOGETHER) --junitxml .build/test-all.xml
+test-all: test ## the same, and then all other tests
+	$(BIN)/pytest $(TOGETHER) -m thorough --junitxml .build/test-all.xml
 
 chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., see CONTRIBUTING.md
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
