@@ -26,7 +26,7 @@ from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.acceptances import close_acceptances_in_tx, is_accepted_in_tx
 from pgonce.offsets_store.ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
 from pgonce.offsets_store.ledger.lock import LockedWriter, SnapshotTooOldError, lock_writer_in_tx
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
@@ -44,6 +44,7 @@ from pgonce.offsets_store.verdict.decide import (
 )
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.offsets_store.verdict.refused_batch import refusal
+from pgonce.offsets_store.verdict.targets import WrittenTables
 
 _log = logging.getLogger("pgonce")
 
@@ -74,8 +75,8 @@ def publish_or_skip(
         if this.verdict in PUBLISH:
             with watch.looking(this.began.backend_pid, may_end=False):
                 stored = _stored_positions(this)
-                published = _publish_in_tx(this, work, stored)
-                _record_in_tx(this, published, stored)
+                published, tables = _publish_in_tx(this, work, stored)
+                _record_in_tx(this, published, tables, stored)
         else:
             _skip_in_tx(this)
         _commit(this, outcome)
@@ -135,7 +136,7 @@ def _stored_positions(this: Try) -> Offsets | None:
     return stored_positions(this.locked.ledger, this.settings.remedies)
 
 
-def _publish_in_tx(this: Try, work: Work, stored: Offsets | None) -> Published:
+def _publish_in_tx(this: Try, work: Work, stored: Offsets | None) -> tuple[Published, WrittenTables]:
     if work.sealed:
         one_transaction.refuse_when_it_ends(this.connection)
         record.seal_in_tx(this.connection, this.locked, this.batch)
@@ -143,16 +144,17 @@ def _publish_in_tx(this: Try, work: Work, stored: Offsets | None) -> Published:
     published = work.publish(this.connection, this.batch, None if this.verdict is Verdict.NEW else stored)
     earlier = this.locked.ledger.writer.targets if this.locked.ledger.writer else None
     pinned, is_one_table = this.settings.pin_table, not work.sealed
-    published = compared_with_earlier(this.batch, earlier, published, pinned=pinned, is_one_table=is_one_table)
+    now = published.targets or {}
+    tables = compared_with_earlier(this.batch, earlier, now, pinned=pinned, is_one_table=is_one_table)
     one_transaction.refuse_another_in_tx(this.connection, this.began)
-    return published
+    return published, tables
 
 
-def _record_in_tx(this: Try, published: Published, stored: Offsets | None) -> None:
+def _record_in_tx(this: Try, published: Published, tables: WrittenTables, stored: Offsets | None) -> None:
     connection, locked, batch, replaces = this.connection, this.locked, this.batch, this.settings.remedies.replaces
     retained = this.settings.retain_batches
     with one_trip(connection):
-        record.record_batch_in_tx(connection, locked, batch, published, stored=stored, retain_batches=retained)
+        record.record_batch_in_tx(connection, locked, batch, published, tables, stored=stored, retain_batches=retained)
         if locked.has_acceptances:
             close_acceptances_in_tx(connection, locked.writer_id, batch.batch_id)
         if locked.ledger.writer is None and replaces:
@@ -165,9 +167,14 @@ def _skip_in_tx(this: Try) -> None:
     if this.verdict is Verdict.REPLAY:
         record.record_replay_in_tx(this.connection, this.locked, this.batch)
     elif this.verdict is Verdict.ADOPTED:
-        nothing, retained = Published(0, "adopted"), this.settings.retain_batches
         record.record_batch_in_tx(
-            this.connection, this.locked, this.batch, nothing, stored=None, retain_batches=retained
+            this.connection,
+            this.locked,
+            this.batch,
+            Published(0, "adopted"),
+            WrittenTables(),
+            stored=None,
+            retain_batches=this.settings.retain_batches,
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import Batch
 

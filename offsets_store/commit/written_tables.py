@@ -8,26 +8,24 @@ it refuses the batch.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 from pgonce.offsets_store.errors import NOTHING, CommitError
-from pgonce.offsets_store.ledger.record import Published
 from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.offsets_store.verdict.targets import Targets, changed_targets, known_targets
+from pgonce.offsets_store.verdict.targets import Targets, WrittenTables, changed_targets, known_targets
 
 _log = logging.getLogger("pgonce")
 
 
 def compared_with_earlier(
-    batch: Batch, earlier: Targets | None, published: Published, *, pinned: bool, is_one_table: bool
-) -> Published:
+    batch: Batch, earlier: Targets | None, now: Targets, *, pinned: bool, is_one_table: bool
+) -> WrittenTables:
     """
-    What was published, with the tables to remember and what has changed about them.
+    The tables to remember after this batch, and what has changed about them.
 
     :param earlier: the tables of earlier batches.
+    :param now: the tables that this batch was written to.
     :raises CommitError: TARGET_CHANGED, if they are ``pinned``.
     """
-    now = published.targets or {}
     changes = changed_targets(earlier, now, is_one_table=is_one_table)
     if changes and pinned:
         raise CommitError(
@@ -40,4 +38,4 @@ def compared_with_earlier(
         )
     for change in changes.values():
         _log.warning("batch %s of query %s: %s", batch.batch_id, batch.query_id, change)
-    return replace(published, targets=known_targets(earlier, now, is_one_table=is_one_table), target_changes=changes)
+    return WrittenTables(known_targets(earlier, now, is_one_table=is_one_table), changes)

@@ -9,42 +9,24 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
 from sqlalchemy.dialects import postgresql
 
 from pgonce.offsets_store.ledger.lock import LockedWriter
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.tables import batches, replays, runs, target_changes, writers
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.offsets_store.verdict.reads import Reads, reads_of, together
-from pgonce.offsets_store.verdict.targets import Targets
+from pgonce.offsets_store.verdict.targets import WrittenTables
 
 # To delete a few rows from time to time is cheaper than to delete one row every time.
 PRUNE_EVERY = 16
 # After retainBatches was lowered there may be any number of rows to delete. 9,000 took a commit one second: each is a
 # deferred check of ``last_batch_is_recorded``.
 _PRUNE_AT_MOST = 1000
-
-
-@dataclass(frozen=True)
-class Published:
-    """
-    What a batch put into the target: how many rows, and how they came (``inline``, ``staged``, ``function`` ...).
-
-    ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
-    tables that were written to, and ``target_changes`` says what is different about them since earlier batches.
-    """
-
-    rows: int
-    transport: str
-    dropped: int = 0
-    targets: Targets | None = None
-    target_changes: Mapping[str, str] = field(default_factory=dict)
-
 
 _RECORD = insert(batches)
 _MOVED = (
@@ -69,6 +51,7 @@ def record_batch_in_tx(
     locked: LockedWriter,
     batch: Batch,
     published: Published,
+    tables: WrittenTables,
     *,
     stored: Offsets | None,
     retain_batches: int,
@@ -112,10 +95,10 @@ def record_batch_in_tx(
             "to_last_batch_id": batch.batch_id,
             "to_end_offsets": end,
             "to_guarantee": batch.guarantee,
-            "to_targets": published.targets or (locked.ledger.writer and locked.ledger.writer.targets),
+            "to_targets": tables.known or (locked.ledger.writer and locked.ledger.writer.targets),
         },
     )
-    for name, change in published.target_changes.items():
+    for name, change in tables.changes.items():
         row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
         connection.execute(insert(target_changes).values(**row, table_name=name, change=change))
     owner = locked.ledger.writer

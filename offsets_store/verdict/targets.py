@@ -8,9 +8,23 @@ of earlier batches are not in the same table as those of this one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 Targets = Mapping[str, int]
 """Qualified name to oid."""
+
+
+@dataclass(frozen=True)
+class WrittenTables:
+    """
+    What is known of a writer's tables after a batch.
+
+    ``known`` are the tables to remember, None if there is nothing new to remember. ``changes`` says in a sentence what
+    is different about a table since earlier batches.
+    """
+
+    known: Targets | None = None
+    changes: Mapping[str, str] = field(default_factory=dict)
 
 
 def changed_targets(before: Targets | None, now: Targets, *, is_one_table: bool) -> dict[str, str]:

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import bad_option
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.decide import SKIP

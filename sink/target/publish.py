@@ -15,7 +15,7 @@ from psycopg import sql
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.connect import driver_connection

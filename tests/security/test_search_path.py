@@ -27,7 +27,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.kept_attempt import kept_attempt
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledgers_seen
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.progress.event import Heard
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx

@@ -16,7 +16,7 @@ from support.rows import GivenRows
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder

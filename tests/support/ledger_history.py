@@ -11,9 +11,11 @@ from support.batches import make_batch
 from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.tables import progress
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.targets import WrittenTables
 
 QUERY = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
@@ -39,8 +41,10 @@ def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: An
     batch = make_batch(batch_id, end=end, **fields)
     with engine_for(url).begin() as connection:
         locked = lock_writer_in_tx(connection, batch, None)
-        published = record.Published(rows, "inline")
-        record.record_batch_in_tx(connection, locked, batch, published, stored=None, retain_batches=100)
+        published = Published(rows, "inline")
+        record.record_batch_in_tx(
+            connection, locked, batch, published, WrittenTables(), stored=None, retain_batches=100
+        )
     return batch
 
 

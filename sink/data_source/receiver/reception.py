@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch

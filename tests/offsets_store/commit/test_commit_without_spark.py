@@ -28,7 +28,7 @@ sys.modules["pyspark"] = None
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 

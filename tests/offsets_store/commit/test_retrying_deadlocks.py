@@ -20,7 +20,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder

@@ -22,7 +22,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger import migrations, session
 from pgonce.offsets_store.ledger.migrations import LOCK_KEY, ensure_ledger
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict

@@ -28,7 +28,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.begin import begin_in_tx
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.postgres.bounds import enter_in_tx, outlast_locks
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for

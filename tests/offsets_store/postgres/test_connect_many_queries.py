@@ -17,7 +17,7 @@ from support.committed_rows import TABLE, ids, rows, settings
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connection, engine_for
 from pgonce.sink.settings import destination
 from pgonce.sink.target.publish import publish_rows_in_tx

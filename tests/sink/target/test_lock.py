@@ -22,7 +22,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.ledger.record import Published
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns

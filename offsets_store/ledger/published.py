@@ -1,0 +1,27 @@
+"""
+What does a commit say of its rows, for the ledger to record?
+
+Pure: made by the work of a commit, inside its transaction. Invariant: it tells what this batch has done; what that
+means beside earlier batches is found out later, in :class:`~pgonce.offsets_store.verdict.targets.WrittenTables`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgonce.offsets_store.verdict.targets import Targets
+
+
+@dataclass(frozen=True)
+class Published:
+    """
+    What a batch put into the target: how many rows, and how they came (``inline``, ``staged``, ``function`` ...).
+
+    ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
+    tables that were written to.
+    """
+
+    rows: int
+    transport: str
+    dropped: int = 0
+    targets: Targets | None = None
