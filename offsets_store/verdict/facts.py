@@ -31,6 +31,9 @@ class PlannedBatch:
     ``entry_is_its_own`` is False if ``offset_log`` may be another driver's entry of the same number. ``planned_end`` is
     then where that entry ends: that can be a reason to refuse the batch, and never one to publish it. ``folders`` are
     the names by which Spark describes file sources, if it can be asked.
+
+    ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers; they are None until
+    then, as everything that is unknown. All else is given when the batch is made.
     """
 
     query_id: str
@@ -61,7 +64,12 @@ class PlannedBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch(PlannedBatch):
-    """One micro-batch for one sink: what is judged, published and recorded."""
+    """
+    One micro-batch for one sink: what is judged, published and recorded.
+
+    It is still the batch that was planned, and has all its fields under the same names, so what needs no sink takes
+    either. That includes :meth:`~PlannedBatch.into`, which returns the batch for the sink that it is given.
+    """
 
     sink_name: str
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 
 import psycopg
 from pyspark.sql.datasource import WriterCommitMessage
@@ -49,8 +48,8 @@ def commit_parcels(
     carrier = next((parcel.carrier for parcel in parcels if parcel.carrier), None)
 
     def identified() -> PlannedBatch:
-        batch = planned_batch(options, origin, [parcel.reach for parcel in parcels] if options.positions else None)
-        return replace(batch, attempt=carrier.token) if carrier else batch
+        reaches = [parcel.reach for parcel in parcels] if options.positions else None
+        return planned_batch(options, origin, reaches, carrier.token if carrier else None)
 
     rows = ParcelRows(columns, options.positions, parcels, staging_table(options, origin))
     work = publication(options.sink_name, options.destination, rows, rows.transport)

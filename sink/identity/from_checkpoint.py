@@ -7,8 +7,9 @@ Spark wrote before its tasks ran, and they are read again for every batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from uuid import UUID, uuid4
 
 from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, OffsetLogEntry
@@ -25,11 +26,14 @@ from pgonce.sink.positions.reach import Reach, refuse_outside, span_of
 WAIT_FOR_OFFSETS_SECONDS = 10.0
 
 
-def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None) -> PlannedBatch:
+def batch_from_checkpoint(
+    options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None, attempt: UUID | None = None
+) -> PlannedBatch:
     """
     The batch that ``origin`` names, with the offsets that the checkpoint gives it.
 
     :param reaches: how far the rows of each task reach, if they carry their positions.
+    :param attempt: the attempt's token, if it has one already; None makes one.
     :raises CheckpointError: if its files cannot be read in time, or belong to another query.
     :raises SparkError: if they are not those of the batch that was planned.
     :raises EncodingError: if rows carry positions that are not in its range.
@@ -44,9 +48,9 @@ def batch_from_checkpoint(options: SinkOptions, origin: Origin, reaches: Iterabl
     checkpoint = Checkpoint(options.checkpoint_location)
     refuse_other_query(checkpoint, origin)
     if options.has_sparse_log and origin.batch_id > 0:
-        batch = describe_sparsely(checkpoint, origin, options.query_name)
+        batch = describe_sparsely(checkpoint, origin, options.query_name, attempt)
     else:
-        batch = describe_batch(checkpoint, origin, options.query_name)
+        batch = describe_batch(checkpoint, origin, options.query_name, attempt=attempt)
     if reaches is None:
         return batch
     span = span_of(refuse_without_positions(batch), reaches)
@@ -87,12 +91,19 @@ def refuse_other_query(checkpoint: Checkpoint, origin: Origin) -> None:
 
 
 def describe_batch(
-    checkpoint: Checkpoint, origin: Origin, query_name: str | None, planned_at: int | None = None
+    checkpoint: Checkpoint,
+    origin: Origin,
+    query_name: str | None,
+    planned_at: int | None = None,
+    *,
+    attempt: UUID | None = None,
+    folders: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PlannedBatch:
     """
     Like :func:`batch_from_checkpoint`, for a checkpoint that is known to be the query's and to have this batch's entry.
 
     :param planned_at: the batch's ``batchTimestampMs``, if it is known from elsewhere than the checkpoint.
+    :param folders: the names by which Spark describes file sources, if it was asked.
     """
     log = checkpoint.offset_log(origin.batch_id, wait_seconds=WAIT_FOR_OFFSETS_SECONDS)
     if origin.planned is None:
@@ -106,11 +117,20 @@ def describe_batch(
     previous = checkpoint.find_offset_log(before) if origin.batch_id else None
     start = previous.offsets if previous else checkpoint.initial_offsets() if origin.batch_id == 0 else None
     return batch_of_query(
-        checkpoint, origin, query_name, log=log, previous=(before, previous) if previous else None, start=start
+        checkpoint,
+        origin,
+        query_name,
+        log=log,
+        previous=(before, previous) if previous else None,
+        start=start,
+        attempt=attempt,
+        folders=folders,
     )
 
 
-def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | None) -> PlannedBatch:
+def describe_sparsely(
+    checkpoint: Checkpoint, origin: Origin, query_name: str | None, attempt: UUID | None = None
+) -> PlannedBatch:
     """
     The batch, if Spark has written the entries of only some batches, and perhaps not yet this one's.
 
@@ -121,11 +141,16 @@ def describe_sparsely(checkpoint: Checkpoint, origin: Origin, query_name: str | 
     # A worker that outlived its driver must not take the next run's entries for its own.
     entry = checkpoint.newest_before(origin.batch_id, origin.may_have_planned)
     is_next = entry is not None and entry[0] == origin.batch_id - 1
-    batch = batch_of_query(
-        checkpoint, origin, query_name, log=log, previous=entry, start=entry[1].offsets if entry and is_next else None
+    return batch_of_query(
+        checkpoint,
+        origin,
+        query_name,
+        log=log,
+        previous=entry,
+        start=entry[1].offsets if entry and is_next else None,
+        entry_is_its_own=False,
+        attempt=attempt,
     )
-    # The entry's end is not the batch's: only the rows tell how far this batch reached.
-    return replace(batch, end=None, planned_end=batch.end, entry_is_its_own=False)
 
 
 def rewritten(batch_id: int) -> SparkError:
@@ -147,30 +172,47 @@ def batch_of_query(
     log: OffsetLog | None,
     previous: tuple[int, OffsetLog] | None,
     start: Offsets | None,
+    entry_is_its_own: bool = True,
+    attempt: UUID | None = None,
+    folders: Mapping[str, tuple[str, ...]] | None = None,
 ) -> PlannedBatch:
-    """The batch that ``origin`` names, put together from its own entry and the ``previous`` one with its number."""
+    """
+    The batch that ``origin`` names, put together from the entry ``log`` and the ``previous`` one with its number.
+
+    :param entry_is_its_own: False if ``log`` may be another driver's. Its end is then not the batch's: only the rows
+        tell how far the batch has reached.
+    :param attempt: the attempt's token, if it has one already; None makes one.
+    """
+    end = log.offsets if log else None
     return PlannedBatch(
         query_id=origin.query_id,
         run_id=origin.run_id,
         batch_id=origin.batch_id,
+        attempt=attempt or uuid4(),
         offset_log=log.text if log else None,
         previous_offset_log=previous[1].text if previous else None,
         start=start or None,
-        end=log.offsets if log else None,
+        end=end if entry_is_its_own else None,
         stateful=checkpoint.is_stateful(),
         query_name=query_name,
         checkpoint_location=checkpoint.location,
         previous_batch_id=previous[0] if previous else None,
         resumes_at=previous[1].offsets if previous else None,
+        planned_end=None if entry_is_its_own else end,
+        entry_is_its_own=entry_is_its_own,
+        folders=folders or {},
     )
 
 
-def batch_by_id(origin: Origin, query_name: str | None, checkpoint_location: str | None) -> PlannedBatch:
+def batch_by_id(
+    origin: Origin, query_name: str | None, checkpoint_location: str | None, attempt: UUID | None = None
+) -> PlannedBatch:
     """The batch that ``origin`` names, judged by its id alone: the listener fills its offsets in later."""
     return PlannedBatch(
         query_id=origin.query_id,
         run_id=origin.run_id,
         batch_id=origin.batch_id,
+        attempt=attempt or uuid4(),
         stateful=True,
         query_name=query_name,
         checkpoint_location=without_credentials(checkpoint_location) if checkpoint_location else None,

@@ -7,6 +7,7 @@ would write into ``offsets/N``, so that a checkpoint can be repaired with it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import pyspark
@@ -21,10 +22,17 @@ from pgonce.sink.identity.origin import Origin
 _NAMES_SOURCES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 
 
-def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, origin: Origin) -> PlannedBatch:
+def batch_in_memory(
+    session: SparkSession,
+    query: Any,
+    checkpoint: Checkpoint,
+    origin: Origin,
+    folders: Mapping[str, tuple[str, ...]] | None = None,
+) -> PlannedBatch:
     """
     The batch that ``query`` runs, from the offsets that it holds in memory.
 
+    :param folders: the names by which Spark describes file sources, if it was asked.
     :raises SparkError: if another driver has written this batch's entry.
     """
     context = query.latestExecutionContext()
@@ -34,9 +42,8 @@ def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, o
     elif log.metadata.get("batchTimestampMs") != context.offsetSeqMetadata().batchTimestampMs():
         raise rewritten(origin.batch_id)
     if origin.batch_id == 0:
-        return batch_of_query(
-            checkpoint, origin, query.name(), log=log, previous=None, start=checkpoint.initial_offsets()
-        )
+        start = checkpoint.initial_offsets()
+        return batch_of_query(checkpoint, origin, query.name(), log=log, previous=None, start=start, folders=folders)
     before = origin.batch_id - 1
     previous = checkpoint.find_offset_log(before)
     return batch_of_query(
@@ -46,6 +53,7 @@ def batch_in_memory(session: SparkSession, query: Any, checkpoint: Checkpoint, o
         log=log,
         previous=(before, previous) if previous else None,
         start=_entry(session, query, context.startOffsets()).offsets,
+        folders=folders,
     )
 
 

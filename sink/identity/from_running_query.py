@@ -70,12 +70,11 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> P
     # On some file systems, two drivers that rename a file to offsets/N may each believe that it is theirs. The query
     # itself knows when it planned the batch.
     if run.async_interval_ms:
-        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin)
+        batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, run.folders)
     else:
         # With interval 0, too: once the entry is there, a batch that is run again has the same range.
         planned_at = run.query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
-        batch = describe_batch(run.checkpoint, origin, run.name, planned_at)
-    batch = replace(batch, folders=run.folders)
+        batch = describe_batch(run.checkpoint, origin, run.name, planned_at, folders=run.folders)
     if by_position:
         refuse_without_positions(batch)
         return replace(batch, span=Span(batch.start or {}, batch.end or {}))

@@ -8,6 +8,7 @@ and from the options; nothing is remembered.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from uuid import UUID
 
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.identity.from_checkpoint import batch_by_id, batch_from_checkpoint
@@ -18,17 +19,20 @@ from pgonce.sink.positions.reach import Reach
 from pgonce.sink.staging.table import StagingTable
 
 
-def planned_batch(options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None = None) -> PlannedBatch:
+def planned_batch(
+    options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None = None, attempt: UUID | None = None
+) -> PlannedBatch:
     """
     The batch that ``origin`` names, as the checkpoint describes it.
 
     :param reaches: how far the rows of each task reach, if they carry their positions.
+    :param attempt: the attempt's token, if it has one already; None makes one.
     :raises PgonceError: as :func:`pgonce.sink.identity.from_checkpoint.batch_from_checkpoint` and
         :func:`pgonce.sink.identity.topic_ids.with_topic_ids`.
     """
     if options.offsets_from == "checkpoint":
-        return with_topic_ids(batch_from_checkpoint(options, origin, reaches), options.bootstrap_servers)
-    return batch_by_id(origin, options.query_name, options.checkpoint_location)
+        return with_topic_ids(batch_from_checkpoint(options, origin, reaches, attempt), options.bootstrap_servers)
+    return batch_by_id(origin, options.query_name, options.checkpoint_location, attempt)
 
 
 def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:

@@ -162,7 +162,7 @@ class Reception:
 
     def _identified(self) -> PlannedBatch:
         assert self._origin is not None  # noqa: S101 (rows have come, and with them their origin)
-        return replace(planned_batch(self._options, self._origin), attempt=self._token)
+        return planned_batch(self._options, self._origin, attempt=self._token)
 
     def _work(self, planned: PlannedBatch) -> Work:
         options = self._options
