@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from pgonce.offsets_store.recovery.next_start import NextStart, begins_at
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, side_log_number
+from pgonce.offsets_store.recovery.stopped_query import NO_QUERY_ID, CheckpointFacts, side_log_number
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Remedies
 from pgonce.offsets_store.verdict.refused_batch import refusal
@@ -67,7 +67,7 @@ def _batch(checkpoint: CheckpointFacts, start: NextStart, sink_name: str, query_
     entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
     begins = begins_at(checkpoint, start)
     return Batch(
-        query_id=checkpoint.query_id or "(new)",
+        query_id=checkpoint.query_id or NO_QUERY_ID,
         sink_name=sink_name,
         run_id=str(uuid4()),
         batch_id=start.batch_id,

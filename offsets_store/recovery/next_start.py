@@ -16,7 +16,7 @@ from uuid import uuid4
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import Span
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from pgonce.offsets_store.recovery.stopped_query import NO_QUERY_ID, CheckpointFacts, SinkFacts
 from pgonce.offsets_store.verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 
@@ -62,7 +62,7 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
     begins = begins_at(checkpoint, start)
     ends = entry.offsets if entry else begins
     batch = Batch(
-        query_id=checkpoint.query_id or "",
+        query_id=checkpoint.query_id or NO_QUERY_ID,
         sink_name=sink.sink_name,
         run_id=str(uuid4()),
         batch_id=start.batch_id,

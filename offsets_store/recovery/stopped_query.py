@@ -23,6 +23,9 @@ from pgonce.offsets_store.checkpoint.state_files import StateFile
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import Guarantee, Ledger, Recorded, Writer
 
+NO_QUERY_ID = "(new)"
+"""Stands for the id of a query that has none yet, because the file ``metadata`` is missing."""
+
 _ENTRY = re.compile(r"(offsets|commits)/([0-9]+)", re.ASCII)
 
 
