@@ -7,6 +7,8 @@ because only the text survives the trip through Spark's JVM. It never contains a
 
 from __future__ import annotations
 
+import traceback
+
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
 # What an error means for the data where no batch was written: a person asked a question.
@@ -83,3 +85,8 @@ class CommitError(PgonceError):
 def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:
     """An error about an option. It is raised before any row has moved."""
     return ConfigurationError(code, what, "Nothing was written.", remedy)
+
+
+def without_its_words(error: BaseException) -> str:
+    """What kind of error it is and where it came from. Its words are left out, because they may show a row."""
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()

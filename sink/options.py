@@ -12,8 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
-from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
+from pgonce.offsets_store.commit.settings import (
+    LOCK_TIMEOUT_SECONDS,
+    RETAINED_BATCHES,
+    CommitSettings,
+    commit_settings,
+)
 from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.option_hints import column_names, refuse_unknown_options
@@ -130,9 +136,9 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
                 replaces=given.get("replaces") or None,
                 independent=_flag(given, "independent"),
             ),
-            retain_batches=_number(given, "retainBatches", 1000, least=1),
-            lock_timeout=_number(given, "lockTimeout", 30, least=1),
-            retry_timeout=_number(given, "retryTimeout", 120, least=0),
+            retain_batches=_number(given, "retainBatches", RETAINED_BATCHES, least=1),
+            lock_timeout=_number(given, "lockTimeout", LOCK_TIMEOUT_SECONDS, least=1),
+            retry_timeout=_number(given, "retryTimeout", RETRY_SECONDS, least=0),
             pin_table=_flag(given, "pinTable"),
         ),
         destination=destination(

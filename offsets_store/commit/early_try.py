@@ -8,13 +8,12 @@ goes wrong in it is met again, and then raised, by the commit that begins once t
 from __future__ import annotations
 
 import logging
-import traceback
 from dataclasses import dataclass, replace
 
 from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import PgonceError, without_its_words
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
@@ -57,7 +56,4 @@ class EarlyTry:
 
 
 def _reason(error: Exception) -> str:
-    """The error, if it is one of ours. The words of any other may show a row, so it is only said where it came from."""
-    if isinstance(error, PgonceError):
-        return str(error)
-    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}".rstrip()
+    return str(error) if isinstance(error, PgonceError) else without_its_words(error)

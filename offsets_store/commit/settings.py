@@ -16,6 +16,10 @@ from pgonce.offsets_store.verdict.facts import Remedies
 
 LEAST_RETAINED_BATCHES = 100
 
+# The defaults of every way in; that of retryTimeout is ``RETRY_SECONDS``, which recoveries have too.
+RETAINED_BATCHES = 1000
+LOCK_TIMEOUT_SECONDS = 30
+
 
 @dataclass(frozen=True)
 class CommitSettings:
@@ -23,8 +27,8 @@ class CommitSettings:
 
     url: str = field(repr=False)
     remedies: Remedies = field(default_factory=Remedies)
-    retain_batches: int = 1000
-    lock_timeout: float = 30.0
+    retain_batches: int = RETAINED_BATCHES
+    lock_timeout: float = LOCK_TIMEOUT_SECONDS
     retry_timeout: float = RETRY_SECONDS
     pin_table: bool = False
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import os
 import socket
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, bindparam, func, insert, update
 from sqlalchemy.dialects import postgresql
 
 from pgonce.offsets_store.ledger.lock import LockedWriter
+from pgonce.offsets_store.ledger.pruning import is_pruned_at, prune_in_tx
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.tables import batches, replays, runs, target_changes, writers
 from pgonce.offsets_store.offsets.compare import Offsets
@@ -21,12 +22,6 @@ from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.offsets_store.verdict.reads import Reads, reads_of, together
 from pgonce.offsets_store.verdict.targets import WrittenTables
-
-# To delete a few rows from time to time is cheaper than to delete one row every time.
-PRUNE_EVERY = 16
-# After retainBatches was lowered there may be any number of rows to delete. 9,000 took a commit one second: each is a
-# deferred check of ``last_batch_is_recorded``.
-_PRUNE_AT_MOST = 1000
 
 _RECORD = insert(batches)
 _MOVED = (
@@ -105,8 +100,8 @@ def record_batch_in_tx(
     if owner is None or owner.run_id != batch.run_id:
         _own_in_tx(connection, locked.writer_id, batch)
     _note_reads_in_tx(connection, locked, reads_of(end, batch.folders))
-    if batch.batch_id % PRUNE_EVERY == 0:
-        _prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
+    if is_pruned_at(batch.batch_id):
+        prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
     _fill_in_tx(connection, locked, batch)
 
 
@@ -165,17 +160,6 @@ def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
         )
         .on_conflict_do_nothing()
     )
-
-
-def _prune_in_tx(connection: Connection, writer_id: int, generation: int, newest_to_go: int) -> None:
-    for table in (batches, replays):
-        of_generation = and_(table.c.writer_id == writer_id, table.c.generation == generation)
-        oldest = select(func.min(table.c.batch_id)).where(of_generation).scalar_subquery()
-        old = and_(of_generation, table.c.batch_id < oldest + _PRUNE_AT_MOST)
-        if generation > 0:
-            # Each earlier generation has at most retainBatches records.
-            old = or_(old, and_(table.c.writer_id == writer_id, table.c.generation < generation))
-        connection.execute(delete(table).where(old, table.c.batch_id <= newest_to_go))
 
 
 def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:

@@ -26,7 +26,7 @@ _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
 
 
-RETRY_SECONDS = 120.0
+RETRY_SECONDS = 120
 """The default for how long: longer than Postgres takes to restart, or to fail over."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, case, delete, desc, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
+from pgonce.offsets_store.ledger.pruning import is_pruned_at
 from pgonce.offsets_store.ledger.tables import batches, progress, writers
 from pgonce.offsets_store.postgres.bounds import server_settings
 from pgonce.offsets_store.postgres.connect import driver_connection
@@ -20,8 +21,6 @@ from pgonce.offsets_store.postgres.search_path import OURS
 from pgonce.offsets_store.progress.event import Heard, LedgerSide, disagreement
 
 KEPT_A_QUERY = 1000
-# Deleting a few rows every so often is cheaper than one row every time.
-_PRUNE_EVERY = 16
 
 
 def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
@@ -40,7 +39,7 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
             set_={**row, "received_at": func.clock_timestamp()},
         )
     )
-    if heard.batch_id % _PRUNE_EVERY == 0:
+    if is_pruned_at(heard.batch_id):
         _prune_in_tx(connection, heard.query_id)
     if found is None:
         # Last, because it is all that a commit could ever have to wait for.

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame
 
+from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES
 from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.border import called_by_spark
@@ -68,12 +70,12 @@ class PostgresBatchWriter:
         position_columns: Sequence[str] = (),
         write_positions: bool = True,
         bootstrap_servers: str | None = None,
-        retain_batches: int = 1000,
+        retain_batches: int = RETAINED_BATCHES,
         adopt_checkpoint: int | None = None,
         replaces: str | None = None,
         independent: bool = False,
-        lock_timeout: float = 30.0,
-        retry_timeout: float = 120.0,
+        lock_timeout: float = LOCK_TIMEOUT_SECONDS,
+        retry_timeout: float = RETRY_SECONDS,
     ) -> None:
         self._settings = batch_settings(
             url,

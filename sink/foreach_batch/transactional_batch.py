@@ -14,10 +14,12 @@ from pyspark.sql import DataFrame
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.decide import SKIP
 from pgonce.offsets_store.verdict.facts import Batch
@@ -38,12 +40,12 @@ def transactional_batch(
     pin_table: bool = False,
     position_columns: Sequence[str] = (),
     bootstrap_servers: str | None = None,
-    retain_batches: int = 1000,
+    retain_batches: int = RETAINED_BATCHES,
     adopt_checkpoint: int | None = None,
     replaces: str | None = None,
     independent: bool = False,
-    lock_timeout: float = 30.0,
-    retry_timeout: float = 120.0,
+    lock_timeout: float = LOCK_TIMEOUT_SECONDS,
+    retry_timeout: float = RETRY_SECONDS,
 ) -> Callable[[Callable[[DataFrame, BatchTransaction], None]], BatchFunction]:
     """
     Turn a function ``(batch, tx)`` into one for ``foreachBatch``: all that it does through ``tx`` is one transaction.

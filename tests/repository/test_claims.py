@@ -9,7 +9,7 @@ from support.claims import CLAIMS, PAGES, bounds, sentences
 from support.named_tests import ROOT, is_there
 
 from pgonce.offsets_store.commit.commit_watch import SAID_EVERY_SECONDS
-from pgonce.offsets_store.ledger.record import PRUNE_EVERY
+from pgonce.offsets_store.ledger.pruning import PRUNE_EVERY
 from pgonce.offsets_store.postgres.backoff import Backoff
 from pgonce.offsets_store.postgres.connect import (
     DEFAULT_MAX_CONNECTIONS,

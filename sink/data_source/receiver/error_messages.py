@@ -7,10 +7,9 @@ Runs at both ends. Invariant: an error says on this side of the line what it sai
 from __future__ import annotations
 
 import logging
-import traceback
 from collections.abc import Iterator
 
-from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError
+from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
 from pgonce.sink.data_source.receiver.line import SILENT
 
 _log = logging.getLogger("pgonce.receiver")
@@ -67,7 +66,7 @@ def in_words(error: Exception) -> PgonceError:
     """
     if isinstance(error, PgonceError):
         return error
-    _log.error("%s:\n%s", type(error).__name__, "".join(traceback.format_tb(error.__traceback__)))
+    _log.error("%s", without_its_words(error))
     what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
     # It may have failed after COMMIT.
     return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
