@@ -120,12 +120,12 @@ def _partitions(consumer: Any, topics: Iterable[str]) -> list[TopicPartition]:
 
 
 def _ends(consumer: Any, topics: Iterable[str]) -> list[tuple[TopicPartition, tuple[int, int]]]:
-    from confluent_kafka import TopicPartition as KafkaTopicPartition
+    import confluent_kafka
 
     return [
         (
             (topic, partition),
-            consumer.get_watermark_offsets(KafkaTopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS),
+            consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS),
         )
         for topic, partition in _partitions(consumer, topics)
     ]

@@ -17,7 +17,8 @@ from pgonce.offsets_store.cli import by_hand, recover, tables
 from pgonce.offsets_store.cli.explain import explanation, nearest
 from pgonce.offsets_store.cli.output import print_json
 from pgonce.offsets_store.cli.terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
-from pgonce.offsets_store.ledger.migrations import grants, init_sql, migrate
+from pgonce.offsets_store.ledger.grants import grants, init_sql
+from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch

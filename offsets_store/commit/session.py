@@ -2,7 +2,7 @@
 Which session does a try have?
 
 Runs in the commit. Invariant: each try has a session of its own, with a ledger to lock; one that failed is never used
-again.
+again. (:mod:`pgonce.offsets_store.ledger.session` opens the ledger for all other purposes.)
 """
 
 from __future__ import annotations

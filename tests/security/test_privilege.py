@@ -15,7 +15,8 @@ from support.batches import make_batch
 from support.committed_batch import commit, quoted, rows_in
 
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.migrations import grants, ledgers_seen, migrate
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import ledgers_seen, migrate
 from pgonce.offsets_store.postgres.connect import connect, engine_for
 from pgonce.offsets_store.progress.event import Heard
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx

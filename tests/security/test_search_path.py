@@ -25,9 +25,10 @@ from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.kept_attempt import kept_attempt
-from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledgers_seen
+from pgonce.offsets_store.ledger.grants import init_sql
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, ledgers_seen
 from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.recorded_attempt import recorded_attempt
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.progress.event import Heard
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx
@@ -133,8 +134,8 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
             first, again = make_batch(**batch), make_batch(**batch, run_id="run 2")
             assert commit(evil_url, first, where, staged=staged, independent=True) is Verdict.NEW
             assert commit(evil_url, again, where) is Verdict.REPLAY
-            assert kept_attempt(evil_url, first.query_id, where.table, 0, first.attempt).published
-            assert kept_attempt(evil_url, first.query_id, where.table, 0, again.attempt).skipped
+            assert recorded_attempt(evil_url, first.query_id, where.table, 0, first.attempt).published
+            assert recorded_attempt(evil_url, first.query_id, where.table, 0, again.attempt).skipped
             with connect(evil_url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
     commit(

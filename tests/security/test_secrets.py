@@ -23,7 +23,8 @@ from typer.testing import CliRunner
 
 from pgonce.offsets_store.cli.main import app
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError
-from pgonce.offsets_store.ledger.migrations import grants, migrate
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.offsets_store.postgres.connect import connect, parse_url
 from pgonce.offsets_store.postgres.translate import scrub
 

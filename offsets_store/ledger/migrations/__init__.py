@@ -18,11 +18,10 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger.tables import SCHEMA, VIEWS
+from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.offsets_store.postgres.search_path import SET_OURS
 from pgonce.offsets_store.postgres.translate import is_transient, ledger_error
 
 _log = logging.getLogger("pgonce")
@@ -182,45 +181,6 @@ def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
             "Upgrade pgonce in this job: another job has already upgraded the ledger.",
         )
     return tuple(migration for migration in MIGRATIONS if migration.version > applied)
-
-
-def init_sql(role: str | None = None) -> str:
-    """The whole DDL for an administrator to run by hand, with the grants that ``role`` needs."""
-    # Commits of running queries hold locks on these tables, and all later commits would wait behind this.
-    bound = f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s';"
-    parts = ["BEGIN;", f"{SET_OURS};", bound, f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
-    for migration in MIGRATIONS:
-        parts.append(migration.ddl)
-        parts.append(
-            "INSERT INTO pgonce.schema_version (version, least_reader_version) "
-            f"VALUES ({migration.version}, {migration.least_reader_version});"
-        )
-    if role is not None:
-        parts.extend(f"{statement};" for statement in grants(role))
-    return "\n".join([*parts, "COMMIT;", ""])
-
-
-def grants(role: str) -> tuple[str, ...]:
-    """What a streaming role needs on the ledger; CREATE is for staging tables."""
-    name = sql.Identifier(role).as_string(None)
-    # By name, not ALL TABLES: this schema also has staging tables of other roles, which only those roles may grant.
-    return (
-        f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
-        *(
-            f"GRANT {privileges} ON {', '.join(f'{SCHEMA}.{relation}' for relation in relations)} TO {name}"
-            for privileges, relations in _PRIVILEGES.items()
-        ),
-    )
-
-
-# What the code does with each table, and nothing more. A test revokes them one by one.
-_PRIVILEGES = {
-    "SELECT, INSERT, UPDATE": ("writers", "interventions"),
-    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress"),
-    "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
-    "SELECT, INSERT": ("runs", "target_changes"),
-    "SELECT": ("schema_version", *VIEWS),
-}
 
 
 def require_ledger(connection: psycopg.Connection) -> None:

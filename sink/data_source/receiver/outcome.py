@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.retrying import unknown_outcome, what_became_of
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
-from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
+from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.data_source.carrier import Carried, Promise
@@ -72,17 +72,17 @@ def finished(
     return Carried(verdict, kept is None or kept.may_sweep)
 
 
-def _kept(options: SinkOptions, origin: Origin, token: UUID) -> KeptAttempt | None:
+def _kept(options: SinkOptions, origin: Origin, token: UUID) -> RecordedAttempt | None:
     """What the ledger has of the attempt; None if it could not be asked at once, and has to be asked with patience."""
     try:
-        return kept_attempt(options.commit.url, origin.query_id, options.sink_label, origin.batch_id, token)
+        return recorded_attempt(options.commit.url, origin.query_id, options.sink_label, origin.batch_id, token)
     except (PgonceError, psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
         # Only the kind of error: the text of one that is not ours may hold a statement.
         _log.info("the ledger is asked again under the writer's lock: %s", type(error).__name__)
         return None
 
 
-def _by_token(kept: KeptAttempt, claimed: Verdict | None) -> Verdict | None:
+def _by_token(kept: RecordedAttempt, claimed: Verdict | None) -> Verdict | None:
     """The verdict that the ledger holds of the attempt, as the receiver called it if it did; None if there is none."""
     if kept.published:
         return claimed if claimed not in (None, Verdict.REPLAY) else Verdict.LANDED

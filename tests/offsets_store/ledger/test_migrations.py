@@ -1,7 +1,7 @@
 """
 The ledger's form: who may create it, what it looks like, and which code may use it.
 
-Covers: offsets_store.ledger.tables.
+Covers: offsets_store.ledger.grants, offsets_store.ledger.tables.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from support.ledger_history import publish
 
 from pgonce.offsets_store.errors import LedgerError
 from pgonce.offsets_store.ledger import migrations, tables
+from pgonce.offsets_store.ledger.grants import grants, init_sql
 from pgonce.offsets_store.ledger.migrations import (
     MIGRATIONS,
     NEWEST,
     Migration,
     ensure_ledger,
-    grants,
-    init_sql,
     migrate,
 )
 from pgonce.offsets_store.status.store import OffsetsStore

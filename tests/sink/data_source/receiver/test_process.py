@@ -1,7 +1,7 @@
 """
 The receiver as a process of its own: who is heard, what is left where somebody is killed, and when it ends.
 
-Covers: offsets_store.ledger.kept_attempt, sink.data_source.receiver.client, sink.data_source.receiver.handle,
+Covers: offsets_store.ledger.recorded_attempt, sink.data_source.receiver.client, sink.data_source.receiver.handle,
 sink.data_source.receiver.launch, sink.data_source.receiver.outcome, sink.data_source.receiver.receptions,
 sink.identity.planned_batch.
 """
@@ -31,7 +31,7 @@ from support.received_batch import SENT, body, name_of, origin, parcels, send
 import pgonce.sink.data_source.receiver.line
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.kept_attempt import KeptAttempt, kept_attempt
+from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.commit_parcels import commit_parcels
@@ -292,10 +292,10 @@ def test_what_the_ledger_is_asked_of_a_done_batch_is_one_statement(target, url, 
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
-    assert kept_attempt(url, origin().query_id, "events", 1, receiver.token) == KeptAttempt(True, False, False)
-    assert kept_attempt(url, origin().query_id, "events", 1, UUID(int=7)) == KeptAttempt(False, False, False)
-    assert kept_attempt(url, origin().query_id, "events", 2, receiver.token) == KeptAttempt(False, False, False)
-    assert kept_attempt(url, "another", "events", 1, receiver.token) == KeptAttempt(False, False, False)
+    assert recorded_attempt(url, origin().query_id, "events", 1, receiver.token) == RecordedAttempt(True, False, False)
+    assert recorded_attempt(url, origin().query_id, "events", 1, UUID(int=7)) == RecordedAttempt(False, False, False)
+    assert recorded_attempt(url, origin().query_id, "events", 2, receiver.token) == RecordedAttempt(False, False, False)
+    assert recorded_attempt(url, "another", "events", 1, receiver.token) == RecordedAttempt(False, False, False)
 
 
 def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_options):

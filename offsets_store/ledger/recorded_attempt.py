@@ -1,5 +1,5 @@
 """
-Does the ledger have what a commit is said to have done?
+Does the ledger have the attempt that another process says it has committed?
 
 Runs in the commit worker, after another process has committed. Invariant: the question is asked by the attempt's token,
 which no other attempt has, and only of what is committed. No lock is taken or waited for.
@@ -14,7 +14,7 @@ from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 
 
 @dataclass(frozen=True)
-class KeptAttempt:
+class RecordedAttempt:
     """
     What the ledger has of an attempt at a batch: that it published (or adopted) the batch, or that it skipped it.
 
@@ -49,7 +49,7 @@ SELECT
 """
 
 
-def kept_attempt(url: str, query_id: str, label: str, batch_id: int, attempt: UUID) -> KeptAttempt:
+def recorded_attempt(url: str, query_id: str, label: str, batch_id: int, attempt: UUID) -> RecordedAttempt:
     """
     What the ledger has of ``attempt`` at this batch.
 
@@ -62,4 +62,4 @@ def kept_attempt(url: str, query_id: str, label: str, batch_id: int, attempt: UU
         connection.execution_options(isolation_level="AUTOCOMMIT")
         row = driver_connection(connection).execute(_ASK, asked).fetchone()
     assert row is not None  # noqa: S101 (it has no FROM)
-    return KeptAttempt(*row)
+    return RecordedAttempt(*row)
