@@ -23,13 +23,15 @@ _BEGINS_AGAIN = "batch %s begins again when its rows are there: %s"
 
 
 class NotNowError(Exception):
-    """Work of an early transaction ends it with this, where its rows are not there, or are others than it has taken."""
+    """Raised by the work of an early transaction whose rows are missing, or are not those that were wanted."""
 
 
 @dataclass
 class EarlyTry:
     """
     The one try that may come before the commit.
+
+    :meth:`begin` comes first, if at all, and :meth:`commit` follows unless ``verdict`` has settled the batch.
 
     ``verdict`` is what became of the batch, if the try succeeded. ``outcome_unknown`` tells the commit that follows
     that the try may have been committed, although its answer was lost.

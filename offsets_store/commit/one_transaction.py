@@ -1,5 +1,5 @@
 """
-Is the batch's transaction still the one that began, and will a crash leave what it commits?
+Is the batch's transaction still the one that began, and will its rows survive a crash once they are committed?
 
 Runs in the commit. Invariant: rows and offsets are in one transaction, whatever SQL of the user ran in it.
 """

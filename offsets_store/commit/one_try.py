@@ -3,6 +3,18 @@ One try to publish a batch: all its rows and its offsets in one transaction, or 
 
 Runs in the commit worker, in a receiver, or in the foreachBatch function on the driver. Invariant: the batch is
 recorded in the transaction that writes its rows, and it is done only when COMMIT has answered COMMIT.
+
+The steps, in this order:
+
+1. begin, in a session of the try's own: ``session_of_a_try``, ``begin_in_tx``
+2. lock the writer's row, and read the ledger under the lock: ``lock_writer_in_tx``
+3. decide what the batch is, and refuse it if it may be neither published nor skipped: ``decide``, ``refusal``
+4. publish the rows: ``_publish_in_tx``
+5. record the batch: ``_record_in_tx``; for a batch that is skipped, ``_skip_in_tx`` stands for steps 4 and 5
+6. COMMIT: ``_commit``
+
+``_decided_transaction`` takes steps 1 to 3. Whether another try follows is decided in
+:mod:`~pgonce.offsets_store.commit.retrying`.
 """
 
 from __future__ import annotations
@@ -67,20 +79,20 @@ def publish_or_skip(
     """
     Publish or skip the batch in one transaction; the verdict says which.
 
-    :raises PgonceError: if the batch is refused, or could not be kept.
+    :raises PgonceError: if the batch is refused, or could not be committed.
     :raises psycopg.Error: what Postgres says; :mod:`~pgonce.offsets_store.commit.retrying` knows what may be
         tried again.
     """
-    with _judged(settings, planned, work.name_sink, watch, outcome) as this:
-        if this.verdict in PUBLISH:
-            with watch.looking(this.began.backend_pid, may_end=False):
-                stored = _stored_positions(this)
-                published, tables = _publish_in_tx(this, work, stored)
-                _record_in_tx(this, published, tables, stored)
+    with _decided_transaction(settings, planned, work.name_sink, watch, outcome) as transaction:
+        if transaction.verdict in PUBLISH:
+            with watch.looking(transaction.began.backend_pid, may_end=False):
+                stored = _stored_positions(transaction)
+                published, tables = _publish_in_tx(transaction, work, stored)
+                _record_in_tx(transaction, published, tables, stored)
         else:
-            _skip_in_tx(this)
-        _commit(this, outcome)
-    return this.verdict
+            _skip_in_tx(transaction)
+        _commit(transaction, outcome)
+    return transaction.verdict
 
 
 def ask_or_skip(
@@ -91,15 +103,15 @@ def ask_or_skip(
 
     :raises: as :func:`publish_or_skip`.
     """
-    with _judged(settings, planned, name_sink, watch, outcome) as this:
-        if this.verdict in SKIP:
-            _skip_in_tx(this)
-            _commit(this, outcome)
-    return this.verdict
+    with _decided_transaction(settings, planned, name_sink, watch, outcome) as transaction:
+        if transaction.verdict in SKIP:
+            _skip_in_tx(transaction)
+            _commit(transaction, outcome)
+    return transaction.verdict
 
 
 @contextmanager
-def _judged(
+def _decided_transaction(
     settings: CommitSettings, planned: PlannedBatch, name_sink: NameSink, watch: LockWatch, outcome: Outcome
 ) -> Iterator[Try]:
     """
@@ -130,29 +142,30 @@ def _judged(
         yield Try(settings, connection, batch, began, locked, verdict)
 
 
-def _stored_positions(this: Try) -> Offsets | None:
-    if this.verdict is Verdict.ACCEPTED:
-        return accepted_positions(this.locked.ledger, this.batch)
-    return stored_positions(this.locked.ledger, this.settings.remedies)
+def _stored_positions(transaction: Try) -> Offsets | None:
+    if transaction.verdict is Verdict.ACCEPTED:
+        return accepted_positions(transaction.locked.ledger, transaction.batch)
+    return stored_positions(transaction.locked.ledger, transaction.settings.remedies)
 
 
-def _publish_in_tx(this: Try, work: Work, stored: Offsets | None) -> tuple[Published, WrittenTables]:
+def _publish_in_tx(transaction: Try, work: Work, stored: Offsets | None) -> tuple[Published, WrittenTables]:
     if work.sealed:
-        one_transaction.refuse_when_it_ends(this.connection)
-        record.seal_in_tx(this.connection, this.locked, this.batch)
-    leave_in_tx(driver_connection(this.connection))
-    published = work.publish(this.connection, this.batch, None if this.verdict is Verdict.NEW else stored)
-    earlier = this.locked.ledger.writer.targets if this.locked.ledger.writer else None
-    pinned, is_one_table = this.settings.pin_table, not work.sealed
+        one_transaction.refuse_when_it_ends(transaction.connection)
+        record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
+    leave_in_tx(driver_connection(transaction.connection))
+    below = None if transaction.verdict is Verdict.NEW else stored
+    published = work.publish(transaction.connection, transaction.batch, below)
+    earlier = transaction.locked.ledger.writer.targets if transaction.locked.ledger.writer else None
+    pinned, is_one_table = transaction.settings.pin_table, not work.sealed
     now = published.targets or {}
-    tables = compared_with_earlier(this.batch, earlier, now, pinned=pinned, is_one_table=is_one_table)
-    one_transaction.refuse_another_in_tx(this.connection, this.began)
+    tables = compared_with_earlier(transaction.batch, earlier, now, pinned=pinned, is_one_table=is_one_table)
+    one_transaction.refuse_another_in_tx(transaction.connection, transaction.began)
     return published, tables
 
 
-def _record_in_tx(this: Try, published: Published, tables: WrittenTables, stored: Offsets | None) -> None:
-    connection, locked, batch, replaces = this.connection, this.locked, this.batch, this.settings.remedies.replaces
-    retained = this.settings.retain_batches
+def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables, stored: Offsets | None) -> None:
+    connection, locked, batch = transaction.connection, transaction.locked, transaction.batch
+    replaces, retained = transaction.settings.remedies.replaces, transaction.settings.retain_batches
     with one_trip(connection):
         record.record_batch_in_tx(connection, locked, batch, published, tables, stored=stored, retain_batches=retained)
         if locked.has_acceptances:
@@ -163,28 +176,28 @@ def _record_in_tx(this: Try, published: Published, tables: WrittenTables, stored
         leave_in_tx(driver_connection(connection))
 
 
-def _skip_in_tx(this: Try) -> None:
-    if this.verdict is Verdict.REPLAY:
-        record.record_replay_in_tx(this.connection, this.locked, this.batch)
-    elif this.verdict is Verdict.ADOPTED:
+def _skip_in_tx(transaction: Try) -> None:
+    if transaction.verdict is Verdict.REPLAY:
+        record.record_replay_in_tx(transaction.connection, transaction.locked, transaction.batch)
+    elif transaction.verdict is Verdict.ADOPTED:
         record.record_batch_in_tx(
-            this.connection,
-            this.locked,
-            this.batch,
+            transaction.connection,
+            transaction.locked,
+            transaction.batch,
             Published(0, "adopted"),
             WrittenTables(),
             stored=None,
-            retain_batches=this.settings.retain_batches,
+            retain_batches=transaction.settings.retain_batches,
         )
 
 
-def _commit(this: Try, outcome: Outcome) -> None:
-    url, batch = this.settings.url, this.batch
+def _commit(transaction: Try, outcome: Outcome) -> None:
+    url, batch = transaction.settings.url, transaction.batch
     try:
-        with saying_why_it_waits(url, this.began.backend_pid, batch):
+        with saying_why_it_waits(url, transaction.began.backend_pid, batch):
             outcome.unknown = True
             # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
-            tag = driver_connection(this.connection).execute("COMMIT").statusmessage
+            tag = driver_connection(transaction.connection).execute("COMMIT").statusmessage
     except psycopg.Error as error:
         outcome.unknown = leaves_commit_unknown(error)
         raise
@@ -199,7 +212,9 @@ def _commit(this: Try, outcome: Outcome) -> None:
             "(tx.connection.begin_nested()).",
         )
     _done[url, batch.query_id, batch.sink_name] = batch.batch_id
-    _log.info("batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, this.verdict.name)
+    _log.info(
+        "batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, transaction.verdict.name
+    )
 
 
 # The last batch that this process has committed, by connection string, query and sink.

@@ -25,8 +25,8 @@ class Work:
     """
     What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
-    ``publish`` is told below which positions rows are stored already (None: drop none). Both run inside the
-    transaction, and again at every try. ``sealed`` is for work that runs SQL of the user.
+    ``publish`` is told below which positions rows are stored already; None means that no row is dropped. Both run
+    inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user.
     """
 
     name_sink: NameSink

@@ -77,7 +77,8 @@ def begin_again_in_tx(
     """Begin another transaction, which sees all queries that have fed this sink and keeps new ones out meanwhile."""
     # One text, so that no pooler can give the session to others while the session holds a lock. AND CHAIN keeps the
     # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
-    # driver of this writer holds its row and waits for the lock, that is a deadlock, which passes.)
+    # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
+    # again.)
     again = sql.SQL(
         "SELECT pg_catalog.pg_advisory_lock({key}); ROLLBACK AND CHAIN; "
         "SELECT pg_catalog.pg_advisory_xact_lock({key}); SELECT pg_catalog.pg_advisory_unlock({key})"

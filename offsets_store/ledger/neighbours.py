@@ -2,7 +2,7 @@
 Which other queries feed the same sink?
 
 Runs in the commit of a writer that the ledger does not know yet, and in recoveries. Invariant: only a writer that has
-published counts, and what it has stored is read to the last row.
+published counts, and how far it has stored is taken from its rows' positions too.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 The ledger's tables, as SQLAlchemy Core sees them.
 
 Runs wherever the ledger is read or written. Invariant: they are what the migrations create; a test compares the two by
-reflection. Why there is each column is said in the migration, by its comment in Postgres.
+reflection. The migration says, in comments, what each column is for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Send several statements, none of which needs another's answer, in one round trip.
 
-Runs in the commit. Invariant: if the block ends without an error, all of them were done. Nobody reads their answers.
+Runs in the commit. Invariant: if the block ends without an error, all of them were done. Their answers are not read.
 """
 
 from __future__ import annotations

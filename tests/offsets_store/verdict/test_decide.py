@@ -248,7 +248,7 @@ def test_verdict(name):
 
 
 @pytest.mark.parametrize(
-    ("planned_anew", "proven"),
+    ("planned_again", "proven"),
     [
         ({}, True),
         ({"stateful": True}, False),
@@ -258,9 +258,9 @@ def test_verdict(name):
         ({"start": None}, False),
     ],
 )
-def test_without_texts_only_a_stateless_kafka_range_proves_a_replay(planned_anew, proven):
+def test_without_texts_only_a_stateless_kafka_range_proves_a_replay(planned_again, proven):
     """Where the offset log's text is missing, equal offsets are proof only if they say which rows, and all of them."""
-    this = batch(7, offset_log=None, **planned_anew)
+    this = batch(7, offset_log=None, **planned_again)
     verdict = decide(ledger(7, recorded(7, offset_log=None)), this, NO_REMEDY)
     assert verdict is (Verdict.REPLAY if proven else Verdict.CHANGED)
 

@@ -27,7 +27,7 @@ def events(url):
         connection.execute("CREATE TABLE events (id bigint, name text)")
 
 
-def make_anew(kafka, name):
+def recreate(kafka, name):
     """Delete a topic and create another of its name."""
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
     admin.delete_topics([name], operation_timeout=10)[name].result(timeout=30)
@@ -48,7 +48,7 @@ def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, event
     """The next run's batch looks like the one that follows, and is not: its rows are another topic's."""
     name = topic()
     assert commit(url, reading(name, 0, "run 1", kafka), EVENTS) is Verdict.NEW
-    make_anew(kafka, name)
+    recreate(kafka, name)
     with pytest.raises(RefusedBatch, match=f"reads {name}, which was deleted and recreated") as refused:
         commit(url, reading(name, 1, "run 2", kafka), EVENTS)
     assert refused.value.code == "RECREATED"
@@ -67,7 +67,7 @@ def test_an_id_stays_known_while_nobody_asks(kafka, topic, url, events):
     name = topic()
     commit(url, reading(name, 0, "run 1", kafka), EVENTS)
     commit(url, reading(name, 1, "run 2"), EVENTS)
-    make_anew(kafka, name)
+    recreate(kafka, name)
     with pytest.raises(RefusedBatch, match="RECREATED"):
         commit(url, reading(name, 2, "run 3", kafka), EVENTS)
 
