@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, MutableMapping
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -35,6 +34,7 @@ from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.identity.planning import planned_entry
 from pgonce.sink.options import SinkOptions, parse_options
+from pgonce.sink.positions.columns import written_type
 from pgonce.sink.staging.table import drop_staging_table
 from pgonce.sink.target.first_look import look_once
 
@@ -92,37 +92,35 @@ class PgonceDataSource(DataSource):
         # Not for the commit: another driver may have committed this very batch, and only the ledger can tell. Not for
         # an abort: if that failed, it would hide the reason and leave the staging table (seen: "Writing job failed.").
         planned = planned_entry(options) if self._plans else None
-        writer = StreamWriter(options, schema, planned)
+        # If Spark writes an entry for this batch, it has dated it before this moment.
+        planned_by_ms = int(time.time() * 1000)
+        carrier: Carrier | None = None
         if self._plans:
-            writer.look_first()
-            writer.find_carrier()
+            written = written_type(schema, options.positions)
+            _look_first(options, written, planned)
+            carrier = receiver_for(options, written)
+        writer = StreamWriter(TaskWriter(options, schema, planned, planned_by_ms, carrier))
         settle("planning")
         return writer
+
+
+def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEntry | None) -> None:
+    """Refuse a target that does not fit, before a row is computed."""
+    # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
+    is_first = planned is not None and planned.batch_id == 0
+    look_once(options, options.commit.url, options.destination, encoded_columns(written), at_the_door=is_first)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
     """One batch's writer: Spark sends it to the tasks, and builds another one for the commit."""
 
-    def __init__(self, options: SinkOptions, struct_type: StructType, planned: OffsetLogEntry | None) -> None:
-        self.options = options
-        # If Spark writes an entry for this batch, it has dated it before this moment.
-        self.task_writer = TaskWriter(options, struct_type, planned, int(time.time() * 1000))
+    def __init__(self, task_writer: TaskWriter) -> None:
+        self.options = task_writer.options
+        self.task_writer = task_writer
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it in such a way that a task where pgonce is missing says so in plain words."""
         return reduced(self)
-
-    def look_first(self) -> None:
-        """In the planner's worker: refuse a target that does not fit, before a row is computed."""
-        planned, columns = self.task_writer.planned, encoded_columns(self.task_writer.written_type)
-        # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
-        is_first = planned is not None and planned.batch_id == 0
-        look_once(self.options, self.options.commit.url, self.options.destination, columns, at_the_door=is_first)
-
-    def find_carrier(self) -> None:
-        """In the planner's worker: find a receiver, if one is wanted, for what is too large for commit messages."""
-        carrier: Carrier | None = receiver_for(self.options, self.task_writer.written_type)
-        self.task_writer = replace(self.task_writer, carrier=carrier)
 
     @called_by_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:

@@ -24,6 +24,7 @@ from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options import SinkOptions
+from pgonce.sink.positions.columns import written_type
 from pgonce.sink.positions.reach import Reach, reach, widen
 from pgonce.sink.staging.stager import Stager
 
@@ -41,7 +42,7 @@ class TaskWriter:
     @property
     def written_type(self) -> StructType:
         """The columns that go into the target."""
-        return self.options.positions.without(self.struct_type) if self.options.positions else self.struct_type
+        return written_type(self.struct_type, self.options.positions)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
         """

@@ -23,6 +23,7 @@ from pgonce.sink.foreach_batch.early_commit import EarlyCommits
 from pgonce.sink.foreach_batch.frame_commits import FrameCommits
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
 from pgonce.sink.option_hints import column_names, only_known_arguments
+from pgonce.sink.positions.columns import written_type
 from pgonce.sink.settings import Mode, destination, refuse_unfit_positions
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.first_look import look_once
@@ -111,7 +112,7 @@ class PostgresBatchWriter:
         positions = self._settings.positions
         if positions:
             positions.check(frame.schema)
-        written = positions.without(frame.schema) if positions else frame.schema
+        written = written_type(frame.schema, positions)
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
 
     def _work(self, rows: BatchRows) -> Work:

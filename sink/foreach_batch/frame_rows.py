@@ -20,7 +20,7 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
-from pgonce.sink.positions.columns import PositionColumns
+from pgonce.sink.positions.columns import PositionColumns, written_type
 from pgonce.sink.positions.drop_stored_arrow import kept
 from pgonce.sink.positions.reach import reach, refuse_outside, span_of
 from pgonce.sink.target.batch_rows import BatchRows
@@ -52,7 +52,7 @@ def arriving_rows(
     """
     if positions:
         positions.check(frame.schema)
-    written = positions.without(frame.schema) if positions else frame.schema
+    written = written_type(frame.schema, positions)
     columns = encoded_columns(written)
     arriving = ArrivingBatches(frame)
     try:

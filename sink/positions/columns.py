@@ -76,6 +76,11 @@ class PositionColumns:
         return pa.RecordBatch.from_arrays([topic.dictionary_encode(), partition, offset], names=list(_NAMES))
 
 
+def written_type(struct_type: StructType, positions: PositionColumns | None) -> StructType:
+    """The columns of ``struct_type`` that go into the target."""
+    return positions.without(struct_type) if positions else struct_type
+
+
 def position_columns(names: Sequence[str], *, written: bool) -> PositionColumns:
     """:raises ConfigurationError: if these are not three different names: topic, partition, offset."""
     if len(names) != len(_NAMES) or len(set(names)) != len(_NAMES) or not all(names):

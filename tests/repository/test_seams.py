@@ -47,7 +47,7 @@ RECEIVER = Seam(
     "sink/data_source/spark_interface.py",
     {
         "from pgonce.sink.data_source.receiver.launch import receiver_for\n": "",
-        "receiver_for(self.options, self.task_writer.written_type)": "None",
+        "receiver_for(options, written)": "None",
     },
 )
 EARLY_COMMITS = Seam(

@@ -30,8 +30,7 @@ class Recording(PgonceDataSource):
         return "recording"
 
     def streamWriter(self, schema, overwrite):
-        writer = super().streamWriter(schema, overwrite)
-        return RecordingWriter(writer.options, schema, writer.task_writer.planned)
+        return RecordingWriter(super().streamWriter(schema, overwrite).task_writer)
 
 
 class RecordingWriter(StreamWriter):

@@ -11,10 +11,12 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql import types as t
 
 from pgonce.sink.data_source.spark_interface import StreamWriter
+from pgonce.sink.data_source.task_writer import TaskWriter
 from pgonce.sink.options import parse_options
 
 OPTIONS = {"url": "host=db password=hunter2", "table": "events", "checkpointLocation": "/ckpt"}
-WRITER = StreamWriter(parse_options(OPTIONS, overwrite=False), t.StructType([t.StructField("id", t.LongType())]), None)
+STRUCT = t.StructType([t.StructField("id", t.LongType())])
+WRITER = StreamWriter(TaskWriter(parse_options(OPTIONS, overwrite=False), STRUCT, None))
 
 UNPICKLE = "import pickle, sys; print(type(pickle.loads(sys.stdin.buffer.read())))"
 WITHOUT_PGONCE = "import sys; sys.modules.update(pgonce=None)"
