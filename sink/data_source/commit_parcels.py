@@ -52,7 +52,7 @@ def commit_parcels(
         return planned_batch(options, origin, reaches, carrier.token if carrier else None)
 
     rows = ParcelRows(columns, options.positions, parcels, staging_table(options, origin))
-    work = publication(options.sink_name, options.destination, rows, rows.transport)
+    work = publication(options.sink_name, options.destination, rows)
     may_be_left = bool(rows.staged)
     if carrier and rows.are_received:
         # Attempts that Spark did not choose may have staged rows because they could not reach the carrier.

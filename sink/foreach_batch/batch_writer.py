@@ -116,4 +116,4 @@ class PostgresBatchWriter:
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
 
     def _work(self, rows: BatchRows) -> Work:
-        return publication(self._sink_name, self._destination, rows, "arrow")
+        return publication(self._sink_name, self._destination, rows)

@@ -65,6 +65,10 @@ class _PatientRows:
         return self.rows.positions
 
     @property
+    def transport(self) -> str:
+        return self.rows.transport
+
+    @property
     def staged(self) -> StagedRows | None:
         return self.rows.staged
 

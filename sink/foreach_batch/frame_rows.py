@@ -74,6 +74,11 @@ class FrameRows:
     stored: Offsets | None = None
 
     @property
+    def transport(self) -> str:
+        """Spark brings them to the driver as Arrow."""
+        return "arrow"
+
+    @property
     def staged(self) -> None:
         """None: all rows come to the driver."""
         return

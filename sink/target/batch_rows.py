@@ -28,6 +28,10 @@ class BatchRows(Protocol):
         """The columns that say where in Kafka each row comes from; None if rows do not say it."""
 
     @property
+    def transport(self) -> str:
+        """How the rows came, in the ledger's words (``inline``, ``arrow`` ...); asked once they are written."""
+
+    @property
     def staged(self) -> StagedRows | None:
         """The rows that tasks have put into a staging table; they are not among the bodies."""
 

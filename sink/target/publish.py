@@ -36,9 +36,9 @@ from pgonce.sink.target.upsert import upsert_in_tx
 _counter = itertools.count()
 
 
-def publication(sink_name: str | None, destination: Destination, rows: BatchRows, transport: str) -> Work:
+def publication(sink_name: str | None, destination: Destination, rows: BatchRows) -> Work:
     """
-    The work of a commit that writes ``rows`` into one table; ``transport`` says in the ledger how they came.
+    The work of a commit that writes ``rows`` into one table.
 
     The sink's name is the one that the user gave it, else the qualified target table.
     """
@@ -56,7 +56,7 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
         table = publish_rows_in_tx(driver, destination, chosen, found)
         published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
         targets = {table.qualified_name: table.oid}
-        return Published(published, transport, rows.count() - published, targets)
+        return Published(published, rows.transport, rows.count() - published, targets)
 
     return Work(name_sink, publish)
 

@@ -679,7 +679,7 @@ class LedgerMachine(RuleBasedStateMachine):
         staged = StagedRows(driver.staging_table, driver.promised_rows) if driver.promised_rows else None
         bodies = [] if staged else [encoded(folder.source, plan)]
         rows = GivenRows(encoded_columns(STRUCT), len(plan.positions), lambda: bodies, staged)
-        work = publication(None, destination("events", "append", (), None), rows, "staged" if staged else "inline")
+        work = publication(None, destination("events", "append", (), None), rows)
         commit = CommitSettings(
             url or self.site.url,
             Remedies(**folder.remedies),

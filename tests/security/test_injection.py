@@ -245,7 +245,7 @@ def test_the_words_about_a_querys_past_are_only_texts(name, connected, database_
     from pgonce.sink.target.publish import publication
 
     with nothing_else_happens(connected):
-        assert commit_batch(heirs, heir, publication(None, plain, inline([(3, name)]), "inline")) is Verdict.NEW
+        assert commit_batch(heirs, heir, publication(None, plain, inline([(3, name)]))) is Verdict.NEW
     assert connected.execute("SELECT replaced_by FROM pgonce.writers WHERE query_id = %s", [name]).fetchone() == (
         "heir",
     )

@@ -148,7 +148,7 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
     commit(evil_url, make_batch(query_id="old"), ways[0], independent=True)
     heirs = CommitSettings(url=evil_url, remedies=Remedies(replaces="old"), retry_timeout=0)
     heir = make_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
-    assert commit_batch(heirs, heir, publication(None, ways[0], inline(rows), "inline")) is Verdict.NEW
+    assert commit_batch(heirs, heir, publication(None, ways[0], inline(rows))) is Verdict.NEW
 
 
 def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
@@ -196,7 +196,7 @@ def test_the_look_for_a_locks_holder_calls_nothing_of_evil(evil_url, admin, capl
     settings = CommitSettings(url=evil_url, lock_timeout=0.3, retry_timeout=20)
     with psycopg.connect(evil_url, application_name=application_name("run 0")) as frozen:
         frozen.execute("TABLE pgonce.writers FOR UPDATE")
-        work = publication(None, where, inline([(3, "three")]), "inline")
+        work = publication(None, where, inline([(3, "three")]))
         assert commit_batch(settings, make_batch(1), work) is Verdict.NEW
         with pytest.raises(psycopg.OperationalError):
             frozen.execute("SELECT")

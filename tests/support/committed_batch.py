@@ -59,7 +59,7 @@ def commit(
         stage_rows(url, table, encoded_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
         sent = GivenRows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url, Remedies(independent=independent), lock_timeout=2, retry_timeout=0)
-    return commit_batch(settings, batch, publication(sink_name, destination, sent, "staged" if staged else "inline"))
+    return commit_batch(settings, batch, publication(sink_name, destination, sent))
 
 
 def inline(rows: Rows, names: Sequence[str] = ("id", "name")) -> GivenRows:

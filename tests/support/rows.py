@@ -25,6 +25,11 @@ class GivenRows:
     staged: StagedRows | None = None
     positions: PositionColumns | None = None
 
+    @property
+    def transport(self) -> str:
+        """``staged`` or ``inline``."""
+        return "staged" if self.staged else "inline"
+
     def count(self) -> int:
         """All rows, staged ones included."""
         return self.number

@@ -46,6 +46,11 @@ class PromisedRows(_ReceivedRows):
     promise: Promise
     staged: StagedRows | None
 
+    @property
+    def transport(self) -> str:
+        """As it is promised."""
+        return self.promise.transport
+
     def count(self) -> int:
         """How many rows are promised, staged and inline ones included."""
         return self.promise.rows
@@ -69,6 +74,11 @@ class GuessedRows(_ReceivedRows):
     """
 
     is_same_batch: Callable[[], bool]
+
+    @property
+    def transport(self) -> str:
+        """As it is promised."""
+        return self.arrived.promised().transport
 
     @property
     def staged(self) -> None:

@@ -166,13 +166,13 @@ class Reception:
 
     def _work(self, planned: PlannedBatch) -> Work:
         options = self._options
-        work = publication(options.sink_name, options.destination, self._rows(planned), "received")
+        work = publication(options.sink_name, options.destination, self._rows(planned))
 
         def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
             self._arrived.refuse_over()
             published = work.publish(connection, batch, stored)
             self._arrived.refuse_over()
-            return replace(published, transport=self._arrived.promised().transport)
+            return published
 
         return Work(work.name_sink, publish)
 

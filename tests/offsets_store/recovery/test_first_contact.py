@@ -56,7 +56,7 @@ def commit(url, folder, query_id, *ids, table="events", name=None, folders=(), n
     planned = checkpoint.newest_offset_entry()
     batch = describe_batch(checkpoint, Origin(query_id, str(uuid.uuid4()), number, planned), name)
     batch = replace(batch, folders={"0": folders} if folders else {})
-    work = publication(None, destination(f"public.{table}", "append", (), None), rows(*ids), "inline")
+    work = publication(None, destination(f"public.{table}", "append", (), None), rows(*ids))
     return commit_batch(CommitSettings(url, Remedies(**remedies), retry_timeout=5), batch, work).name
 
 

@@ -59,7 +59,7 @@ def test_what_a_function_has_not_written_to_this_time_is_remembered():
 
 def appending(*ids, table="events", sink_name="orders"):
     """Work that appends these ids to one table."""
-    return publication(sink_name, destination(table, "append", (), None), rows(*ids), "inline")
+    return publication(sink_name, destination(table, "append", (), None), rows(*ids))
 
 
 def function(*tables):

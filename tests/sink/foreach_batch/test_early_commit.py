@@ -93,7 +93,7 @@ class Writer:
         self.commit(batch, job).result(30)
 
     def _work(self, rows):
-        return publication(None, self._destination, rows, "arrow")
+        return publication(None, self._destination, rows)
 
 
 @pytest.fixture

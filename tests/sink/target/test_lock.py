@@ -111,7 +111,7 @@ def work_of(transport: str, pair: Pair, url: str) -> Work:
     mode, keys = {"upserted": ("upsert", ("id",)), "replaced": ("complete", ())}.get(transport, ("append", ()))
     where = destination("events", mode, keys, None)
     if transport != "by a function":
-        return publication(None, where, sent, transport)
+        return publication(None, where, sent)
 
     def publish(connection, *_):
         table = publish_rows_in_tx(driver_connection(connection), where, sent)
@@ -277,7 +277,7 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
         yield CopyEncoder(struct).encode(rows)
 
     sent = GivenRows(encoded_columns(struct), len(rows), bodies)
-    assert outcome(settings(url), publication(None, destination("events", "append", (), None), sent, "inline")) == (
+    assert outcome(settings(url), publication(None, destination("events", "append", (), None), sent)) == (
         "TARGET_NOT_DURABLE"
     )
     assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (0,)
@@ -302,7 +302,7 @@ def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy)
     pair = PAIRS[1]
     create(admin, pair)
     sent = GivenRows(encoded_columns(struct_of(pair)), 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))])
-    work = publication(sink_name, destination("events", "append", (), None), sent, "inline")
+    work = publication(sink_name, destination("events", "append", (), None), sent)
     commit_batch(settings(proxy.url), make_batch(0, end=None), work)
     admin.execute(b"TRUNCATE events")
     messages = []
