@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from psycopg import sql
 
@@ -29,15 +29,21 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Upsert:
+    """The columns that tell rows apart, and the one that says which of two rows of a key is the newer."""
+
+    keys: tuple[ColumnPlan, ...]
+    order_by: ColumnPlan | None
+
+
+@dataclass(frozen=True)
+class ComparedUpsert(Upsert):
     """
-    The columns that tell rows apart, and the one that says which of two rows of a key is the newer.
+    An upsert into a table whose catalogue has been read.
 
     ``comparisons`` are the target's, by column name; columns that are not named follow the default of their type.
     """
 
-    keys: tuple[ColumnPlan, ...]
-    order_by: ColumnPlan | None
-    comparisons: Mapping[str, Comparison] = field(default_factory=dict)
+    comparisons: Mapping[str, Comparison]
 
 
 def plan_upsert(destination: Destination, plan: Sequence[ColumnPlan]) -> Upsert | None:
@@ -72,7 +78,7 @@ def insert_statement(
     wanted: sql.Composable,
     table: TargetTable,
     plan: Sequence[ColumnPlan],
-    upsert: Upsert | None = None,
+    upsert: ComparedUpsert | None = None,
 ) -> sql.Composed:
     """``INSERT ... SELECT`` of the wanted rows of ``source``, by key if ``upsert`` is given."""
     # Under another name, because a table may be called excluded.
@@ -89,7 +95,7 @@ def merge_statement(
     wanted: sql.Composable,
     table: TargetTable,
     plan: Sequence[ColumnPlan],
-    upsert: Upsert,
+    upsert: ComparedUpsert,
     bounds: tuple[int, int] | None,
 ) -> sql.Composed:
     """
@@ -137,7 +143,7 @@ def key_facts_statement(
 
 
 def _selected(
-    source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: Upsert | None
+    source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert | None
 ) -> sql.Composed:
     """The wanted rows, with columns named and typed as in the target; of rows with the same key, the newest."""
     distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)
@@ -153,7 +159,7 @@ def value_of(column: ColumnPlan) -> sql.Composable:
     return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
 
 
-def _value(column: ColumnPlan, upsert: Upsert | None) -> sql.Composable:
+def _value(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:
     value = value_of(column)
     if upsert is None or column not in (*upsert.keys, upsert.order_by):
         return value
@@ -188,7 +194,7 @@ def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
     ).format(value=value, length=int(cut_to[1]), after=int(cut_to[1]) + 1)
 
 
-def _by_key(upsert: Upsert) -> tuple[sql.Composable, sql.Composable]:
+def _by_key(upsert: ComparedUpsert) -> tuple[sql.Composable, sql.Composable]:
     keys = _names(key.target for key in upsert.keys)
     by_keys = sql.SQL(", ").join(_sorted_by(key.target, upsert) for key in upsert.keys)
     if upsert.order_by is None:
@@ -202,7 +208,7 @@ def _by_key(upsert: Upsert) -> tuple[sql.Composable, sql.Composable]:
     return sql.SQL("DISTINCT ON ({}) ").format(keys), order
 
 
-def _sorted_by(name: str, upsert: Upsert) -> sql.Composable:
+def _sorted_by(name: str, upsert: ComparedUpsert) -> sql.Composable:
     comparison = upsert.comparisons.get(name)
     if comparison is None or comparison.less is None:
         return sql.Identifier(name)

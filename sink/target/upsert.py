@@ -11,7 +11,6 @@ rows with the index (ADR 13).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -24,7 +23,7 @@ from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit
 from pgonce.sink.target.key_comparison import ComparedColumn, compared_statement, comparisons, has_index_by_equality
 from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT
-from pgonce.sink.target.statements import Upsert, insert_statement, key_facts_statement, merge_statement
+from pgonce.sink.target.statements import ComparedUpsert, Upsert, insert_statement, key_facts_statement, merge_statement
 
 MERGED_ROWS = 50_000
 """With fewer rows, the difference in speed does not matter."""
@@ -98,18 +97,18 @@ def upsert_in_tx(
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     compared = [ComparedColumn(*row) for row in cursor.fetchall()]
-    upsert = replace(upsert, comparisons=comparisons(compared, upsert))
-    by_type_alone = not any(key.target in upsert.comparisons for key in upsert.keys)
+    compared_upsert = ComparedUpsert(upsert.keys, upsert.order_by, comparisons(compared, upsert))
+    by_type_alone = not any(key.target in compared_upsert.comparisons for key in upsert.keys)
     # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the keys in
     # their order, because a join goes through the rows in the order of the index.
     by_equality = by_type_alone and has_index_by_equality(compared, upsert)
     if is_large and by_equality and may_merge(connection, table, plan, upsert):
-        merge = merge_statement(source, wanted, table, plan, upsert, bounds)
+        merge = merge_statement(source, wanted, table, plan, compared_upsert, bounds)
         if merged(connection, merge):
             connection.execute(RELEASE)
             return
     try:
-        insert = insert_statement(source, wanted, table, plan, upsert)
+        insert = insert_statement(source, wanted, table, plan, compared_upsert)
         connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False)
     except psycopg.errors.CardinalityViolation as error:
         # A user's trigger may raise it too.
