@@ -54,7 +54,7 @@ def commit_parcels(
     rows = ParcelRows(columns, options.positions, parcels, staging_table(options, origin))
     work = publication(options.sink_name, options.destination, rows)
     may_be_left = bool(rows.staged)
-    if carrier and rows.are_received:
+    if carrier and rows.has_received:
         # Attempts that Spark did not choose may have staged rows because they could not reach the carrier.
         carried = carrier.commit(options, origin, rows.promise(), identified, work.name_sink)
         verdict, may_be_left = carried.verdict, may_be_left or carried.may_sweep

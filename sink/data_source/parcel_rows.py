@@ -16,7 +16,7 @@ from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
-from pgonce.sink.positions.drop_stored_arrow import kept_bodies
+from pgonce.sink.positions.drop_stored_arrow import bodies_not_stored
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import StagingTable
 
@@ -43,12 +43,12 @@ class ParcelRows:
         if not self.stored:
             return sum(parcel.rows for parcel in self.parcels)
         staged = self.staged.promised if self.staged else ()
-        return sum(rows for _, rows in (*self._kept, *staged))
+        return sum(rows for _, rows in (*self._not_stored, *staged))
 
     def bodies(self) -> Iterator[bytes]:
         """The rows that came inline."""
         if self.stored:
-            return (body for body, _ in self._kept)
+            return (body for body, _ in self._not_stored)
         return (body for inline in self._inline for body in inline.bodies)
 
     def since(self, stored: Offsets) -> ParcelRows:
@@ -62,7 +62,7 @@ class ParcelRows:
         return "+".join(sorted(ways)) or "inline"
 
     @property
-    def are_received(self) -> bool:
+    def has_received(self) -> bool:
         """Whether a carrier has some of them."""
         return any(isinstance(parcel.payload, Received) for parcel in self.parcels)
 
@@ -85,7 +85,7 @@ class ParcelRows:
         return [parcel.payload for parcel in self.parcels if isinstance(parcel.payload, Inline)]
 
     @cached_property
-    def _kept(self) -> list[tuple[bytes, int]]:
+    def _not_stored(self) -> list[tuple[bytes, int]]:
         """The bodies without the rows that are stored already, each with its number of rows."""
         stored = self.stored or {}
-        return [kept for inline in self._inline for kept in kept_bodies(inline.bodies, inline.positions, stored)]
+        return [pair for inline in self._inline for pair in bodies_not_stored(inline.bodies, inline.positions, stored)]

@@ -21,7 +21,7 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.positions.columns import PositionColumns, written_type
-from pgonce.sink.positions.drop_stored_arrow import kept
+from pgonce.sink.positions.drop_stored_arrow import not_stored
 from pgonce.sink.positions.reach import reach, refuse_outside, span_of
 from pgonce.sink.target.batch_rows import BatchRows
 
@@ -109,7 +109,7 @@ class FrameRows:
             if self.batch is not None and self.batch.span is not None:
                 (source_id,) = self.batch.span.next
                 refuse_outside(span_of(source_id, [reach([places])]), self.batch)
-            yield part.filter(kept(places, self.stored)) if self.stored else part
+            yield part.filter(not_stored(places, self.stored)) if self.stored else part
 
 
 def _encoded(struct_type: StructType, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:

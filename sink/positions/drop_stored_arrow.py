@@ -16,7 +16,7 @@ from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.sink.encoding.copy_bodies import body_rows
 
 
-def kept(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:
+def not_stored(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:
     """Which rows are at or past what is stored."""
     keep = pa.repeat(pa.scalar(value=True), len(part))
     for topics in stored.values():
@@ -29,12 +29,12 @@ def kept(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:
     return keep
 
 
-def kept_bodies(
+def bodies_not_stored(
     bodies: Sequence[bytes], parts: Sequence[pa.RecordBatch], stored: Offsets
 ) -> Iterator[tuple[bytes, int]]:
     """The bodies of a binary COPY without the rows that are stored already, each with its number of rows."""
     for body, part in zip(bodies, parts, strict=True):
-        keep = kept(part, stored)
+        keep = not_stored(part, stored)
         count = pc.sum(keep).as_py() or 0
         if count == len(part):
             yield body, count

@@ -37,7 +37,7 @@ from pgonce.sink.data_source.receiver import receptions
 from pgonce.sink.data_source.receiver.certificate import context_for, context_of, new_identity
 from pgonce.sink.data_source.receiver.client import finish, give_up
 from pgonce.sink.data_source.receiver.error_messages import ReceiverError
-from pgonce.sink.data_source.receiver.handle import Receiver
+from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line
 from pgonce.sink.data_source.receiver.messages import Start
@@ -79,7 +79,7 @@ class Stranger:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.heard = []
         port = self._listening.getsockname()[1]
-        self.taken_for = Receiver("127.0.0.1", port, new_identity().certificate, secrets.token_bytes(32), uuid4())
+        self.taken_for = ReceiverHandle("127.0.0.1", port, new_identity().certificate, secrets.token_bytes(32), uuid4())
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):

@@ -46,7 +46,7 @@ class Arrived:
         self._bodies: Spool[bytes] = Spool(IN_MEMORY_BYTES, memoryview, bytes)
         self._senders: list[Sending] = []
         self._keeping = threading.Lock()
-        self._not_kept: Exception | None = None
+        self._spooling_error: Exception | None = None
 
     def __len__(self) -> int:
         return len(self._senders)
@@ -80,7 +80,7 @@ class Arrived:
                 self._bodies.add(body, len(body))
                 self._senders.append(sending)
             except Exception as error:  # noqa: BLE001 (see above)
-                self._not_kept = error
+                self._spooling_error = error
 
     def close(self, sending: Sending) -> None:
         """The attempt's line is closed: one that has not sent all its rows is broken."""
@@ -113,8 +113,8 @@ class Arrived:
         :raises ReceiverError: ROWS_NOT_RECEIVED.
         :raises CommitError: ROWS_NOT_KEPT, or any other error that prevented keeping them.
         """
-        if self._not_kept is not None:
-            raise self._not_kept
+        if self._spooling_error is not None:
+            raise self._spooling_error
         for partition_id, (attempt_id, rows) in promise.received.items():
             sending = self._sendings.get((partition_id, attempt_id))
             if sending is None or sending.rows != rows:

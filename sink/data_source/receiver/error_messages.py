@@ -46,7 +46,7 @@ def without_rows(what: str) -> ReceiverError:
     return ReceiverError("ROWS_NOT_RECEIVED", what, NOTHING, _REMEDY)
 
 
-def not_kept(verdict: str, batch_id: int) -> ReceiverError:
+def not_in_ledger(verdict: str, batch_id: int) -> ReceiverError:
     """The error for a batch that the receiver calls done, but that the ledger does not have."""
     return ReceiverError(
         "NOT_IN_LEDGER",

@@ -20,7 +20,7 @@ from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import SinkOptions
 
 
-class Receiver(Address):
+class ReceiverHandle(Address):
     """The receiver as a :class:`~pgonce.sink.data_source.carrier.Carrier` of one planned batch."""
 
     def send_rows(

@@ -28,9 +28,9 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.data_source.receiver.certificate import new_identity
-from pgonce.sink.data_source.receiver.handle import Receiver
+from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES
-from pgonce.sink.data_source.receiver.messages import Plan, Start
+from pgonce.sink.data_source.receiver.messages import PlannedReception, Start
 from pgonce.sink.options import AUTOMATIC, SinkOptions
 
 _log = logging.getLogger("pgonce.receiver")
@@ -64,12 +64,12 @@ class _Running:
             )
             self.host, self.port = host, int(listening.getsockname()[1])
         self.certificate, self.secret = identity.certificate, secrets.token_bytes(SECRET_BYTES)
-        self._orders: queue.Queue[Start | Plan | None] = queue.Queue(_UNREAD_ORDERS)
+        self._orders: queue.Queue[Start | PlannedReception | None] = queue.Queue(_UNREAD_ORDERS)
         self._orders.put(Start(identity, self.secret, os.getppid()))
         self._writing = threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True)
         self._writing.start()
 
-    def expects(self, plan: Plan) -> bool:
+    def expects(self, plan: PlannedReception) -> bool:
         """Tell it of a batch; False if it is gone, or has stopped reading."""
         with suppress(queue.Full):
             if self._process.poll() is None and self._writing.is_alive():
@@ -94,7 +94,7 @@ class _Running:
 _running: dict[str, _Running] = {}
 
 
-def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | None:
+def receiver_for(options: SinkOptions, struct_type: StructType) -> ReceiverHandle | None:
     """
     A receiver that expects a batch with these columns; None if there can be none, or if none is wanted.
 
@@ -106,7 +106,7 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
     if "SPARK_REUSE_WORKER" not in os.environ:
         _log.warning("there is no receiver: spark.python.worker.reuse is off, and every batch would start another")
         return None
-    plan = Plan(uuid4(), options, struct_type)
+    plan = PlannedReception(uuid4(), options, struct_type)
     try:
         host = _host_towards(options.commit.url) if options.receiver == AUTOMATIC else options.receiver
         running = _running.get(host)
@@ -119,7 +119,7 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
             raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
-    return Receiver(running.host, running.port, running.certificate, running.secret, plan.token)
+    return ReceiverHandle(running.host, running.port, running.certificate, running.secret, plan.token)
 
 
 def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:

@@ -31,7 +31,7 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PlannedReception:
     """A batch that was planned, with the token of its commit."""
 
     token: UUID

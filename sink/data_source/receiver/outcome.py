@@ -22,7 +22,7 @@ from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.data_source.carrier import Carried, Promise
 from pgonce.sink.data_source.receiver.client import finish
-from pgonce.sink.data_source.receiver.error_messages import ReceiverError, not_kept
+from pgonce.sink.data_source.receiver.error_messages import ReceiverError, not_in_ledger
 from pgonce.sink.data_source.receiver.line import Address
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import SinkOptions
@@ -49,11 +49,11 @@ def finished(
     claimed: Verdict | None = None
     try:
         claimed = finish(receiver, origin, promise)
-        failure, said = not_kept(claimed.name, origin.batch_id), f"says that it is done ({claimed.name})"
+        failure, said = not_in_ledger(claimed.name, origin.batch_id), f"says that it is done ({claimed.name})"
     except ReceiverError as error:
         failure, said = error, f"may have committed it: {error.what}"
-    kept = _kept(options, origin, receiver.token)
-    verdict = _by_token(kept, claimed) if kept else None
+    recorded = _recorded(options, origin, receiver.token)
+    verdict = _by_token(recorded, claimed) if recorded else None
     if verdict is None:
         try:
             # The receiver's transaction may still be open, or on its way to COMMIT.
@@ -69,10 +69,10 @@ def finished(
             ) from None
         if verdict in PUBLISH:
             raise failure
-    return Carried(verdict, kept is None or kept.may_sweep)
+    return Carried(verdict, recorded is None or recorded.may_sweep)
 
 
-def _kept(options: SinkOptions, origin: Origin, token: UUID) -> RecordedAttempt | None:
+def _recorded(options: SinkOptions, origin: Origin, token: UUID) -> RecordedAttempt | None:
     """What the ledger has of the attempt; None if it could not be asked at once, and has to be asked with patience."""
     try:
         return recorded_attempt(options.commit.url, origin.query_id, options.sink_label, origin.batch_id, token)
@@ -82,8 +82,8 @@ def _kept(options: SinkOptions, origin: Origin, token: UUID) -> RecordedAttempt 
         return None
 
 
-def _by_token(kept: RecordedAttempt, claimed: Verdict | None) -> Verdict | None:
+def _by_token(recorded: RecordedAttempt, claimed: Verdict | None) -> Verdict | None:
     """The verdict that the ledger holds of the attempt, as the receiver called it if it did; None if there is none."""
-    if kept.published:
+    if recorded.published:
         return claimed if claimed not in (None, Verdict.REPLAY) else Verdict.LANDED
-    return Verdict.REPLAY if kept.skipped else None
+    return Verdict.REPLAY if recorded.skipped else None

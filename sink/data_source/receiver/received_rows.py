@@ -21,7 +21,7 @@ from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.staging.staged_rows import StagedRows
 
 # How long a transaction may wait for the next rows: it holds the writer's row.
-QUIET_SECONDS = 30.0
+LONGEST_SILENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -117,8 +117,8 @@ class GuessedRows(_ReceivedRows):
                 raise NotNowError("a task failed, or ran twice, and rows of the wrong attempt were copied")
         if number < len(arrived) or wanted is not None:
             return True
-        if time.monotonic() - arrived.heard_at > QUIET_SECONDS:
-            raise NotNowError(f"no task has sent anything for {QUIET_SECONDS:g} s")
+        if time.monotonic() - arrived.heard_at > LONGEST_SILENCE_SECONDS:
+            raise NotNowError(f"no task has sent anything for {LONGEST_SILENCE_SECONDS:g} s")
         return False
 
 

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from uuid import UUID
 
-from pgonce.sink.data_source.receiver.messages import Plan
+from pgonce.sink.data_source.receiver.messages import PlannedReception
 from pgonce.sink.data_source.receiver.reception import Reception
 
 # The first large task of a batch may be a slow one.
@@ -34,7 +34,7 @@ class Receptions:
         self._used_at = time.monotonic()
         self.is_alone = False
 
-    def plan(self, plan: Plan) -> None:
+    def plan(self, plan: PlannedReception) -> None:
         """A batch was planned; an earlier one of the same writer is over."""
         reception = Reception(plan.token, plan.options, plan.struct_type)
         with self._changed:

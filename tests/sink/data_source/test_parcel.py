@@ -10,7 +10,7 @@ import pytest
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, inline_cap, open_parcels
-from pgonce.sink.data_source.receiver.handle import Receiver
+from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.identity.origin import Origin
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
@@ -42,7 +42,7 @@ def test_parcels_survive_the_trip_and_hide_their_rows():
 
 def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
-    carrier = Receiver("10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7))
+    carrier = ReceiverHandle("10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7))
     sent = parcel(payload=Received(3), carrier=carrier)
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert "secret" not in repr(sent) + repr(sent.carrier)

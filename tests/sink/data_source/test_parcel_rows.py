@@ -89,8 +89,8 @@ def test_rows_below_the_stored_positions_are_left_out():
 def test_a_carrier_is_told_of_all_rows():
     """It commits the batch, so it hears of those that it has and of those that it has not."""
     rows = rows_of(inline(0, 1, 2), STAGED, RECEIVED)
-    assert rows.are_received
-    assert not rows_of(STAGED).are_received
+    assert rows.has_received
+    assert not rows_of(STAGED).has_received
     promise = rows.promise()
     assert promise == Promise("inline+received+staged", {2: (9, 4)}, (body(1, 2),), 2, ((11, 2), (12, 3)))
     assert promise.rows == rows.count() == 11

@@ -39,7 +39,7 @@ from pgonce.sink.data_source.parcel import Parcel, Received, Staged
 from pgonce.sink.data_source.receiver import launch, receptions
 from pgonce.sink.data_source.receiver.client import finish, give_up, send_rows
 from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.receiver.messages import Plan
+from pgonce.sink.data_source.receiver.messages import PlannedReception
 from pgonce.sink.data_source.receiver.receptions import Receptions
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -352,7 +352,7 @@ def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
     monkeypatch.setattr(receptions, "LEFT_ALONE_SECONDS", 2)
     expected = Receptions()
     token = UUID(int=7)
-    expected.plan(Plan(token, receiver_options(inlineBytes="1000"), STRUCT))
+    expected.plan(PlannedReception(token, receiver_options(inlineBytes="1000"), STRUCT))
     reception = expected.of(token)
     assert reception
     if has_rows:

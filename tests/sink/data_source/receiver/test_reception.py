@@ -223,7 +223,7 @@ def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, target, r
     if has_ended:
         reception.end(sending, 2)
         reception.close(sending)
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.received_rows, "QUIET_SECONDS", 0)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.received_rows, "LONGEST_SILENCE_SECONDS", 0)
     reception.look_at_clock()
     assert rolled_back(target)
     if not has_ended:
