@@ -7,7 +7,6 @@ in conflict with another is refused before any row moves, and the error suggests
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
@@ -23,6 +22,7 @@ from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.option_hints import column_names, refuse_unknown_options
+from pgonce.sink.option_values import choice, flag, number
 from pgonce.sink.positions.columns import PositionColumns, position_columns
 from pgonce.sink.settings import (
     Destination,
@@ -122,7 +122,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
     mode = _mode(given, overwrite)
-    offsets_from = cast("OffsetsFrom", _choice(given, "offsetsFrom", get_args(OffsetsFrom), "checkpoint"))
+    offsets_from = cast("OffsetsFrom", choice(given, "offsetsFrom", get_args(OffsetsFrom), "checkpoint"))
     positions = _positions(given)
     if positions:
         refuse_unfit_positions(mode, judged_by_ids=offsets_from == "listener")
@@ -132,26 +132,26 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         commit=commit_settings(
             url=given.get("url", ""),
             remedies=Remedies(
-                adopt_checkpoint=_number(given, "adoptCheckpoint", None, least=0),
+                adopt_checkpoint=number(given, "adoptCheckpoint", None, least=0),
                 replaces=given.get("replaces") or None,
-                independent=_flag(given, "independent"),
+                independent=flag(given, "independent"),
             ),
-            retain_batches=_number(given, "retainBatches", RETAINED_BATCHES, least=1),
-            lock_timeout=_number(given, "lockTimeout", LOCK_TIMEOUT_SECONDS, least=1),
-            retry_timeout=_number(given, "retryTimeout", RETRY_SECONDS, least=0),
-            pin_table=_flag(given, "pinTable"),
+            retain_batches=number(given, "retainBatches", RETAINED_BATCHES, least=1),
+            lock_timeout=number(given, "lockTimeout", LOCK_TIMEOUT_SECONDS, least=1),
+            retry_timeout=number(given, "retryTimeout", RETRY_SECONDS, least=0),
+            pin_table=flag(given, "pinTable"),
         ),
         destination=destination(
             table=given.get("table", ""),
             mode=mode,
             keys=column_names("keys", given.get("keys", "")),
             order_by=given.get("orderby") or None,
-            create_table=_flag(given, "createTable"),
+            create_table=flag(given, "createTable"),
         ),
         checkpoint_location=given["checkpointlocation"],
         sink_name=given.get("sinkname") or None,
         query_name=given.get("queryname") or None,
-        inline_bytes=_number(given, "inlineBytes", inline_bytes, least=0),
+        inline_bytes=number(given, "inlineBytes", inline_bytes, least=0),
         receiver=receiver,
         offsets_from=offsets_from,
         positions=positions,
@@ -173,7 +173,7 @@ def _positions(given: Mapping[str, str]) -> PositionColumns | None:
                 "CLASHING_OPTIONS", "writePositions has no effect without positionColumns.", "Set both, or neither."
             )
         return None
-    return position_columns(names, written="writepositions" not in given or _flag(given, "writePositions"))
+    return position_columns(names, written="writepositions" not in given or flag(given, "writePositions"))
 
 
 def _receiver(given: Mapping[str, str], positions: PositionColumns | None) -> str | None:
@@ -195,14 +195,14 @@ def _async_interval(
 ) -> int | None:
     if given.get("asyncprogresstrackingenabled", "").lower() != "true":
         return None
-    interval = _number(given, "asyncProgressTrackingCheckpointIntervalMs", SPARKS_ASYNC_INTERVAL_MS, least=0)
+    interval = number(given, "asyncProgressTrackingCheckpointIntervalMs", SPARKS_ASYNC_INTERVAL_MS, least=0)
     if offsets_from == "listener" or (interval > 0 and positions is None):
         raise asynchronous_progress()
     return interval
 
 
 def _mode(given: Mapping[str, str], overwrite: bool) -> str:
-    mode = _choice(given, "mode", get_args(Mode), "complete" if overwrite else "append")
+    mode = choice(given, "mode", get_args(Mode), "complete" if overwrite else "append")
     if overwrite != (mode == "complete"):
         raise bad_option(
             "CLASHING_OPTIONS",
@@ -212,33 +212,3 @@ def _mode(given: Mapping[str, str], overwrite: bool) -> str:
             else "For mode=complete, set .outputMode('complete') on the writer.",
         )
     return mode
-
-
-def _choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
-    value = given.get(name.lower(), default).strip().lower()
-    if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise bad_option("BAD_OPTION", f"{name}={value!r} is not allowed.", f"{hint}Use one of {_list(allowed)}.")
-    return value
-
-
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    return _choice(given, name, ("true", "false"), "false") == "true"
-
-
-def _number(given: Mapping[str, str], name: str, default: int | None, least: int) -> int:
-    text = given.get(name.lower())
-    if text is None:
-        return default  # type: ignore[return-value]
-    try:
-        value = int(text)
-    except ValueError:
-        value = least - 1
-    if value < least:
-        raise bad_option("BAD_OPTION", f"{name}={text!r} is not a whole number of at least {least}.", "Set one.")
-    return value
-
-
-def _list(names: tuple[str, ...]) -> str:
-    return ", ".join(names)

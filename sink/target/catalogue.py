@@ -37,8 +37,20 @@ class TargetColumn:
     primary_key: bool
 
 
+class QualifiedName:
+    """What has a schema and a name in it."""
+
+    schema: str
+    name: str
+
+    @property
+    def qualified_name(self) -> str:
+        """Schema and name as people write them; the default sink name."""
+        return f"{self.schema}.{self.name}"
+
+
 @dataclass(frozen=True)
-class TargetTable:
+class TargetTable(QualifiedName):
     """A table as Postgres's catalogue has it."""
 
     oid: int
@@ -57,24 +69,14 @@ class TargetTable:
         """Its qualified name, quoted."""
         return sql.Identifier(self.schema, self.name)
 
-    @property
-    def qualified_name(self) -> str:
-        """Its qualified name as people write it; the default sink name."""
-        return f"{self.schema}.{self.name}"
-
 
 @dataclass(frozen=True)
-class ResolvedName:
+class ResolvedName(QualifiedName):
     """A table's schema and name, and its ``relkind``; None if there is no such table."""
 
     schema: str
     name: str
     kind: str | None
-
-    @property
-    def qualified_name(self) -> str:
-        """The name as people write it; the default sink name."""
-        return f"{self.schema}.{self.name}"
 
 
 def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:

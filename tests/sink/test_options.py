@@ -1,7 +1,7 @@
 """
 What users may ask for, and what is refused before a row moves.
 
-Covers: offsets_store.commit.settings, sink.settings.
+Covers: offsets_store.commit.settings, sink.option_values, sink.settings.
 """
 
 from __future__ import annotations
