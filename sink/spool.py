@@ -1,5 +1,5 @@
 """
-Where does what has arrived wait for a second try, if it is more than memory should hold?
+Where do rows wait for a second try if they are too many for memory?
 
 Runs on the driver and in the receiver. Invariant: any thread can read what is kept while another one adds to it.
 """

@@ -1,8 +1,8 @@
 """
-What carries the rows that are too many for a commit message, while tasks still run, if there is such a thing?
+How can rows that are too many for a commit message reach Postgres while tasks still run?
 
-Pure: it says what the writer, the tasks and the commit may ask of one. Invariant: a carrier only makes a batch faster;
-without one, these rows go through the staging table.
+Pure: it says what the writer, the tasks and the commit may ask of a carrier. Invariant: a carrier only makes a batch
+faster; without one, these rows go through the staging table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Promise:
 
 @dataclass(frozen=True)
 class Carried:
-    """What became of the batch, and whether staging tables up to it may be left over."""
+    """What became of the batch, and whether staging tables of this or earlier batches may still be there."""
 
     verdict: Verdict
     may_sweep: bool
@@ -79,6 +79,8 @@ class Carrier(Protocol):
         """
         In the commit worker: publish the rows that are promised, or skip the batch, and say what the ledger has of it.
 
+        :param identified: reads the checkpoint, and is called only if the batch must be known in full.
+        :param name_sink: says inside a transaction into which sink the batch goes.
         :raises PgonceError: if neither could be done.
         """
 

@@ -66,7 +66,7 @@ class Parcel(WriterCommitMessage):
     One task's rows: how many there are, and the ``payload``, which holds them or says where they are.
 
     If rows carry their position in Kafka, ``reach`` says how far they reach. ``carrier`` is the one that the batch was
-    planned with, whichever way the rows took.
+    planned with, even if the rows did not go through it.
     """
 
     origin: Origin

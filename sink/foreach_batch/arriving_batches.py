@@ -1,7 +1,7 @@
 """
 How do a frame's rows reach the driver while tasks still make others?
 
-Runs on the driver. Invariant: what arrives is read at once, no matter when it is needed: Spark sends it from the thread
+Runs on the driver. Invariant: what arrives is read at once, even if it is needed later: Spark sends it from the thread
 that schedules the tasks of the whole application, and a slow reader would hold them all up.
 """
 

@@ -1,5 +1,5 @@
 """
-What do a batch writer and a transactional function have to be told alike, and which batch do they then see?
+Which settings do PostgresBatchWriter and transactional_batch share, and which batch do they then see?
 
 Runs on the driver. Invariant: settings that cannot work are refused when they are made; nothing of them changes while
 the query runs.

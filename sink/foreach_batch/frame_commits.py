@@ -1,5 +1,5 @@
 """
-How is a frame's batch committed? Once enough of its rows are there to begin with.
+When is a frame's batch committed? Once enough of its rows are there to begin with.
 
 Runs in the foreachBatch function on the driver. Invariant: no transaction is open while Spark's job makes the first
 rows; a writer's lock is held no longer than writing takes.

@@ -1,5 +1,5 @@
 """
-What does a plan take along, so that tasks and the commit worker reach the receiver?
+What does a task or the commit worker need in order to reach the receiver?
 
 Made in the planner's worker, used in tasks and in the commit worker. Invariant: it can be pickled, and says all that
 there is to know; it holds no connection.
