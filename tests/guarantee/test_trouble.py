@@ -614,7 +614,7 @@ def test_a_checkpoint_that_does_not_say_which_batch_this_is_stops_the_commit(
     code, damage, spark, admin, url, events, checkpoint, monkeypatch
 ):
     """What the checkpoint does not say nobody guesses: damage between planning and commit has a code of its own."""
-    monkeypatch.setattr("pgonce.sink.identity.from_checkpoint._WAIT_FOR_OFFSETS_SECONDS", 0.1)
+    monkeypatch.setattr("pgonce.sink.identity.from_checkpoint.WAIT_FOR_OFFSETS_SECONDS", 0.1)
     admin.execute(TABLE)
     assert run("data source", stream(spark, events), url, checkpoint, {}) == ""
     (Path(checkpoint) / "commits" / "0").unlink()
