@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.foreach_batch.frame_commits import WorkOf
 from pgonce.sink.target import upsert
 from pgonce.sink.target.batch_rows import BatchRows
 
@@ -78,15 +80,13 @@ class _SeenCommits(early_commit.EarlyCommits):
         self._directory = directory
         self._sign = sign
 
-    def commit(
-        self, batch: Any, rows: BatchRows, arriving: ArrivingBatches, work_of: Callable[..., Work], **more: Any
-    ) -> None:
+    def commit(self, batch: PlannedBatch, rows: BatchRows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
         def seen(of: BatchRows) -> Work:
             work = work_of(of)
             # An early commit is given rows that do not wait for ever.
             return work if of is rows else replace(work, publish=self._signed(work.publish))
 
-        super().commit(batch, rows, arriving, seen, **more)
+        super().commit(batch, rows, arriving, seen)
 
     def _signed(self, publish: Callable[..., Any]) -> Callable[..., Any]:
         def signed(*arguments: Any) -> Any:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import sql
-from support.batches import make_batch
+from support.batches import make_planned_batch
 from support.committed_batch import commit, inline, nothing_else_happens, quoted, rows_in
 from support.fixtures.postgres import PostgresServer
 from typer.testing import CliRunner
@@ -113,7 +113,7 @@ def write_in_every_way(url: str, admin: psycopg.Connection, name: str) -> None:
     def batch(number: int):
         ends = {"start": {name: {name: {"0": number}}}, "end": {name: {name: {"0": number + 1}}}}
         text = {"offset_log": f"{name} {number}", "previous_offset_log": f"{name} {number - 1}" if number else None}
-        return make_batch(number, **same, **ends, **text)
+        return make_planned_batch(number, **same, **ends, **text)
 
     upsert = destination(table, "upsert", (name,), names[1], create_table=True)
     assert commit(url, batch(0), upsert, [(1, "old"), (1, "older"), (2, name)], **where) is Verdict.NEW
@@ -180,7 +180,9 @@ def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, databa
     with nothing_else_happens(connected):
         refusal = refused_by(
             lambda: commit(
-                database_url, make_batch(query_id=name), destination(name, "append", (), None, create_table=True)
+                database_url,
+                make_planned_batch(query_id=name),
+                destination(name, "append", (), None, create_table=True),
             )
         )
         assert refusal in (None, "BAD_TABLE_NAME", "SCHEMA_MISSING", "COLUMN_UNKNOWN")
@@ -197,7 +199,7 @@ def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, databa
 def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, database_url):
     """Neither a terminal nor a table's markup takes a name for a command; --json has it unchanged."""
     plain = destination("shown", "append", (), None, create_table=True)
-    batch = make_batch(
+    batch = make_planned_batch(
         query_id="shown", query_name=name, checkpoint_location=name, start=None, end={name: {name: {"0": 1}}}
     )
     commit(database_url, batch, plain, sink_name=name)
@@ -218,12 +220,14 @@ def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected
 
     text = f'v1\n{{"batchTimestampMs":1}}\n{json.dumps({name: {"0": 23}})}'
     read = parse_offset_log(text)
-    batch = make_batch(query_id=f"topics {name}", offset_log=text, start=None, end=read.offsets)
+    batch = make_planned_batch(query_id=f"topics {name}", offset_log=text, start=None, end=read.offsets)
     with nothing_else_happens(connected, "topics"):
         commit(database_url, batch, destination("topics", "append", (), None, create_table=True))
         commit(
             database_url,
-            make_batch(1, query_id=f"topics {name}", previous_offset_log=text, start=read.offsets, end=read.offsets),
+            make_planned_batch(
+                1, query_id=f"topics {name}", previous_offset_log=text, start=read.offsets, end=read.offsets
+            ),
             destination("topics", "append", (), None),
         )
         kept = connected.execute(
@@ -239,8 +243,8 @@ def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected
 def test_the_words_about_a_querys_past_are_only_texts(name, connected, database_url):
     """An odd id in replaces finds the query of that id, and nothing else."""
     plain = destination("heir", "append", (), None, create_table=True)
-    commit(database_url, make_batch(query_id=name), plain)
-    heir = make_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
+    commit(database_url, make_planned_batch(query_id=name), plain)
+    heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     heirs = CommitSettings(url=database_url, remedies=Remedies(replaces=name), retry_timeout=0)
     from pgonce.sink.target.publish import publication
 
@@ -270,11 +274,11 @@ def test_a_name_that_postgres_would_cut_is_refused(connected, database_url):
     new = {"create_table": True}
     for table in (f"{LONG}1", f"{LONG}2", quoted(f"{LONG}é")):
         with nothing_else_happens(connected), pytest.raises(PgonceError, match="BAD_TABLE_NAME"):
-            commit(database_url, make_batch(query_id="cut"), destination(table, "append", (), None, **new))
+            commit(database_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None, **new))
     connected.execute(f"CREATE TABLE {LONG} (id bigint, name text)".encode())
     for table in (f"{LONG}1", f"public.{LONG}2", f"{'p' * 64}.{LONG}"):
         with pytest.raises(PgonceError, match="BAD_TABLE_NAME|TARGET_MISSING|SCHEMA_MISSING"):
-            commit(database_url, make_batch(query_id="cut"), destination(table, "append", (), None))
+            commit(database_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None))
     assert rows_in(connected, LONG) == []
     connected.execute(f"DROP TABLE {LONG}".encode())
 
@@ -285,7 +289,7 @@ def test_a_column_that_postgres_cannot_have_is_refused(name, staged, connected, 
     """Empty names, names past 63 bytes and names with a NUL are refused before a table is made for them."""
     where = destination("columns", "append", (), None, create_table=True)
     with nothing_else_happens(connected), pytest.raises(PgonceError, match="COLUMN_UNKNOWN"):
-        commit(database_url, make_batch(query_id="columns"), where, names=("id", name), staged=staged)
+        commit(database_url, make_planned_batch(query_id="columns"), where, names=("id", name), staged=staged)
 
 
 @pytest.mark.parametrize("text", UNSTORABLE, ids=ascii)
@@ -313,7 +317,7 @@ def test_what_cannot_be_sent_is_not_called_a_lost_connection(connected, database
     """A NUL in a query's name, which Spark lets pass, stops the batch with an error of ours that says so."""
     where = destination("named", "append", (), None, create_table=True)
     with nothing_else_happens(connected), pytest.raises(PgonceError, match="LEDGER_FAILED.*NUL"):
-        commit(database_url, make_batch(query_id="named", query_name="a\0b"), where)
+        commit(database_url, make_planned_batch(query_id="named", query_name="a\0b"), where)
 
 
 def test_values_reach_a_database_of_another_encoding_as_they_are(postgres_server):
@@ -325,11 +329,17 @@ def test_values_reach_a_database_of_another_encoding_as_they_are(postgres_server
     try:
         for batch_id, staged in enumerate((False, True)):
             table = destination('"Größe"', "append", (), None, create_table=True)
-            commit(url, make_batch(batch_id), table, [(batch_id, "é")], names=("id", "Größe"), staged=staged)
+            commit(url, make_planned_batch(batch_id), table, [(batch_id, "é")], names=("id", "Größe"), staged=staged)
         with psycopg.connect(url, autocommit=True, client_encoding="UTF8") as admin:
             assert rows_in(admin, '"Größe"') == [(0, "é"), (1, "é")]
         with pytest.raises(PgonceError, match="VALUE_NOT_STORABLE"):
-            commit(url, make_batch(2), destination('"Größe"', "append", (), None), [(2, "漢")], names=("id", "Größe"))
+            commit(
+                url,
+                make_planned_batch(2),
+                destination('"Größe"', "append", (), None),
+                [(2, "漢")],
+                names=("id", "Größe"),
+            )
     finally:
         engine_for(url).dispose()
         postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from support.batches import make_batch
+from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
 
 from pgonce.offsets_store.errors import PgonceError
@@ -104,8 +104,8 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
     ):
         # Another query each time: batch 0 is the one that prunes, and that a new run owns.
         batch = {"query_id": f"{query_id} {number}", "end": None, "start": None}
-        assert commit(url, make_batch(**batch), where, staged=staged, independent=True) is Verdict.NEW
-        assert commit(url, make_batch(**batch, run_id="run 2"), where) is Verdict.REPLAY
+        assert commit(url, make_planned_batch(**batch), where, staged=staged, independent=True) is Verdict.NEW
+        assert commit(url, make_planned_batch(**batch, run_id="run 2"), where) is Verdict.REPLAY
         if staged:
             with connect(url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
@@ -113,7 +113,7 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
         connection.execute(ACCEPT, [f"{query_id} 4"])
         # As if the table had been another one, which is noted with the next batch.
         connection.execute(ANOTHER_TABLE, [f"{query_id} 4"])
-    accepted = make_batch(7, query_id=f"{query_id} 4", end=None, start=None)
+    accepted = make_planned_batch(7, query_id=f"{query_id} 4", end=None, start=None)
     assert commit(url, accepted, COMPLETE) is Verdict.ACCEPTED
     assert OffsetsStore(url).latest(f"{query_id} 0").replays == 1
     with connect(url) as connection:
@@ -219,7 +219,7 @@ def test_the_role_reads_and_writes_nothing_else(streamer, login):
 
 def test_a_staging_table_that_another_role_prepared_is_refused(streamer, url):
     """A trigger on it would run as the streaming role, so a table of another's is never written to."""
-    batch = make_batch(query_id="lured")
+    batch = make_planned_batch(query_id="lured")
     trap = StagingTable(batch.query_id, APPEND.table, batch.run_id, 0)
     streamer.admin.execute(
         f"""
@@ -246,4 +246,4 @@ def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_s
     assert len(OffsetsStore(streamer.url).history("q 0")) == 1
     ledgers_seen.clear()
     with pytest.raises(PgonceError, match="NOT_PERMITTED"):
-        commit(streamer.url, make_batch(1), APPEND)
+        commit(streamer.url, make_planned_batch(1), APPEND)

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 from psycopg import sql
-from support.batches import make_batch
+from support.batches import make_planned_batch
 from support.committed_batch import commit, inline, rows_in
 from support.evil_schema import make_evil
 from support.fixtures.postgres import PostgresServer, url_with
@@ -131,7 +131,7 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
     for number, where in enumerate(ways):
         for staged in (False, True):
             batch = {"query_id": f"q {number} {staged}", "start": None, "end": None}
-            first, again = make_batch(**batch), make_batch(**batch, run_id="run 2")
+            first, again = make_planned_batch(**batch), make_planned_batch(**batch, run_id="run 2")
             assert commit(evil_url, first, where, staged=staged, independent=True) is Verdict.NEW
             assert commit(evil_url, again, where) is Verdict.REPLAY
             assert recorded_attempt(evil_url, first.query_id, where.table, 0, first.attempt).published
@@ -139,15 +139,18 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
             with connect(evil_url, autocommit=True) as connection:
                 sweep(connection, batch["query_id"], where.table, "run 1", 0)
     commit(
-        evil_url, make_batch(query_id="uuid", end=None), destination("public.kinds", "append", (), None), [(1, UUID)]
+        evil_url,
+        make_planned_batch(query_id="uuid", end=None),
+        destination("public.kinds", "append", (), None),
+        [(1, UUID)],
     )
     rows = [(1, "one"), (2, "two")]
     assert rows_in(admin, "public.sums") == rows_in(admin, "public.made_with_key") == rows_in(admin, "events") == rows
     assert [row[:2] for row in rows_in(admin, "public.cast_events")] == sorted(rows * 2)
     assert rows_in(admin, "public.made") == sorted(rows * 2)
-    commit(evil_url, make_batch(query_id="old"), ways[0], independent=True)
+    commit(evil_url, make_planned_batch(query_id="old"), ways[0], independent=True)
     heirs = CommitSettings(url=evil_url, remedies=Remedies(replaces="old"), retry_timeout=0)
-    heir = make_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
+    heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     assert commit_batch(heirs, heir, publication(None, ways[0], inline(rows))) is Verdict.NEW
 
 
@@ -159,7 +162,7 @@ def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
         administrator.execute(init_sql("postgres").encode())
     ledgers_seen.clear()
     ensure_ledger(evil_url)
-    commit(evil_url, make_batch(), destination("public.events", "append", (), None))
+    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
     with psycopg.connect(evil_url) as reader:
         assert reader.execute("SELECT topic, partition, end_offset FROM pgonce.current_offsets").fetchall() == [
             ("t", 0, 10)
@@ -176,7 +179,7 @@ def test_readers_and_the_listener_call_nothing_of_evil(evil_url, admin):
     """OffsetsStore, `pgonce` and the listener's statements, each over a connection that is new."""
     from typer.testing import CliRunner
 
-    commit(evil_url, make_batch(), destination("public.events", "append", (), None))
+    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
     engine_for(evil_url).dispose()
     store = OffsetsStore(evil_url)
     assert store.latest("q1").batch_id == 0
@@ -192,12 +195,12 @@ def test_readers_and_the_listener_call_nothing_of_evil(evil_url, admin):
 def test_the_look_for_a_locks_holder_calls_nothing_of_evil(evil_url, admin, caplog):
     """Who holds a lock is asked, and a frozen session ended, by pg_catalog's functions."""
     where = destination("public.events", "append", (), None)
-    commit(evil_url, make_batch(), where)
+    commit(evil_url, make_planned_batch(), where)
     settings = CommitSettings(url=evil_url, lock_timeout=0.3, retry_timeout=20)
     with psycopg.connect(evil_url, application_name=application_name("run 0")) as frozen:
         frozen.execute("TABLE pgonce.writers FOR UPDATE")
         work = publication(None, where, inline([(3, "three")]))
-        assert commit_batch(settings, make_batch(1), work) is Verdict.NEW
+        assert commit_batch(settings, make_planned_batch(1), work) is Verdict.NEW
         with pytest.raises(psycopg.OperationalError):
             frozen.execute("SELECT")
     assert "application 'pgonce run 0'" in caplog.text
@@ -231,9 +234,9 @@ def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(
         admin.execute(USERS_OWN)
         if mode == "function":
             work = Work(lambda _: "app.events", publish, sealed=True)
-            commit_batch(CommitSettings(url=url, retry_timeout=0), make_batch(), work)
+            commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
         else:
-            commit(url, make_batch(), where, [(1, "one")], staged=mode == "staged")
+            commit(url, make_planned_batch(), where, [(1, "one")], staged=mode == "staged")
         assert rows_in(admin, "app.events") == [(1, "one")]
         seen = [("at_commit", "app"), ("at_once", "app"), *([("tx", "app")] if mode == "function" else [])]
         assert rows_in(admin, "app.audit") == seen
@@ -255,7 +258,7 @@ def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(USERS_OWN)
         work = Work(lambda _: "app.events", publish, sealed=True)
-        commit_batch(CommitSettings(url=url, retry_timeout=0), make_batch(), work)
+        commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
         assert rows_in(admin, "app.audit") == [("at_commit", "app"), ("at_once", "app")]
         with engine_for(url).connect() as connection:
             assert connection.exec_driver_sql("SHOW search_path").scalar() == '"$user", public'
@@ -274,12 +277,18 @@ def test_temporary_tables_of_our_names_are_not_mistaken_for_ours(url):
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute("CREATE TABLE public.events (id bigint, name text)")
         work = Work(lambda _: "odd", publish, sealed=True)
-        commit_batch(CommitSettings(url=url, retry_timeout=0), make_batch(), work)
+        commit_batch(CommitSettings(url=url, retry_timeout=0), make_planned_batch(), work)
         # The pool hands out the same session, with these tables in it.
-        assert commit(url, make_batch(query_id="q2"), destination("public.events", "append", (), None)) is Verdict.NEW
+        assert (
+            commit(url, make_planned_batch(query_id="q2"), destination("public.events", "append", (), None))
+            is Verdict.NEW
+        )
         with pytest.raises(PgonceError, match="TARGET_NOT_DURABLE"):
             commit(
-                url, make_batch(1, query_id="q2"), destination("events", "append", (), None), sink_name="public.events"
+                url,
+                make_planned_batch(1, query_id="q2"),
+                destination("events", "append", (), None),
+                sink_name="public.events",
             )
         assert rows_in(admin, "public.events") == [(1, "one"), (2, "two")]
         assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (2,)

@@ -14,7 +14,7 @@ import trustme
 from embedded_postgres import EmbeddedPostgres
 from maven import MissingTool
 from postgres_binaries import bin_dir
-from support.batches import make_batch
+from support.batches import make_planned_batch
 from support.committed_batch import commit, rows_in
 from support.fixtures.skips import unavailable
 
@@ -104,7 +104,7 @@ def environment(**variables: str) -> Iterator[None]:
 
 def assert_written_over_tls(admin: psycopg.Connection, url: str) -> None:
     """One batch is committed with ``url``, and its session is encrypted."""
-    commit(url, make_batch(), EVENTS, staged=True)
+    commit(url, make_planned_batch(), EVENTS, staged=True)
     assert rows_in(admin, "events") == [(1, "one"), (2, "two")]
     assert OffsetsStore(url).latest("q1").batch_id == 0
     # The pool keeps the session that committed.
@@ -137,7 +137,7 @@ def test_the_environment_counts_where_the_url_is_silent(tls, admin):
         "PGSSLMODE": "verify-full",
     }
     with environment(**variables, PGSSLROOTCERT=str(tls.other_authority)), pytest.raises(ConnectError):
-        commit("", make_batch(), EVENTS)
+        commit("", make_planned_batch(), EVENTS)
     with environment(**variables, PGSSLROOTCERT=str(tls.authority)):
         assert_written_over_tls(admin, "")
 
@@ -158,7 +158,7 @@ def test_a_server_that_cannot_prove_itself_is_refused(changed, says, tls, admin)
     changed = {**changed, **({"sslrootcert": tls.other_authority} if changed.get("sslrootcert") == "the other" else {})}
     for staged in (False, True):
         with pytest.raises(ConnectError, match=f"CONNECT_REFUSED.*{says}.*Nothing was written"):
-            commit(tls.url(**changed), make_batch(), EVENTS, staged=staged)
+            commit(tls.url(**changed), make_planned_batch(), EVENTS, staged=staged)
     assert rows_in(admin, "events") == []
     assert admin.execute("SELECT to_regnamespace('pgonce')").fetchone() == (None,)
 
@@ -169,4 +169,4 @@ def test_a_server_without_tls_is_refused_where_tls_is_asked_for(postgres_server,
         pytest.skip("a server of somebody else may well have TLS")
     url = postgres_server.tcp_url(database, sslmode="require")
     with pytest.raises(ConnectError, match="CONNECT_REFUSED.*SSL"):
-        commit(url, make_batch(), EVENTS)
+        commit(url, make_planned_batch(), EVENTS)

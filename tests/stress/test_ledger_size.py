@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import psycopg
 import pytest
-from support.batches import make_batch
+from support.batches import make_planned_batch
 from support.benchmark_modules import benchmark_module
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -68,7 +68,7 @@ def next_batch(admin):
         "SELECT query_id, sink_name, last_batch_id, w.end_offsets, offset_log FROM pgonce.writers AS w JOIN "
         "pgonce.batches AS b ON (b.writer_id, b.batch_id) = (w.writer_id, w.last_batch_id) ORDER BY w.writer_id LIMIT 1"
     ).fetchone()
-    batch = make_batch(
+    batch = make_planned_batch(
         last + 1,
         "a new run",
         query_id=query,
@@ -106,7 +106,7 @@ def test_a_lowered_retention_is_caught_up_with_bit_by_bit(admin, url, monkeypatc
     while batch.batch_id < BATCHES + 40:
         assert commit_batch(CommitSettings(url, retain_batches=100), batch, work) is Verdict.NEW
         kept.append(admin.execute("SELECT count(*) FROM pgonce.batches WHERE writer_id = 1").fetchone()[0])
-        batch = make_batch(
+        batch = make_planned_batch(
             batch.batch_id + 1,
             batch.run_id,
             query_id=batch.query_id,

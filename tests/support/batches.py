@@ -1,5 +1,5 @@
 """
-One batch as its commit sees it: the one place where the tests make one.
+One batch, as its planner describes it or as its commit sees it: the one place where the tests make one.
 
 Runs in: pytest. Invariant: each call is another attempt; all else follows from the batch's number, unless it is given.
 """
@@ -9,14 +9,13 @@ from __future__ import annotations
 import uuid
 from typing import Any
 
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 
-def make_batch(batch_id: int = 0, run_id: str = "run 1", **changes: Any) -> Batch:
+def make_planned_batch(batch_id: int = 0, run_id: str = "run 1", **changes: Any) -> PlannedBatch:
     """Batch N of query q1, planned once; it reads offsets 10N to 10N+10 of a topic t with one partition."""
     fields = {
         "query_id": "q1",
-        "sink_name": "public.events",
         "attempt": uuid.uuid4(),
         "offset_log": f"planned once {batch_id}",
         "previous_offset_log": f"planned once {batch_id - 1}" if batch_id else None,
@@ -25,4 +24,9 @@ def make_batch(batch_id: int = 0, run_id: str = "run 1", **changes: Any) -> Batc
         "stateful": False,
         **changes,
     }
-    return Batch(batch_id=batch_id, run_id=run_id, **fields)
+    return PlannedBatch(batch_id=batch_id, run_id=run_id, **fields)
+
+
+def make_batch(batch_id: int = 0, run_id: str = "run 1", *, sink_name: str = "public.events", **changes: Any) -> Batch:
+    """The same batch, once its transaction has named its sink: by its table, unless a name is given."""
+    return make_planned_batch(batch_id, run_id, **changes).into(sink_name)

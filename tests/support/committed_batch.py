@@ -19,7 +19,7 @@ from support.rows import GivenRows
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import Destination
@@ -42,7 +42,7 @@ def struct_of(names: Sequence[str]) -> t.StructType:
 
 def commit(
     url: str,
-    batch: Batch,
+    batch: PlannedBatch,
     destination: Destination,
     rows: Rows = ((1, "one"), (2, "two")),
     *,
