@@ -244,7 +244,7 @@ class TestResume:
         with pytest.raises(SystemExit, match="another product"):
             KeptRun(replace(PRODUCT, fingerprint="f" * 16), 7, 24).begin(file, resume=True)
 
-    def test_anew(self, tmp_path):
+    def test_from_the_beginning(self, tmp_path):
         """A run that begins again keeps the file of the one before under another name."""
         file = tmp_path / "7.jsonl"
         KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
