@@ -19,8 +19,8 @@ from kafka_json import TOPIC, JsonLoad
 from maven import MissingTool, build_once, jars_of_pom, java
 from psycopg import sql
 
-# Each of the two tasks prepares a transaction at each checkpoint.
-POSTGRES_SETTINGS = {"max_prepared_transactions": "64"}
+# Postgres's, for Flink: each of the two tasks prepares a transaction at each checkpoint.
+FLINK_SETTINGS = {"max_prepared_transactions": "64"}
 _PROGRAM = Path(__file__).parent / "flink" / "FlinkXa.java"
 _ROWS_AT_ONCE = 5_000
 # Rows become visible at each checkpoint, so no time is known more exactly than this. One or two seconds were no faster.

@@ -21,8 +21,7 @@ from contenders import FOREACH_NOTHING, PYTHON_NOTHING, RECEIVED, SPARK_JDBC, ST
 from cpu_seconds import CpuWatch, Used
 from debezium import debezium
 from embedded_postgres import EmbeddedPostgres
-from flink_xa import POSTGRES_SETTINGS as FLINK_SETTINGS
-from flink_xa import FlinkXa, flink_class_path
+from flink_xa import FLINK_SETTINGS, FlinkXa, flink_class_path
 from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
 from kafka_connect import connect_class_path
 from kafka_json import JsonLoad, consume

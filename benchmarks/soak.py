@@ -28,7 +28,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from rich import box
 from rich.console import Console
-from rich.table import Table as Screen
+from rich.table import Table
 from screen import about_this_run, write_results
 from soak_driver import WAYS, Job, tables
 from soak_watch import CATALOGUE, Sample, catalogue, sample
@@ -148,7 +148,7 @@ def show(console: Console, soaked: Soaked) -> None:
     """A table of one driver: each figure after the first tenth and in the last one."""
     ratios = ", ".join(f"{way} {soaked.ratio(way):.2f}" for way in soaked.ways)
     title = f"{soaked.batches:,} batches of {', '.join(soaked.ways)}: time of the last to the first: {ratios}"
-    screen = Screen(box=box.SIMPLE_HEAD, title=title, title_justify="left")
+    screen = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
     for name in ("what", "after a tenth", "at the end"):
         screen.add_column(name, justify="left" if name == "what" else "right")
     for name, what in _figures(soaked):

@@ -15,7 +15,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -28,6 +27,7 @@ from urllib.parse import quote
 import postgres_binaries
 import psutil
 import psycopg
+from free_ports import free_port
 from safety_net import SafetyNet, wait_until_gone
 
 TEST_SETTINGS: Mapping[str, str] = {
@@ -70,7 +70,7 @@ class EmbeddedPostgres:
         self._settings = {**TEST_SETTINGS, **(settings or {})}
         self._net: SafetyNet | None = None
         self.host = "127.0.0.1"
-        self.port = _free_port()
+        self.port = free_port()
 
     def __enter__(self) -> Self:
         return self.start()
@@ -106,7 +106,7 @@ class EmbeddedPostgres:
             # Another process may have taken the port after it was found to be free.
             if attempts == 1 or "already in use" not in self.log_text():
                 raise
-            self.port = _free_port()
+            self.port = free_port()
             self._start(attempts - 1)
 
     def stop(self) -> None:
@@ -257,12 +257,6 @@ def _temporary_root() -> str:
     usual = Path(tempfile.gettempdir()).resolve()
     open_to_all = all(directory.stat().st_mode & 0o001 for directory in (usual, *usual.parents))
     return str(usual) if open_to_all and len(str(usual)) < 60 else "/tmp"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _login(user: str, password: str) -> str:

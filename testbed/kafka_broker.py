@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import base64
 import signal
-import socket
 import time
 import uuid
 from pathlib import Path
 from typing import Self
 
+from free_ports import free_ports
 from jvm import Jvm
 from maven import MissingTool, jars_of_pom
 
@@ -48,7 +48,7 @@ class KafkaBroker:
 
     def __init__(self) -> None:
         self._jvm = Jvm("kafka", jars_of_pom(_POMS / "broker" / "pom.xml"), _OPTIONS)
-        self._port, self._controller_port = _free_ports()
+        self._port, self._controller_port = free_ports(2)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -132,11 +132,3 @@ class KafkaBroker:
         said = self._jvm.log_end()
         self.stop()
         raise RuntimeError(f"Kafka did not answer within {_READY_SECONDS:.0f} s; the end of its log: {said}")
-
-
-def _free_ports() -> tuple[int, int]:
-    # Both are held at once, so that they differ.
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])

@@ -8,7 +8,6 @@ owner and no longer, and a task that failed raises an error, and does not look l
 from __future__ import annotations
 
 import json
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Self
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
+from free_ports import free_port
 from jvm import Jvm
 from maven import jars_of_pom
 
@@ -46,7 +46,7 @@ class KafkaConnect:
     ) -> None:
         self._jvm = Jvm("connect", connect_class_path(), _OPTIONS)
         self._connector = connector
-        self._address = f"http://127.0.0.1:{_free_port()}"
+        self._address = f"http://127.0.0.1:{free_port()}"
         self._worker = {
             "bootstrap.servers": bootstrap_servers,
             "listeners": self._address,
@@ -108,9 +108,3 @@ class KafkaConnect:
     def _status(self) -> Any:
         with _open(f"{self._address}/connectors/{self._connector['name']}/status", timeout=10) as answer:
             return json.load(answer)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import psycopg
+from free_ports import free_port
 from maven import MissingTool
 from psycopg.conninfo import make_conninfo
 from safety_net import SafetyNet
@@ -56,7 +56,7 @@ class PgBouncer:
         self._user = str(server.get("user") or "postgres")
         self._settings = {"pool_mode": mode, **_TEST_SETTINGS, **(settings or {})}
         self.host = "127.0.0.1"
-        self.port = _free_port()
+        self.port = free_port()
         self._home: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._net: SafetyNet | None = None
@@ -181,9 +181,3 @@ def _account() -> pwd.struct_passwd | None:
 
 def _quoted(text: str) -> str:
     return '"' + text.replace('"', '""') + '"'
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+import chaos.subject
 import psutil
 import psycopg
-from chaos import subject as subject_script
 from chaos.oracle import Judgement, TotalsWatch, dump_ledger, judge_finished, judge_running, sessions_left
 from chaos.seams import MERGED, PUBLISHED_EARLY, taken
 from chaos.sources import JsonFiles, KafkaTopic, RateMicroBatch, Source, newest
@@ -156,7 +156,7 @@ class Site:
             settings=settings,
             can_wait=tuple(name for name in CAN_WAIT if name in self.proxies),
         )
-        script = Path(subject_script.__file__)
+        script = Path(chaos.subject.__file__)
         self.subjects.append(subject)
         self.drivers.append(Driver(script, [subject.to_json()], with_tests_on_path("testbed"), self.directory))
         return self.driver

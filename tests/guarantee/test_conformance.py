@@ -20,7 +20,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 (its usual name)
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from support.audit import (
     left_behind,
@@ -124,7 +124,7 @@ class TestStatefulQueries:
         with psycopg.connect(url) as connection:
             connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
         sink = Sink(url, "totals", checkpoint)
-        totals = events(spark, inbox.folder).groupBy(F.get("tags", 0).alias("tag")).agg(F.count("*").alias("events"))
+        totals = events(spark, inbox.folder).groupBy(f.get("tags", 0).alias("tag")).agg(f.count("*").alias("events"))
         finish(way.totals(totals, sink, "tag"))
         rewind(checkpoint)
         inbox.add(25)
@@ -141,11 +141,11 @@ class TestStatefulQueries:
         sink = Sink(url, "windows", checkpoint)
         windows = (
             events(spark, inbox.folder)
-            .select(F.timestamp_seconds("id").alias("at"))
+            .select(f.timestamp_seconds("id").alias("at"))
             .withWatermark("at", "0 seconds")
-            .groupBy(F.window("at", "10 seconds"))
-            .agg(F.count("*").alias("events"))
-            .select(F.unix_seconds("window.start").alias("id"), "events")
+            .groupBy(f.window("at", "10 seconds"))
+            .agg(f.count("*").alias("events"))
+            .select(f.unix_seconds("window.start").alias("id"), "events")
         )
         inbox.add(20)
         finish(way.append(windows, sink))
@@ -371,7 +371,7 @@ class TestBehindAPooler:
         """An aggregate replaces the table, or updates it by key."""
         with psycopg.connect(url) as connection:
             connection.execute("CREATE TABLE totals (tag text PRIMARY KEY, events bigint)")
-        totals = events(spark, inbox.folder).groupBy(F.get("tags", 0).alias("tag")).agg(F.count("*").alias("events"))
+        totals = events(spark, inbox.folder).groupBy(f.get("tags", 0).alias("tag")).agg(f.count("*").alias("events"))
         inbox.add(25)
         finish(way.totals(totals, Sink(through, "totals", checkpoint), "tag"))
         expected = Counter(tags[0] for _, _, _, tags, _ in inbox.rows)

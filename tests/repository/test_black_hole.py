@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-import black_hole as hole
+import black_hole
 import pytest
 from black_hole import BlackHole, client_ports, refuse_without_tools
 from maven import MissingTool
@@ -96,7 +96,7 @@ def test_a_killed_process_leaves_no_rule(line):
     """When the process that made a hole is killed, the hole goes, too."""
     client, server = line
     port = str(server.getsockname()[1])
-    testbed = str(Path(hole.__file__).parent)
+    testbed = str(Path(black_hole.__file__).parent)
     maker = subprocess.Popen(
         [sys.executable, "-c", _MAKER, port],
         stdout=subprocess.PIPE,
