@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import replace
 from uuid import UUID
 
 from pyspark.sql.types import StructType
