@@ -1,8 +1,8 @@
 """
 A stream that was begun with an earlier pgonce goes on with this one.
 
-Covers the checkpoint, the ledger and the staging tables, as the last commit wrote them that installed three packages.
-That commit is built from the repository's history.
+Covers the checkpoint, the ledger and the staging tables, as a commit wrote them that still installed three
+packages. That commit is built from the repository's history.
 """
 
 from __future__ import annotations
