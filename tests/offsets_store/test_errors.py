@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from pgonce.offsets_store import errors
-from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, bad_option
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, bad_option, without_its_words
 
 SENTENCES = ("CODE", "It happened.", "Nothing was written.", "Do this.")
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, PgonceError)]
@@ -34,3 +34,22 @@ def test_an_option_is_refused_before_any_row_moves():
     error = bad_option("BAD_OPTION", "mode=x is not a way to write.", "Use append.")
     assert isinstance(error, ConfigurationError)
     assert str(error) == "[BAD_OPTION] mode=x is not a way to write. Nothing was written. Help: Use append."
+
+
+# A value, which no line of the traceback has: those show the source.
+ALICE = "Alice"
+
+
+def refuse(name):
+    """Raise an error that shows a row, as psycopg's do."""
+    raise ValueError(f"Key (name)=({name}) already exists")
+
+
+def test_an_error_without_its_words_shows_no_row():
+    """Its kind and its place are there to look into, and what it says is not."""
+    with pytest.raises(ValueError, match=ALICE) as raised:
+        refuse(ALICE)
+    said = without_its_words(raised.value)
+    assert said.startswith("ValueError\n")
+    assert "in refuse" in said
+    assert ALICE not in said
