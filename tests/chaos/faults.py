@@ -179,7 +179,8 @@ class KillTaskWorker(Fault):
     def _kill_waiting(self, waiting: Path) -> bool:
         until = time.monotonic() + AIM_SECONDS
         while time.monotonic() < until:
-            with suppress(FileNotFoundError, ValueError):
+            # Spark may have ended the worker since, for another fault struck its query. The task then waits in the next.
+            with suppress(FileNotFoundError, ValueError, ProcessLookupError):
                 os.kill(int(waiting.read_text()), signal.SIGKILL)
                 return True
             time.sleep(0.01)
