@@ -179,7 +179,7 @@ class KillTaskWorker(Fault):
     def _kill_waiting(self, waiting: Path) -> bool:
         until = time.monotonic() + AIM_SECONDS
         while time.monotonic() < until:
-            # Spark may have ended the worker since, for another fault struck its query. The task then waits in the next.
+            # Another fault may have struck the query and ended that worker; the task then waits in the next one.
             with suppress(FileNotFoundError, ValueError, ProcessLookupError):
                 os.kill(int(waiting.read_text()), signal.SIGKILL)
                 return True

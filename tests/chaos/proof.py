@@ -11,6 +11,7 @@ import json
 import os
 import platform
 import re
+import secrets
 import subprocess
 import sys
 from collections import Counter
@@ -54,6 +55,12 @@ class Product:
         )
         changed = bool(_said_by("git", "status", "--porcelain", "--untracked-files=no"))
         return cls(fingerprint(), _said_by("git", "rev-parse", "--short=10", "HEAD"), changed, versions)
+
+
+def set_aside(place: Path) -> None:
+    """Rename what a round has left that was cut short: it may be evidence, and the round begins in an empty folder."""
+    if place.exists():
+        place.rename(place.with_name(f"{place.name}-cut-short-{secrets.token_hex(4)}"))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from black_hole import refuse_without_tools
 from chaos.campaign import Outcome, run_round
 from chaos.families import FIREWALL, POOLER
 from chaos.plan import Round, plan, plan_of
-from chaos.proof import KeptRun, Product, put_into_docs, table_of
+from chaos.proof import KeptRun, Product, put_into_docs, set_aside, table_of
 from chaos.report import keep
 from kafka_broker import KafkaBroker, MissingTool
 from pgbouncer import PgBouncer
@@ -95,6 +95,7 @@ def _strike(rounds: list[Round], file: Path, directory: Path, seed: int, major: 
             where = f"{one.setting.source}, {'cluster' if one.setting.cluster else 'local'}; {queries}"
             print(f"round {one.number} ({where}): {sum(map(len, one.waves))} faults", flush=True)
             place = directory / f"seed-{seed}-round-{one.number}"
+            set_aside(place)
             for outcome in run_round(one, place, broker, bin_dir(major), lambda line: print(line, flush=True)):
                 keep([outcome], file)
                 if outcome.wrong:

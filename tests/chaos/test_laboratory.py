@@ -12,7 +12,7 @@ from chaos.campaign import Outcome
 from chaos.families import AT_ALL, AT_ONE_QUERY, FIREWALL, POOLER
 from chaos.oracle import TotalsWatch, judge_running
 from chaos.plan import plan, plan_of
-from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, table_in, table_of
+from chaos.proof import BEGIN, END, KeptRun, Product, fingerprint_in, put_into_docs, set_aside, table_in, table_of
 from chaos.report import keep, table
 from chaos.sources import payload
 from chaos.workloads import WORKLOADS
@@ -243,6 +243,15 @@ class TestResume:
         KeptRun(PRODUCT, 7, 24).begin(file, resume=False)
         with pytest.raises(SystemExit, match="another product"):
             KeptRun(replace(PRODUCT, fingerprint="f" * 16), 7, 24).begin(file, resume=True)
+
+    def test_cut_short(self, tmp_path):
+        """What a round has left that was cut short stands under another name, so that the round can be run again."""
+        place = tmp_path / "seed-7-round-0"
+        set_aside(place)
+        (place / "logs").mkdir(parents=True)
+        set_aside(place)
+        assert not place.exists()
+        assert [left.name for left in next(tmp_path.iterdir()).iterdir()] == ["logs"]
 
     def test_from_the_beginning(self, tmp_path):
         """A run that begins again keeps the file of the one before under another name."""
