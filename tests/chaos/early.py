@@ -7,17 +7,14 @@ Runs in: the laboratory. Invariant: tasks are held back while it strikes, and th
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psycopg
-from chaos.faults import AIM_SECONDS, MISSED, Fault, Hit
+from chaos.faults import AIM_SECONDS, MISSED, Fault, Hit, kill_named_in
 from chaos.seams import early_sign
 from chaos.site import Site
 from chaos.workloads import WORKLOADS
@@ -67,10 +64,7 @@ class StrikeEarly(Fault):
             case "session terminated":
                 return _end_writers_of(site, WORKLOADS[workload].table)
             case "task's worker SIGKILL":
-                with suppress(ProcessLookupError, ValueError):
-                    os.kill(int(waiting.read_text()), signal.SIGKILL)
-                    return True
-                return False
+                return kill_named_in(waiting)
             case "rows late":
                 return wait_until(lambda: not sign.exists(), AIM_SECONDS)
 

@@ -156,6 +156,18 @@ class KillWorker(Fault):
         return Hit([workload], at) if worker else MISSED
 
 
+def kill_named_in(waiting: Path) -> bool:
+    """
+    Kill the worker whose process id a waiting task has written into this file.
+
+    False if it is written at this moment, or if another fault has ended that worker; the task then waits in another.
+    """
+    with suppress(ProcessLookupError, ValueError):
+        os.kill(int(waiting.read_text()), signal.SIGKILL)
+        return True
+    return False
+
+
 @dataclass(frozen=True)
 class KillTaskWorker(Fault):
     """SIGKILL of a Python worker in the middle of a task, with rows in its hands."""
@@ -179,10 +191,9 @@ class KillTaskWorker(Fault):
     def _kill_waiting(self, waiting: Path) -> bool:
         until = time.monotonic() + AIM_SECONDS
         while time.monotonic() < until:
-            # Another fault may have struck the query and ended that worker; the task then waits in the next one.
-            with suppress(FileNotFoundError, ValueError, ProcessLookupError):
-                os.kill(int(waiting.read_text()), signal.SIGKILL)
-                return True
+            with suppress(FileNotFoundError):
+                if kill_named_in(waiting):
+                    return True
             time.sleep(0.01)
         return False
 
