@@ -31,7 +31,7 @@ class EarlyTry:
     """
     The one try that may come before the commit.
 
-    :meth:`begin` comes first, if at all, and :meth:`commit` follows unless ``verdict`` has settled the batch.
+    Call :meth:`begin` first, or not at all. Then call :meth:`commit`, unless ``verdict`` says what became of the batch.
 
     ``verdict`` is what became of the batch, if the try succeeded. ``outcome_unknown`` tells the commit that follows
     that the try may have been committed, although its answer was lost.
@@ -44,7 +44,7 @@ class EarlyTry:
     def begin(self, planned: PlannedBatch, work: Work) -> None:
         """Publish or skip the batch now, or leave it to :meth:`commit`. No error gets out of this."""
         try:
-            # Only a commit whose rows are there waits for Postgres: this one should not hold up others, or end them.
+            # One try only: while rows are missing, this transaction should not hold up other sessions, or end them.
             self.verdict = commit_batch(replace(self.settings, retry_timeout=0), planned, work)
         except NotNowError as why:
             _log.info(_BEGINS_AGAIN, planned.batch_id, why)
@@ -53,7 +53,7 @@ class EarlyTry:
             _log.warning(_BEGINS_AGAIN, planned.batch_id, _reason(error))
 
     def commit(self, planned: PlannedBatch, work: Work) -> Verdict:
-        """:func:`~pgonce.offsets_store.commit.retrying.commit_batch`, after the try."""
+        """Publish or skip the batch, with all the patience that the settings allow, whatever became of the try."""
         return commit_batch(self.settings, planned, work, outcome_unknown=self.outcome_unknown)
 
 

@@ -95,7 +95,7 @@ def _tried(
 
     def failed(error: Exception, is_time_up: bool) -> Exception:
         if outcome.unknown:
-            # It was raised before the ledger was read, and so without knowing what an earlier try has done.
+            # This try failed before it could read the ledger, which alone tells what an earlier try has done.
             return _unknown(planned, error)
         return _given_up(error, planned, settings, watch) if is_time_up else _translated(error, settings.url)
 

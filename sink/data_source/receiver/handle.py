@@ -1,8 +1,8 @@
 """
 What does a task or the commit worker need in order to reach the receiver?
 
-Made in the planner's worker, used in tasks and in the commit worker. Invariant: it can be pickled, and says all that
-there is to know; it holds no connection.
+Made in the planner's worker, used in tasks and in the commit worker. Invariant: it can be pickled, holds no
+connection, and has all that is needed to open one.
 """
 
 from __future__ import annotations
