@@ -12,7 +12,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar, get_args, get_type_hints
 
 from pgonce.offsets_store.errors import bad_option
 
@@ -80,14 +80,13 @@ def refuse_unknown_options(given: Iterable[str], known: Mapping[str, str]) -> No
 
 def only_known_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Refuse arguments that ``function`` does not have and say, as for options, what was probably meant."""
-    parameters = inspect.signature(function).parameters
-    named = [name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD]
-    known = {name.replace("_", ""): name for name in named if name != "self"}
+    names = argument_names(function)
+    known = {name.replace("_", ""): name for name in names if name != "self"}
 
     @functools.wraps(function)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         for name in kwargs:
-            if name not in parameters:
+            if name not in names:
                 plain = name.lower().replace("_", "")
                 hint = 'It is an option of format("pgonce") alone. ' if plain in _OF_THE_SINK_ALONE else ""
                 raise bad_option(
@@ -98,6 +97,18 @@ def only_known_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def argument_names(function: Callable[..., object]) -> list[str]:
+    """The names of a function's arguments; ``**how: Unpack[Options]`` stands for those of ``Options``."""
+    hints = get_type_hints(function)
+    names: list[str] = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            names += [of for options in get_args(hints.get(name)) for of in get_type_hints(options)]
+        else:
+            names.append(name)
+    return names
 
 
 def _hint(name: str, known: Mapping[str, str]) -> str:

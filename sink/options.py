@@ -28,9 +28,9 @@ from pgonce.sink.settings import (
     Destination,
     Mode,
     asynchronous_progress,
-    destination,
     refuse_unfit_positions,
 )
+from pgonce.sink.table_options import TABLE_OPTIONS, parse_destination
 
 OffsetsFrom = Literal["checkpoint", "listener"]
 
@@ -38,13 +38,10 @@ OffsetsFrom = Literal["checkpoint", "listener"]
 OPTIONS = (
     "url",
     "table",
-    "mode",
-    "keys",
-    "orderBy",
+    *TABLE_OPTIONS,
     "sinkName",
     "inlineBytes",
     "receiver",
-    "createTable",
     "pinTable",
     "retainBatches",
     "offsetsFrom",
@@ -141,13 +138,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             retry_timeout=number(given, "retryTimeout", RETRY_SECONDS, least=0),
             pin_table=flag(given, "pinTable"),
         ),
-        destination=destination(
-            table=given.get("table", ""),
-            mode=mode,
-            keys=column_names("keys", given.get("keys", "")),
-            order_by=given.get("orderby") or None,
-            create_table=flag(given, "createTable"),
-        ),
+        destination=parse_destination(given, mode),
         checkpoint_location=given["checkpointlocation"],
         sink_name=given.get("sinkname") or None,
         query_name=given.get("queryname") or None,

@@ -7,33 +7,60 @@ when they are made.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Unpack, cast, get_args
 
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.sink.by_key import ByKeyOptions, Changes, Existing, changes, existing
 
-Mode = Literal["append", "upsert", "complete"]
+Mode = Literal["append", "upsert", "apply", "complete"]
+BY_KEY = ("upsert", "apply")
+SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
+
+
+class TableOptions(ByKeyOptions, total=False):
+    """
+    The keyword arguments that say how rows go into a table, beside mode, keys and order_by.
+
+    ``create_table`` creates the table from the frame's schema if it is missing. ``schema_evolution`` says what becomes
+    of columns that the table lacks: ``strict``, ``addColumns`` or ``ignoreExtra``.
+    """
+
+    create_table: bool
+    schema_evolution: str
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where rows go and how: the table as the user wrote it, the write mode, and what an upsert needs."""
+    """
+    Where rows go and how: the table as the user wrote it, the write mode, and what writing by key needs.
+
+    Without ``keys``, the table's primary key tells rows apart.
+    """
 
     table: str
     mode: Mode = "append"
     keys: tuple[str, ...] = ()
     order_by: str | None = None
     create_table: bool = False
+    schema_evolution: SchemaEvolution = "strict"
+    changes: Changes | None = None
+    existing: Existing = field(default_factory=Existing)
 
 
 def destination(
-    table: str, mode: str, keys: tuple[str, ...], order_by: str | None, *, create_table: bool = False
+    table: str,
+    mode: str = "append",
+    keys: Sequence[str] = (),
+    order_by: str | None = None,
+    **options: Unpack[TableOptions],
 ) -> Destination:
     """
     A checked :class:`Destination`, for every way in.
 
-    :raises ConfigurationError: for a missing table, an unknown mode, or keys that do not go with the mode.
+    :raises ConfigurationError: for a missing table, an unknown mode, or options that do not go together.
     """
     if not table.strip():
         raise bad_option("NO_TABLE", "No table is given.", 'Set table, for example "events" or "sales.orders".')
@@ -42,19 +69,42 @@ def destination(
         raise bad_option(
             "BAD_OPTION", f"mode={mode!r} is not a way to write.", f"Use one of {', '.join(get_args(Mode))}."
         )
-    if mode == "upsert" and not keys:
-        raise bad_option("NO_KEYS", "mode=upsert needs keys.", 'Set keys, for example "id" or "region,day".')
+    create_table = options.get("create_table", False)
+    if mode in BY_KEY and not keys and create_table:
+        raise bad_option(
+            "NO_KEYS",
+            f"mode={mode} with createTable needs keys, which become the new table's primary key.",
+            'Set keys, for example "id" or "region,day".',
+        )
     if mode == "append" and keys and not create_table:
         raise bad_option(
             "CLASHING_OPTIONS",
             "keys are given, but mode is append, which does not use them.",
             "Use mode=upsert, or leave keys out (with createTable they become the primary key).",
         )
-    if order_by and mode != "upsert":
-        raise bad_option("CLASHING_OPTIONS", f"orderBy has no effect with mode={mode}.", "Use it with mode=upsert.")
+    if order_by and mode not in BY_KEY:
+        raise bad_option(
+            "CLASHING_OPTIONS", f"orderBy has no effect with mode={mode}.", "Use it with mode=upsert or mode=apply."
+        )
     if len(set(keys)) != len(keys):
         raise bad_option("BAD_OPTION", f"keys={','.join(keys)} names a column twice.", "Name each key once.")
-    return Destination(table.strip(), cast("Mode", mode), keys, order_by, create_table)
+    evolution = options.get("schema_evolution") or "strict"
+    if evolution not in get_args(SchemaEvolution):
+        raise bad_option(
+            "BAD_OPTION",
+            f"schemaEvolution={evolution!r} is not allowed.",
+            f"Use one of {', '.join(get_args(SchemaEvolution))}.",
+        )
+    return Destination(
+        table.strip(),
+        cast("Mode", mode),
+        tuple(keys),
+        order_by,
+        create_table,
+        cast("SchemaEvolution", evolution),
+        changes(mode, options),
+        existing(mode, order_by, options),
+    )
 
 
 def asynchronous_progress() -> ConfigurationError:

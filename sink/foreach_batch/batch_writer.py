@@ -8,6 +8,7 @@ running query itself, never from what the caller passes or the function remember
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from pyspark.sql import DataFrame
 
@@ -24,7 +25,7 @@ from pgonce.sink.foreach_batch.frame_commits import FrameCommits
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
 from pgonce.sink.option_hints import column_names, only_known_arguments
 from pgonce.sink.positions.columns import written_type
-from pgonce.sink.settings import Mode, destination, refuse_unfit_positions
+from pgonce.sink.settings import Mode, TableOptions, destination, refuse_unfit_positions
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.first_look import look_once
 from pgonce.sink.target.publish import publication
@@ -36,11 +37,11 @@ class PostgresBatchWriter:
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :param table: target table, as SQL names it (``events``, ``sales.orders``, ``app."Orders"``).
-    :param mode: ``append``; ``upsert`` by ``keys``; ``complete`` replaces the table's rows with every batch.
-    :param keys: columns that tell rows apart; with ``create_table`` also the primary key.
+    :param mode: ``append``; ``upsert`` by ``keys``; ``apply`` changes, deletes among them, by ``keys``; ``complete``
+        replaces the table's rows with every batch.
+    :param keys: columns that tell rows apart, by default the table's primary key; with ``create_table`` they become it.
     :param order_by: if a batch has a key twice, the row with the greatest value in this column wins.
     :param sink_name: tells two writers of one query apart; the qualified table by default.
-    :param create_table: create the table from the frame's schema if it is missing.
     :param pin_table: refuse a batch whose table is not the one of the batches before (dropped and created again,
         exchanged, renamed), instead of noting that.
     :param position_columns: the columns that hold Kafka's topic, partition and offset, in this order. A batch that
@@ -53,6 +54,7 @@ class PostgresBatchWriter:
     :param independent: this query has nothing to do with others that feed the table.
     :param lock_timeout: seconds to wait for a lock before looking who holds it.
     :param retry_timeout: seconds to keep trying after temporary errors.
+    :param how: what else is to be said of the table: :class:`~pgonce.sink.settings.TableOptions`.
     :raises ConfigurationError: at once, for arguments that cannot work.
     """
 
@@ -66,7 +68,6 @@ class PostgresBatchWriter:
         keys: Sequence[str] = (),
         order_by: str | None = None,
         sink_name: str | None = None,
-        create_table: bool = False,
         pin_table: bool = False,
         position_columns: Sequence[str] = (),
         write_positions: bool = True,
@@ -77,6 +78,7 @@ class PostgresBatchWriter:
         independent: bool = False,
         lock_timeout: float = LOCK_TIMEOUT_SECONDS,
         retry_timeout: float = RETRY_SECONDS,
+        **how: Unpack[TableOptions],
     ) -> None:
         self._settings = batch_settings(
             url,
@@ -92,7 +94,7 @@ class PostgresBatchWriter:
             retry_timeout=retry_timeout,
         )
         self._commits: FrameCommits = EarlyCommits(self._settings.commit)
-        self._destination = destination(table, mode, column_names("keys", keys), order_by, create_table=create_table)
+        self._destination = destination(table, mode, column_names("keys", keys), order_by, **how)
         refuse_unstorable(sink_name=sink_name)
         self._sink_name = sink_name
         if self._settings.positions:

@@ -96,7 +96,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_right_name(typo, right):
         ({"receiver": "auto", "positionColumns": "topic,partition,offset"}, "CLASHING_OPTIONS"),
         ({"table": " "}, "NO_TABLE"),
         ({"mode": "apend"}, "BAD_OPTION"),
-        ({"mode": "upsert"}, "NO_KEYS"),
+        ({"mode": "upsert", "createTable": "true"}, "NO_KEYS"),
         ({"keys": "id"}, "CLASHING_OPTIONS"),
         ({"orderBy": "at"}, "CLASHING_OPTIONS"),
         ({"mode": "upsert", "keys": "id,id"}, "BAD_OPTION"),
