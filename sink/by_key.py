@@ -20,6 +20,12 @@ ChangeFeed = Literal["debezium", "delta", "spark"]
 Deletes = Literal["hard", "soft", "ignore"]
 OnConflict = Literal["update", "ignore"]
 
+DELETED_COLUMN = "pgonce_deleted"
+"""The column that says which rows delete, where the frame has none of its own."""
+OPERATION = "op"
+CHANGE_TYPE = "_change_type"
+_OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, "_commit_version", "_commit_timestamp"})
+
 TOMBSTONE_DAYS = 7
 """Kafka keeps records as long by default, so nothing older comes again from there."""
 
@@ -59,6 +65,17 @@ class Changes:
     all_delete: bool = False
     deletes: Deletes = "hard"
     soft_column: str | None = None
+
+    @property
+    def deleted(self) -> str:
+        """The boolean column that is true where a row deletes."""
+        return self.delete_when or DELETED_COLUMN
+
+    @property
+    def about_changes(self) -> frozenset[str]:
+        """Columns that are about the change, not of the row: they are written only if the table has them."""
+        of_feed = {"debezium": frozenset({OPERATION}), "delta": _OF_CHANGE_TYPES, "spark": _OF_CHANGE_TYPES}
+        return of_feed.get(self.feed or "", frozenset()) | {self.deleted}
 
 
 @dataclass(frozen=True)

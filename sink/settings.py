@@ -49,6 +49,19 @@ class Destination:
     changes: Changes | None = None
     existing: Existing = field(default_factory=Existing)
 
+    @property
+    def order_column(self) -> str | None:
+        """The rows' column that ``order_by`` means; a field of Debezium's envelope becomes one of its own name."""
+        if self.order_by and self.changes and self.changes.feed == "debezium":
+            return self.order_by.rpartition(".")[2]
+        return self.order_by
+
+    @property
+    def only_if_there(self) -> frozenset[str]:
+        """Columns of the rows that are written only if the table has them."""
+        about = self.changes.about_changes if self.changes else frozenset()
+        return about | {self.order_column} if self.order_column and not self.existing.only_newer else about
+
 
 def destination(
     table: str,

@@ -17,7 +17,7 @@ from pgonce.offsets_store.postgres.search_path import SET_OURS
 # A test revokes them one by one.
 _PRIVILEGES = {
     "SELECT, INSERT, UPDATE": ("writers", "interventions"),
-    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress"),
+    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("runs", "target_changes"),
     "SELECT": ("schema_version", *VIEWS),

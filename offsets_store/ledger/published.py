@@ -7,6 +7,7 @@ means beside earlier batches is found out later, in :class:`~pgonce.offsets_stor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pgonce.offsets_store.verdict.targets import Targets
@@ -18,10 +19,11 @@ class Published:
     What a batch put into the target: how many rows, and how they came (``inline``, ``staged``, ``function`` ...).
 
     ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
-    tables that were written to.
+    tables that were written to. ``counts`` says what became of the rows, where not all of them were simply written.
     """
 
     rows: int
     transport: str
     dropped: int = 0
     targets: Targets | None = None
+    counts: Mapping[str, int] | None = None

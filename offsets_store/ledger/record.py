@@ -74,6 +74,7 @@ def record_batch_in_tx(
             "transport": published.transport,
             "positions": batch.span and furthest(stored, batch.span.next),
             "dropped_rows": published.dropped,
+            "counts": published.counts,
             "stateful": batch.stateful,
             # If the brokers were not asked this time, what was known stays known.
             "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,

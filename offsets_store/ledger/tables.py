@@ -27,7 +27,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
 
 SCHEMA = "pgonce"
 VIEWS = ("current_offsets", "replays_skipped")
@@ -103,6 +103,7 @@ batches = Table(
     Column("dropped_rows", BigInteger, nullable=False, server_default=text("0")),
     Column("stateful", Boolean),
     Column("topic_ids", JSONB(none_as_null=True)),
+    Column("counts", JSONB(none_as_null=True)),
 )
 
 last_batches = batches.alias("last")
@@ -176,6 +177,17 @@ staged_tables = Table(
     Column("run_id", Text, nullable=False),
     Column("batch_id", BigInteger, nullable=False),
     _now("created_at"),
+)
+
+tombstones = Table(
+    "tombstones",
+    metadata,
+    Column("target", REGCLASS, primary_key=True),
+    Column("key", JSONB, primary_key=True),
+    Column("order_value", JSONB, nullable=False),
+    _now("deleted_at"),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+    Index("tombstones_expiry", "target", "expires_at"),
 )
 
 interventions = Table(

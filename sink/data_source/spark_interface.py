@@ -22,6 +22,7 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.border import called_by_spark
+from pgonce.sink.changes.reader import reader_of
 from pgonce.sink.data_source.carrier import Carrier
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.freeze_heap import settle
@@ -85,10 +86,11 @@ class PgonceDataSource(DataSource):
         options = parse_options(self.options, overwrite=overwrite)
         if options.positions:
             options.positions.check(schema)
-        encoded_columns(schema)
+        encoded = reader_of(options.destination, schema).struct_type
+        encoded_columns(encoded)
         # Refused at the first batch, not only at the first one that is too large to travel inline.
         why = "rows may have to be staged, which takes a column more; foreachBatch with PostgresBatchWriter needs none"
-        refuse_more_columns_than(schema, STAGED_COLUMNS, why)
+        refuse_more_columns_than(encoded, STAGED_COLUMNS, why)
         # Not for the commit: another driver may have committed this very batch, and only the ledger can tell. Not for
         # an abort: if that failed, it would hide the reason and leave the staging table (seen: "Writing job failed.").
         planned = planned_entry(options) if self._plans else None
@@ -96,7 +98,7 @@ class PgonceDataSource(DataSource):
         planned_by_ms = int(time.time() * 1000)
         carrier: Carrier | None = None
         if self._plans:
-            written = written_type(schema, options.positions)
+            written = written_type(encoded, options.positions)
             _look_first(options, written, planned)
             carrier = receiver_for(options, written)
         writer = StreamWriter(TaskWriter(options, schema, planned, planned_by_ms, carrier))

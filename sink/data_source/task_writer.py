@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -17,6 +18,7 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING
+from pgonce.sink.changes.reader import ChangeReader, reader_of
 from pgonce.sink.data_source.carrier import Carrier
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged, inline_cap
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
@@ -31,24 +33,33 @@ from pgonce.sink.staging.stager import Stager
 
 @dataclass(frozen=True)
 class TaskWriter:
-    """Encodes a partition and sends it inline or, if it is too large, to the carrier or the batch's staging table."""
+    """
+    Encodes a partition and sends it inline or, if it is too large, to the carrier or the batch's staging table.
+
+    ``frame_type`` has the columns of the frame.
+    """
 
     options: SinkOptions
-    struct_type: StructType
+    frame_type: StructType
     planned: OffsetLogEntry | None
     planned_by_ms: int | None = None
     carrier: Carrier | None = None
 
+    @cached_property
+    def reader(self) -> ChangeReader:
+        """What reads the frame's rows."""
+        return reader_of(self.options.destination, self.frame_type)
+
     @property
     def written_type(self) -> StructType:
-        """The columns that go into the target."""
-        return written_type(self.struct_type, self.options.positions)
+        """The columns that go to the target."""
+        return written_type(self.reader.struct_type, self.options.positions)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
         """
         Encode ``batches``, and return the parcel that Spark brings to the commit.
 
-        :raises EncodingError: for a value that Postgres cannot hold.
+        :raises EncodingError: for a value that Postgres cannot hold, and a change that says not what to do.
         :raises StagingError: if rows must be staged and this executor cannot.
         :raises ConnectError: if Postgres stayed away while rows were to be staged.
         :raises PgonceError: if the carrier was lost while it took the rows.
@@ -66,6 +77,7 @@ class TaskWriter:
         positions: list[pa.RecordBatch] = []
         bodies: list[bytes] = []
         size = 0
+        batches = map(self.reader.read, batches)
         for batch in batches:
             if columns:
                 positions.append(columns.of(batch))
@@ -92,7 +104,7 @@ class TaskWriter:
         stager = Stager(
             self.options.commit.url,
             staging_table(self.options, origin),
-            self.struct_type,
+            self.reader.struct_type,
             attempt_id,
             self.options.commit.retry_timeout,
             self.options.commit.lock_timeout,

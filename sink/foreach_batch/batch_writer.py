@@ -18,6 +18,7 @@ from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.border import called_by_spark
+from pgonce.sink.changes.reader import reader_of
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.foreach_batch.batch_settings import batch_settings
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
@@ -106,7 +107,7 @@ class PostgresBatchWriter:
         batch = self._settings.batch_of(frame, batch_id)
         self._look_first(batch, frame)
         # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
-        with arriving_rows(frame, self._settings.positions, batch) as (rows, arriving):
+        with arriving_rows(frame, self._destination, self._settings.positions, batch) as (rows, arriving):
             self._commits.commit(batch, rows, arriving, self._work)
             rows.count()
 
@@ -114,7 +115,7 @@ class PostgresBatchWriter:
         positions = self._settings.positions
         if positions:
             positions.check(frame.schema)
-        written = written_type(frame.schema, positions)
+        written = written_type(reader_of(self._destination, frame.schema).struct_type, positions)
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
 
     def _work(self, rows: BatchRows) -> Work:

@@ -17,26 +17,31 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.sink.changes.reader import ChangeReader, reader_of
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.positions.columns import PositionColumns, written_type
 from pgonce.sink.positions.drop_stored_arrow import not_stored
 from pgonce.sink.positions.reach import reach, refuse_outside, span_of
+from pgonce.sink.settings import Destination
 from pgonce.sink.target.batch_rows import BatchRows
 
 
 @contextmanager
-def collected_rows(frame: DataFrame) -> Iterator[BatchRows]:
+def collected_rows(frame: DataFrame, destination: Destination) -> Iterator[BatchRows]:
     """Like :func:`arriving_rows`, but wait until there are enough rows to begin with."""
-    with arriving_rows(frame) as (rows, arriving):
+    with arriving_rows(frame, destination) as (rows, arriving):
         arriving.wait()
         yield rows
 
 
 @contextmanager
 def arriving_rows(
-    frame: DataFrame, positions: PositionColumns | None = None, batch: PlannedBatch | None = None
+    frame: DataFrame,
+    destination: Destination,
+    positions: PositionColumns | None = None,
+    batch: PlannedBatch | None = None,
 ) -> Iterator[tuple[BatchRows, ArrivingBatches]]:
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
@@ -45,6 +50,7 @@ def arriving_rows(
     Rows come in no particular order. :meth:`BatchRows.bodies` and :meth:`BatchRows.count` raise what Spark raises, and
     so does the second object of the pair, which is there to wait for the rows.
 
+    :param destination: says how rows tell what is to be done.
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION for a row that
         has none, and POSITION_OUTSIDE for one that is not in the range of ``batch``.
     :raises TypeMappingError: before any job runs, for a type that Postgres cannot hold.
@@ -52,11 +58,12 @@ def arriving_rows(
     """
     if positions:
         positions.check(frame.schema)
-    written = written_type(frame.schema, positions)
+    reader = reader_of(destination, frame.schema)
+    written = written_type(reader.struct_type, positions)
     columns = encoded_columns(written)
     arriving = ArrivingBatches(frame)
     try:
-        yield FrameRows(columns, positions, arriving, written, batch), arriving
+        yield FrameRows(columns, positions, arriving, reader, written, batch), arriving
     except BaseException:
         arriving.close()
         raise
@@ -69,6 +76,7 @@ class FrameRows:
     columns: tuple[EncodedColumn, ...]
     positions: PositionColumns | None
     arriving: ArrivingBatches
+    reader: ChangeReader
     written: StructType
     batch: PlannedBatch | None = None
     stored: Offsets | None = None
@@ -85,7 +93,7 @@ class FrameRows:
 
     def count(self) -> int:
         """Wait for all rows, and return their number."""
-        return self._count if self.stored else self.arriving.rows()
+        return self._count if self.stored or self.reader.drops_rows else self.arriving.rows()
 
     @cached_property
     def _count(self) -> int:
@@ -101,7 +109,7 @@ class FrameRows:
         return replace(self, stored=stored)
 
     def _parts(self) -> Iterator[pa.RecordBatch]:
-        for part in self.arriving:
+        for part in map(self.reader.read, self.arriving):
             if self.positions is None:
                 yield part
                 continue

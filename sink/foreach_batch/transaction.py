@@ -8,7 +8,8 @@ with the batch's offsets, or not at all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, Unpack
 
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection, CursorResult
@@ -16,9 +17,10 @@ from sqlalchemy import Connection, CursorResult
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.by_key import DELETED_COLUMN, Changes
 from pgonce.sink.foreach_batch.frame_rows import collected_rows
 from pgonce.sink.option_hints import column_names
-from pgonce.sink.settings import Destination, destination
+from pgonce.sink.settings import Destination, TableOptions, destination
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 
@@ -60,15 +62,55 @@ class BatchTransaction:
 
     def append(self, frame: DataFrame, table: str) -> int:
         """Add the frame's rows to ``table``, and return their number."""
-        return self._write(frame, destination(table, "append", (), None))
+        return self._write(frame, destination(table))
 
-    def upsert(self, frame: DataFrame, table: str, keys: Sequence[str], *, order_by: str | None = None) -> int:
-        """Insert the frame's rows or update those with the same ``keys``; ``order_by`` picks among rows of one key."""
-        return self._write(frame, destination(table, "upsert", column_names("keys", keys), order_by))
+    def upsert(
+        self,
+        frame: DataFrame,
+        table: str,
+        keys: Sequence[str] = (),
+        *,
+        order_by: str | None = None,
+        **how: Unpack[TableOptions],
+    ) -> int:
+        """
+        Insert the frame's rows or update those with the same ``keys``, by default the table's primary key.
+
+        ``order_by`` picks among rows of one key. ``how`` is what ``PostgresBatchWriter`` takes with ``mode="upsert"``.
+        """
+        return self._write(frame, destination(table, "upsert", column_names("keys", keys), order_by, **how))
+
+    def apply(
+        self,
+        frame: DataFrame,
+        table: str,
+        keys: Sequence[str] = (),
+        *,
+        order_by: str | None = None,
+        **how: Unpack[TableOptions],
+    ) -> int:
+        """
+        Do to ``table`` what each row of the frame says: insert, update or delete; return the number of rows.
+
+        ``how`` is what ``PostgresBatchWriter`` takes with ``mode="apply"``, such as ``delete_when`` or ``change_feed``.
+        """
+        return self._write(frame, destination(table, "apply", column_names("keys", keys), order_by, **how))
+
+    def delete(self, frame: DataFrame, table: str, keys: Sequence[str] = ()) -> int:
+        """
+        Delete the rows of ``table`` whose ``keys`` are in the frame, and return the number of the frame's rows.
+
+        Without ``keys`` the frame has the table's primary key, and no other columns that the table lacks.
+        """
+        named = column_names("keys", keys)
+        where = replace(
+            destination(table, "apply", named, delete_when=DELETED_COLUMN), changes=Changes(all_delete=True)
+        )
+        return self._write(frame.select(*named) if named else frame, where)
 
     def replace(self, frame: DataFrame, table: str) -> int:
         """Replace all rows of ``table`` with the frame's rows; readers never see it empty."""
-        return self._write(frame, destination(table, "complete", (), None))
+        return self._write(frame, destination(table, "complete"))
 
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> CursorResult[Any]:
         """
@@ -80,8 +122,8 @@ class BatchTransaction:
         return self._connection.exec_driver_sql(sql, parameters, execution_options={"no_parameters": params is None})
 
     def _write(self, frame: DataFrame, where: Destination) -> int:
-        with collected_rows(frame) as rows:
-            table = publish_rows_in_tx(driver_connection(self._connection), where, rows)
+        with collected_rows(frame, where) as rows:
+            table, _ = publish_rows_in_tx(driver_connection(self._connection), where, rows)
             self.targets[table.qualified_name] = table.oid
             count = rows.count()
         self.rows += count

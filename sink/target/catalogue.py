@@ -24,7 +24,7 @@ class TargetColumn:
     """
     A column of the table: its type without and with its modifier (``numeric``, ``numeric(10,2)``), and both as numbers.
 
-    If the type is a domain, they are those of its base type.
+    If the type is a domain, they are those of its base type. ``primary_key`` is the column's place in it, from 0.
     """
 
     column_name: str
@@ -34,7 +34,7 @@ class TargetColumn:
     typmod: int
     required: bool
     always_generated: bool
-    primary_key: bool
+    primary_key: int | None
 
 
 class QualifiedName:
@@ -206,8 +206,9 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        r.type_oid, r.typmod,
        a.attnotnull AND NOT a.atthasdef AND a.attidentity = '' AS required,
        a.attidentity = 'a' OR a.attgenerated <> '' AS always_generated,
-       EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = c.oid AND i.indisprimary
-               AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS primary_key
+       (SELECT array_position(i.indkey::int2[], a.attnum) FROM pg_catalog.pg_index AS i
+        WHERE i.indrelid = c.oid AND i.indisprimary
+        AND array_position(i.indkey::int2[], a.attnum) < i.indnkeyatts) AS primary_key
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped

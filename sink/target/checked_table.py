@@ -82,16 +82,21 @@ def not_durable(name: str, remedy: str | None = None) -> TargetError:
     )
 
 
-def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[ColumnPlan, ...]:
+def plan_columns(
+    table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
+) -> tuple[ColumnPlan, ...]:
     """
     How each encoded column gets into the table.
 
-    Names match exactly, or else without regard to case if only one column does.
+    Names match exactly, or else without regard to case if only one column does. Columns that are about a change, and
+    not of the row, are left out if the table lacks them.
 
     :raises TargetError: for columns that the table lacks, needs, generates itself, or cannot hold.
     """
     plans = []
     for column in encoded:
+        if column.name in destination.only_if_there and not _named(table, column.name):
+            continue
         target = _find(table, column.name)
         if target.always_generated:
             raise TargetError(
@@ -111,6 +116,7 @@ def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[
             )
         plans.append(ColumnPlan(column.name, target.column_name, fitting, target.full_type))
     named = {plan.target for plan in plans}
+    set_by_us = {destination.changes.soft_column} if destination.changes else set()
     if len(named) < len(plans):
         raise TargetError(
             "COLUMN_TWICE",
@@ -118,7 +124,7 @@ def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[
             NOTHING,
             "Give the DataFrame's columns names that differ in more than their case.",
         )
-    missing = [column.column_name for column in table.columns if column.required and column.column_name not in named]
+    missing = [c.column_name for c in table.columns if c.required and c.column_name not in named | set_by_us]
     if missing:
         raise TargetError(
             "COLUMN_MISSING",
@@ -130,10 +136,13 @@ def plan_columns(table: TargetTable, encoded: Sequence[EncodedColumn]) -> tuple[
     return tuple(plans)
 
 
-def _find(table: TargetTable, name: str) -> TargetColumn:
+def _named(table: TargetTable, name: str) -> list[TargetColumn]:
     exact = [column for column in table.columns if column.column_name == name]
-    folded = [column for column in table.columns if column.column_name.lower() == name.lower()]
-    found = exact or folded
+    return exact or [column for column in table.columns if column.column_name.lower() == name.lower()]
+
+
+def _find(table: TargetTable, name: str) -> TargetColumn:
+    found = _named(table, name)
     if len(found) != 1:
         raise TargetError(
             "COLUMN_UNKNOWN",
@@ -175,9 +184,10 @@ def target_for(
     if table is None:
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
-        create_table(connection, found.schema, found.name, encoded, destination.keys)
+        of_rows = [column for column in encoded if column.name not in destination.only_if_there]
+        create_table(connection, found.schema, found.name, of_rows, destination.keys)
         found, table = lock_table(connection, destination.table)
     if table is None:
         raise missing_table(connection, found)
     check_table(table)
-    return table, plan_columns(table, encoded)
+    return table, plan_columns(table, encoded, destination)

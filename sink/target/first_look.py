@@ -19,8 +19,8 @@ from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
 from pgonce.sink.target.catalogue import look_up_table
 from pgonce.sink.target.checked_table import check_table, plan_columns
+from pgonce.sink.target.key_plan import plan_upsert
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
-from pgonce.sink.target.statements import plan_upsert
 
 _log = logging.getLogger("pgonce")
 
@@ -68,7 +68,7 @@ def _look(connection: psycopg.Connection, destination: Destination, columns: Seq
     found, table = look_up_table(connection, destination.table)
     if table is not None:
         check_table(table)
-        plan_upsert(destination, plan_columns(table, columns))
+        plan_upsert(destination, plan_columns(table, columns, destination), table, columns)
         return
     refuse_missing_schema(connection, found.schema)
     if not destination.create_table:

@@ -8,7 +8,7 @@ types. Otherwise they go through a table of the encoded types and an INSERT, who
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import psycopg
 from psycopg import sql
@@ -24,14 +24,18 @@ from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
 from pgonce.sink.settings import Destination
 from pgonce.sink.staging.staged_rows import check_staged_rows, refuse_missing_table
 from pgonce.sink.staging.table import column_definitions
+from pgonce.sink.target.apply import apply_in_tx, needs_changes
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.catalogue import ResolvedName, TargetTable, resolve_table
 from pgonce.sink.target.checked_table import ColumnPlan, not_durable, target_for
 from pgonce.sink.target.fit import Fit
+from pgonce.sink.target.key_plan import plan_upsert
 from pgonce.sink.target.lock import unsafe_partition
 from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT, Written, note_copied, note_gathered
-from pgonce.sink.target.statements import insert_statement, plan_upsert
+from pgonce.sink.target.statements import insert_statement
 from pgonce.sink.target.upsert import upsert_in_tx
+
+Counts = Mapping[str, int]
 
 _counter = itertools.count()
 
@@ -53,19 +57,21 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
     def publish(connection: Connection, _: Batch, stored: Offsets | None) -> Published:
         chosen = rows.since(stored) if stored and rows.positions else rows
         driver = driver_connection(connection)
-        table = publish_rows_in_tx(driver, destination, chosen, found)
+        table, counts = publish_rows_in_tx(driver, destination, chosen, found)
         published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
         targets = {table.qualified_name: table.oid}
-        return Published(published, rows.transport, rows.count() - published, targets)
+        return Published(published, rows.transport, rows.count() - published, targets, counts)
 
     return Work(name_sink, publish)
 
 
 def publish_rows_in_tx(
     connection: psycopg.Connection, destination: Destination, rows: BatchRows, found: ResolvedName | None = None
-) -> TargetTable:
+) -> tuple[TargetTable, Counts | None]:
     """
     Write ``rows`` as ``destination`` says, and return the table that they are in.
+
+    The counts say what became of the rows, if they do more than replace stored ones.
 
     :param found: what is known about the table's name in this transaction.
     :raises TargetError: if the table is unfit or lacks what the mode needs.
@@ -73,10 +79,10 @@ def publish_rows_in_tx(
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     table, plan = target_for(connection, destination, rows.columns, found)
-    _write_rows_in_tx(connection, destination, rows, table, plan)
+    counts = _write_rows_in_tx(connection, destination, rows, table, plan)
     if (culprit := unsafe_partition(connection, table)) is not None:
         raise not_durable(culprit)
-    return table
+    return table, counts
 
 
 def _write_rows_in_tx(
@@ -85,9 +91,9 @@ def _write_rows_in_tx(
     rows: BatchRows,
     table: TargetTable,
     plan: tuple[ColumnPlan, ...],
-) -> None:
-    upsert = plan_upsert(destination, plan)
-    written = Written(table, plan, rows.columns, upsert, rows.positions)
+) -> Counts | None:
+    upsert = plan_upsert(destination, plan, table, rows.columns)
+    written = Written(table, plan, rows.columns, upsert, rows.positions, destination.changes)
     # Nothing is written before there are rows; some commits wait for them here.
     bodies = rows.bodies()
     if destination.mode == "complete":
@@ -99,11 +105,11 @@ def _write_rows_in_tx(
         except psycopg.Error as error:
             note_copied(connection, error, written, rows.bodies)
             raise
-        return
+        return None
     source = _gathered(connection, rows, bodies)
     wanted = sql.SQL("true") if rows.staged is None else rows.staged.wanted
     try:
-        _write_gathered_in_tx(connection, rows, written, source, wanted)
+        return _write_gathered_in_tx(connection, rows, written, source, wanted)
     except psycopg.Error as error:
         note_gathered(connection, error, written, source, wanted)
         raise
@@ -115,13 +121,15 @@ def _write_gathered_in_tx(
     written: Written,
     source: sql.Identifier,
     wanted: sql.Composable,
-) -> None:
+) -> Counts | None:
     table, plan, upsert = written.table, written.plan, written.upsert
     if upsert is not None:
         if rows.staged is not None:
             check_staged_rows(connection, rows.staged)
+        if needs_changes(upsert, written.changes):
+            return apply_in_tx(connection, source, wanted, written)
         upsert_in_tx(connection, source, wanted, table, plan, upsert, rows.count())
-        return
+        return None
     if rows.staged is not None and rows.staged.stored:
         check_staged_rows(connection, rows.staged)
     insert = insert_statement(source, wanted, table, plan)
@@ -132,6 +140,7 @@ def _write_gathered_in_tx(
     # triggers may have left rows out, so only a count tells whether staged rows are missing.
     if rows.staged is not None and not rows.staged.stored and cursor.rowcount != rows.count():
         check_staged_rows(connection, rows.staged)
+    return None
 
 
 def _goes_straight(table: TargetTable, plan: Iterable[ColumnPlan]) -> bool:

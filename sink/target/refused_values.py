@@ -22,13 +22,15 @@ from psycopg import sql
 from psycopg.adapt import Transformer
 from psycopg.pq import Format, TransactionStatus
 
+from pgonce.sink.by_key import Changes
 from pgonce.sink.encoding.copy_bodies import body_fields, body_rows
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit
-from pgonce.sink.target.statements import Upsert, value_of
+from pgonce.sink.target.key_plan import Upsert
+from pgonce.sink.target.statements import value_of
 
 SAVEPOINT = sql.SQL("SAVEPOINT pgonce_rows")
 """To be sent with the first statement that may refuse gathered rows, so that they are still there afterwards."""
@@ -52,10 +54,11 @@ class Written:
     """What was to be written: into which table, how, and what tells its rows apart."""
 
     table: TargetTable
-    plan: Sequence[ColumnPlan]
+    plan: tuple[ColumnPlan, ...]
     columns: Sequence[EncodedColumn]
     upsert: Upsert | None = None
     positions: PositionColumns | None = None
+    changes: Changes | None = None
 
     @property
     def telling(self) -> list[str]:
@@ -65,7 +68,7 @@ class Written:
         names = {column.name for column in self.columns}
         if self.positions is not None and names.issuperset(self.positions.names):
             return list(self.positions.names)
-        primary = {column.column_name for column in self.table.columns if column.primary_key}
+        primary = {column.column_name for column in self.table.columns if column.primary_key is not None}
         found = [column.source for column in self.plan if column.target in primary]
         return found if len(found) == len(primary) else []
 

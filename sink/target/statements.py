@@ -8,69 +8,13 @@ each key or is refused.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.sink.settings import Destination
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How a column's values are compared if they do not follow the default of their type: collation, operator ``<``."""
-
-    collation: sql.Identifier | None
-    less: sql.Composable | None
-
-
-@dataclass(frozen=True)
-class Upsert:
-    """The columns that tell rows apart, and the one that says which of two rows of a key is the newer."""
-
-    keys: tuple[ColumnPlan, ...]
-    order_by: ColumnPlan | None
-
-
-@dataclass(frozen=True)
-class ComparedUpsert(Upsert):
-    """
-    An upsert into a table whose catalogue has been read.
-
-    ``comparisons`` are the target's, by column name; columns that are not named follow the default of their type.
-    """
-
-    comparisons: Mapping[str, Comparison]
-
-
-def plan_upsert(destination: Destination, plan: Sequence[ColumnPlan]) -> Upsert | None:
-    """
-    The upsert that ``destination`` asks for, or None for the other modes.
-
-    :raises TargetError: if keys or orderBy name a column that the rows do not have.
-    """
-    if destination.mode != "upsert":
-        return None
-    return Upsert(
-        keys=tuple(_find(key, plan) for key in destination.keys),
-        order_by=_find(destination.order_by, plan) if destination.order_by else None,
-    )
-
-
-def _find(name: str, plan: Sequence[ColumnPlan]) -> ColumnPlan:
-    exact = [column for column in plan if name in (column.source, column.target)]
-    found = exact or [column for column in plan if column.source.lower() == name.lower()]
-    if len(found) != 1:
-        raise TargetError(
-            "KEY_UNKNOWN",
-            f"keys or orderBy name a column {name!r}, which the rows do not have.",
-            NOTHING,
-            f"The rows have {', '.join(column.source for column in plan)}.",
-        )
-    return found[0]
+from pgonce.sink.target.key_plan import ComparedUpsert, Upsert
 
 
 def insert_statement(
@@ -85,7 +29,7 @@ def insert_statement(
     return sql.SQL("INSERT INTO {} AS target ({}) {}{}").format(
         table.identifier,
         _names(column.target for column in plan),
-        _selected(source, wanted, plan, upsert),
+        selected(source, wanted, plan, upsert),
         sql.SQL("") if upsert is None else _on_conflict(upsert, plan),
     )
 
@@ -110,15 +54,16 @@ def merge_statement(
         least, greatest = map(sql.Literal, bounds)
         conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.>=) {}").format(first, least))
         conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.<=) {}").format(first, greatest))
-    assignments = (sql.SQL("{0} = source.{0}").format(sql.Identifier(name)) for name in _rest(upsert, plan))
+    assignments = (sql.SQL("{0} = source.{0}").format(sql.Identifier(name)) for name in upsert.changed(plan))
     # ONLY, because ON CONFLICT does not look into tables that inherit either.
     return sql.SQL(
-        "MERGE INTO ONLY {} AS target USING ({}) AS source ON {} WHEN MATCHED THEN UPDATE SET {} "
+        "MERGE INTO ONLY {} AS target USING ({}) AS source ON {} WHEN MATCHED{} THEN UPDATE SET {} "
         "WHEN NOT MATCHED THEN INSERT ({}) VALUES ({})"
     ).format(
         table.identifier,
-        _selected(source, wanted, plan, upsert),
+        selected(source, wanted, plan, upsert),
         sql.SQL(" AND ").join(conditions),
+        sql.SQL(" AND {}").format(not_older(upsert, "source")) if upsert.newer_by else sql.SQL(""),
         sql.SQL(", ").join(assignments),
         _names(column.target for column in plan),
         sql.SQL(", ").join(sql.SQL("source.{}").format(sql.Identifier(column.target)) for column in plan),
@@ -142,12 +87,14 @@ def key_facts_statement(
     )
 
 
-def _selected(
+def selected(
     source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert | None
 ) -> sql.Composed:
     """The wanted rows, with columns named and typed as in the target; of rows with the same key, the newest."""
     distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)
-    values = (sql.SQL("{} AS {}").format(_value(column, upsert), sql.Identifier(column.target)) for column in plan)
+    values = (
+        sql.SQL("{} AS {}").format(value_as_assigned(column, upsert), sql.Identifier(column.target)) for column in plan
+    )
     return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
 
 
@@ -159,11 +106,11 @@ def value_of(column: ColumnPlan) -> sql.Composable:
     return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
 
 
-def _value(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:
+def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:
+    """A gathered column's value; one that is compared as the table will hold it."""
     value = value_of(column)
     if upsert is None or column not in (*upsert.keys, upsert.order_by):
         return value
-    # Rows are sorted by values as the table will hold them.
     assigned = _as_assigned(value, column.full_type)
     comparison = upsert.comparisons.get(column.target)
     if comparison is None or comparison.collation is None:
@@ -196,37 +143,47 @@ def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
 
 def _by_key(upsert: ComparedUpsert) -> tuple[sql.Composable, sql.Composable]:
     keys = _names(key.target for key in upsert.keys)
-    by_keys = sql.SQL(", ").join(_sorted_by(key.target, upsert) for key in upsert.keys)
-    if upsert.order_by is None:
+    by_keys = key_order(upsert)
+    if upsert.order_by is None or upsert.is_one_each:
         # Without DISTINCT ON two rows of one key fail with 21000, as they should if the user names no order. Sorted, so
         # that two writers of the same keys lock them in the same order.
         return sql.SQL(""), sql.SQL(" ORDER BY {}").format(by_keys)
     # Of rows that tie, the last one wins if they travelled inline and come from one task; tasks have no order.
-    order = sql.SQL(" ORDER BY {}, {} DESC NULLS LAST, ctid DESC").format(
-        by_keys, sql.Identifier(upsert.order_by.target)
+    newest_first = "ASC NULLS FIRST, ctid" if upsert.existing.on_conflict == "ignore" else "DESC NULLS LAST, ctid DESC"
+    order = sql.SQL(" ORDER BY {}, {} {}").format(
+        by_keys, sql.Identifier(upsert.order_by.target), sql.SQL(newest_first)
     )
     return sql.SQL("DISTINCT ON ({}) ").format(keys), order
 
 
-def _sorted_by(name: str, upsert: ComparedUpsert) -> sql.Composable:
+def key_order(upsert: ComparedUpsert, of: str | None = None) -> sql.Composable:
+    """The keys to sort by, in the order of the target's index: all that lock rows lock them in this order."""
+    return sql.SQL(", ").join(_sorted_by(key.target, upsert, of) for key in upsert.keys)
+
+
+def _sorted_by(name: str, upsert: ComparedUpsert, of: str | None) -> sql.Composable:
     comparison = upsert.comparisons.get(name)
+    column = sql.Identifier(of, name) if of else sql.Identifier(name)
     if comparison is None or comparison.less is None:
-        return sql.Identifier(name)
-    return sql.SQL("{} USING {}").format(sql.Identifier(name), comparison.less)
+        return column
+    return sql.SQL("{} USING {}").format(column, comparison.less)
 
 
 def _on_conflict(upsert: Upsert, plan: Sequence[ColumnPlan]) -> sql.Composable:
     keys = _names(key.target for key in upsert.keys)
-    rest = _rest(upsert, plan)
-    if not rest:
+    changed = upsert.changed(plan)
+    if not changed or upsert.existing.on_conflict == "ignore":
         return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
-    assignments = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in rest)
-    return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}").format(keys, assignments)
+    assignments = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in changed)
+    condition = sql.SQL(" WHERE {}").format(not_older(upsert, "excluded")) if upsert.newer_by else sql.SQL("")
+    return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}{}").format(keys, assignments, condition)
 
 
-def _rest(upsert: Upsert, plan: Sequence[ColumnPlan]) -> list[str]:
-    """The columns that are not keys."""
-    return [column.target for column in plan if column not in upsert.keys]
+def not_older(upsert: Upsert, row: str) -> sql.Composable:
+    """Whether the stored row gives way to ``row``: equal values replace, and so does any value a null."""
+    return sql.SQL("(target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.<=) {1}.{0})").format(
+        sql.Identifier(upsert.newer_by or ""), sql.Identifier(row)
+    )
 
 
 def _names(names: Iterable[str]) -> sql.Composable:

@@ -21,9 +21,16 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit
-from pgonce.sink.target.key_comparison import ComparedColumn, compared_statement, comparisons, has_index_by_equality
+from pgonce.sink.target.key_comparison import (
+    ComparedColumn,
+    compared_statement,
+    comparisons,
+    has_index_by_equality,
+    has_unique_index,
+)
+from pgonce.sink.target.key_plan import ComparedUpsert, Upsert
 from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT
-from pgonce.sink.target.statements import ComparedUpsert, Upsert, insert_statement, key_facts_statement, merge_statement
+from pgonce.sink.target.statements import insert_statement, key_facts_statement, merge_statement
 
 MERGED_ROWS = 50_000
 """With fewer rows, the difference in speed does not matter."""
@@ -79,40 +86,76 @@ def upsert_in_tx(
     plan: Sequence[ColumnPlan],
     upsert: Upsert,
     row_count: int,
-) -> None:
+) -> int:
     """
-    Insert the wanted rows of ``source``, or update those with the same keys.
+    Insert the wanted rows of ``source``, or update those with the same keys; return how many rows were written.
 
     :raises TargetError: NULL_KEYS; DOUBLED_KEYS, if orderBy cannot choose.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    is_large = row_count >= MERGED_ROWS
-    facts = key_facts_statement(source, wanted, upsert, bounded=is_large and _has_integer_first(table, upsert))
+    bounded = row_count >= MERGED_ROWS and _has_integer_first(table, upsert)
+    facts = key_facts_statement(source, wanted, upsert, bounded=bounded)
+    found, compared = compare_in_tx(connection, table, upsert, facts)
+    bounds = _checked_keys(found, upsert)
+    may_be_merged = row_count >= MERGED_ROWS and all(key.fitting.fit is Fit.EXACT for key in upsert.keys)
+    return write_by_key_in_tx(connection, source, wanted, table, plan, compared, bounds, may_be_merged=may_be_merged)
+
+
+def compare_in_tx(
+    connection: psycopg.Connection, table: TargetTable, upsert: Upsert, facts: sql.Composable
+) -> tuple[tuple[Any, ...] | None, ComparedUpsert]:
+    """
+    The answer to ``facts``, a question about the gathered rows, and the upsert as the target compares keys.
+
+    It sets the savepoint to which one goes back to look for a refused value.
+    """
     cursor = connection.cursor()
     # One round trip for all.
     described = search_path.under_ours(compared_statement(table, upsert))
     cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
     cursor.nextset()
-    bounds = _checked_keys(cursor.fetchone(), upsert)
+    found = cursor.fetchone()
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     compared = [ComparedColumn(*row) for row in cursor.fetchall()]
-    compared_upsert = ComparedUpsert(upsert.keys, upsert.order_by, comparisons(compared, upsert))
-    by_type_alone = not any(key.target in compared_upsert.comparisons for key in upsert.keys)
-    # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the keys in
-    # their order, because a join goes through the rows in the order of the index.
-    by_equality = by_type_alone and has_index_by_equality(compared, upsert)
-    if is_large and by_equality and may_merge(connection, table, plan, upsert):
-        merge = merge_statement(source, wanted, table, plan, compared_upsert, bounds)
-        if merged(connection, merge):
+    by_column = comparisons(compared, upsert)
+    by_type_alone = not any(key.target in by_column for key in upsert.keys)
+    return found, ComparedUpsert(
+        upsert.keys,
+        upsert.order_by,
+        upsert.existing,
+        by_column,
+        has_index=has_unique_index(compared, upsert),
+        # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the
+        # keys in their order, because a join goes through the rows in the order of the index.
+        by_equality=by_type_alone and has_index_by_equality(compared, upsert),
+    )
+
+
+def write_by_key_in_tx(
+    connection: psycopg.Connection,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    table: TargetTable,
+    plan: Sequence[ColumnPlan],
+    upsert: ComparedUpsert,
+    bounds: tuple[int, int] | None = None,
+    *,
+    may_be_merged: bool,
+) -> int:
+    """Insert the wanted rows of ``source`` or update those of their keys, by the faster of the two statements."""
+    if may_be_merged and upsert.by_equality and may_merge(connection, table, plan, upsert):
+        count = merged(connection, merge_statement(source, wanted, table, plan, upsert, bounds))
+        if count is not None:
             connection.execute(RELEASE)
-            return
+            return count
     try:
-        insert = insert_statement(source, wanted, table, plan, compared_upsert)
-        connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False)
+        insert = insert_statement(source, wanted, table, plan, upsert)
+        return connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False).rowcount
     except psycopg.errors.CardinalityViolation as error:
         # A user's trigger may raise it too.
-        if upsert.order_by is None or error.diag.source_function != "ExecOnConflictUpdate":
+        is_single = upsert.order_by is not None or upsert.is_one_each
+        if not is_single or error.diag.source_function != "ExecOnConflictUpdate":
             raise
         raise _doubled_by_table(table, upsert) from None
 
@@ -132,21 +175,28 @@ def _checked_keys(facts: tuple[Any, ...] | None, upsert: Upsert) -> tuple[int, i
     """The first key's least and greatest value, where they were asked for."""
     nulls, least, greatest = facts or (0, None, None)
     if nulls:
-        raise TargetError(
-            "NULL_KEYS",
-            f"{nulls} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
-            NOTHING,
-            "Filter these rows out, or give them keys, before they are written.",
-        )
+        raise null_keys(nulls, upsert)
     return None if least is None else (least, greatest)
+
+
+def null_keys(count: int, upsert: Upsert) -> TargetError:
+    """The error for rows that lack a key: they conflict with nothing, so each replay would add them again."""
+    return TargetError(
+        "NULL_KEYS",
+        f"{count} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
+        NOTHING,
+        "Filter these rows out, or give them keys, before they are written.",
+    )
 
 
 def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
     """Whether nobody could tell MERGE from ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
     if connection.info.server_version < _FIRST_VERSION or table.row_security:
         return False
+    if upsert.existing.on_conflict == "ignore":
+        return False
     # If a row exists and there is nothing to update, MERGE does not wait for a session that may be deleting the row.
-    if len(upsert.keys) == len(plan) or any(key.fitting.fit is not Fit.EXACT for key in upsert.keys):
+    if not upsert.changed(plan):
         return False
     columns = sql.SQL(", ").join(sql.Literal(column.target) for column in plan)
     same = sql.SQL(_SAME_AS_ON_CONFLICT).format(oid=table.oid, columns=columns)
@@ -163,14 +213,20 @@ def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
     return first.fitting.fit is Fit.EXACT and types[first.target] in ("smallint", "integer", "bigint")
 
 
-def merged(connection: psycopg.Connection, merge: sql.Composed) -> bool:
-    """Run ``merge``; False if nothing was done because ON CONFLICT is needed, or can tell better what is wrong."""
+def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
+    """
+    Run ``merge``, and return how many rows it wrote.
+
+    None if nothing was done because ON CONFLICT is needed, or can tell better what is wrong.
+    """
     try:
         with connection.transaction():
-            connection.cursor().execute(sql.SQL("; ").join([_PLAN, merge, _UNPLAN]), prepare=False)
+            cursor = connection.cursor()
+            cursor.execute(sql.SQL("; ").join([_PLAN, merge, _UNPLAN]), prepare=False)
+            cursor.nextset()
+            return cursor.rowcount
     except _FOR_ON_CONFLICT:
-        return False
-    return True
+        return None
 
 
 # Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table does not support MERGE.

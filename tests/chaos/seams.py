@@ -40,9 +40,9 @@ def lower_thresholds(directory: Path) -> None:
     real = upsert.merged
 
     @functools.wraps(real)
-    def merged(*arguments: Any) -> bool:
+    def merged(*arguments: Any) -> int | None:
         done = real(*arguments)
-        if done:
+        if done is not None:
             take(directory, MERGED)
         return done
 

@@ -55,6 +55,7 @@ MIGRATIONS = (
     Migration(3, 1, "0003_positions_and_interventions.sql"),
     Migration(4, 1, "0004_targets.sql"),
     Migration(5, 1, "0005_sources_and_forget.sql"),
+    Migration(6, 1, "0006_change_data.sql"),
 )
 NEWEST = MIGRATIONS[-1].version
 

@@ -1,0 +1,104 @@
+"""
+What do ``deleteWhen`` and ``_change_type`` say of each row?
+
+Pure; runs where the rows are read. Invariant: of an update, the image after it is kept, and the one
+before it is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.types import BooleanType, StringType, StructField, StructType
+
+from pgonce.sink.by_key import CHANGE_TYPE, DELETED_COLUMN
+from pgonce.sink.changes.refused import refuse_unknown, require_column
+
+_WRITES, _DELETES, _BEFORE = pa.array(["insert", "update_postimage"]), "delete", "update_preimage"
+
+
+@dataclass(frozen=True)
+class AsTheyAre:
+    """Rows that say nothing of what to do."""
+
+    struct_type: StructType
+    drops_rows: ClassVar[bool] = False
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows."""
+        return batch
+
+
+@dataclass(frozen=True)
+class DeleteWhen:
+    """Rows of which the boolean ``column`` says whether they delete."""
+
+    struct_type: StructType
+    column: str
+    drops_rows: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, struct_type: StructType, column: str) -> DeleteWhen:
+        """:raises ConfigurationError: CHANGE_COLUMNS."""
+        require_column(struct_type, column, BooleanType)
+        return cls(struct_type, column)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows, none of which leaves it open."""
+        says = batch.column(self.column)
+        remedy = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
+        refuse_unknown(self.column, says, says.is_valid(), remedy)
+        return batch
+
+
+@dataclass(frozen=True)
+class AllDelete:
+    """Rows that all delete."""
+
+    of: StructType
+    drops_rows: ClassVar[bool] = False
+
+    @property
+    def struct_type(self) -> StructType:
+        """The frame's columns, and :data:`~pgonce.sink.by_key.DELETED_COLUMN`."""
+        return with_deleted(self.of)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows."""
+        return batch.append_column(DELETED_COLUMN, pa.repeat(pa.scalar(value=True), len(batch)))
+
+
+@dataclass(frozen=True)
+class ChangeTypes:
+    """The change feed of a Delta table, or of Spark."""
+
+    of: StructType
+    drops_rows: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_column(self.of, CHANGE_TYPE, StringType)
+
+    @property
+    def struct_type(self) -> StructType:
+        """The frame's columns, and :data:`~pgonce.sink.by_key.DELETED_COLUMN`."""
+        return with_deleted(self.of)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The rows without the images before updates."""
+        operations = batch.column(CHANGE_TYPE)
+        deletes, before = pc.equal(operations, _DELETES), pc.equal(operations, _BEFORE)
+        writes = pc.is_in(operations, value_set=_WRITES.cast(operations.type))
+        known = pc.fill_null(pc.or_(pc.or_(deletes, before), writes), fill_value=False)
+        refuse_unknown(
+            CHANGE_TYPE, operations, known, "Leave such rows out in Spark, or compute a column for deleteWhen."
+        )
+        marked = batch.append_column(DELETED_COLUMN, deletes)
+        return marked.filter(pc.invert(before)) if pc.any(before, min_count=0).as_py() else marked
+
+
+def with_deleted(struct_type: StructType) -> StructType:
+    """These columns and :data:`~pgonce.sink.by_key.DELETED_COLUMN`."""
+    return StructType([*struct_type.fields, StructField(DELETED_COLUMN, BooleanType(), nullable=False)])

@@ -1,0 +1,54 @@
+"""
+Which row does a change bring, and does it delete?
+
+Runs in tasks, and on the driver for foreachBatch, before rows are encoded. Invariant: every row that comes out says in
+one boolean column whether it deletes; an operation that is not known is refused, never guessed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import pyarrow as pa
+from pyspark.sql.types import StructType
+
+from pgonce.sink.changes.change_types import AllDelete, AsTheyAre, ChangeTypes, DeleteWhen
+from pgonce.sink.changes.debezium import Envelope
+from pgonce.sink.settings import Destination
+
+
+class ChangeReader(Protocol):
+    """Reads the rows of one frame, whatever they say of what is to be done."""
+
+    @property
+    def struct_type(self) -> StructType:
+        """The columns of what :meth:`read` returns."""
+
+    @property
+    def drops_rows(self) -> bool:
+        """Whether fewer rows may come out than go in."""
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """
+        The rows to be written or deleted, in the order in which they came.
+
+        :raises EncodingError: CHANGE_UNKNOWN, CHANGE_WITHOUT_ROW.
+        """
+
+
+def reader_of(destination: Destination, struct_type: StructType) -> ChangeReader:
+    """
+    What reads the rows of a frame with these columns, as ``destination`` says.
+
+    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do.
+    """
+    changes = destination.changes
+    if changes is None:
+        return AsTheyAre(struct_type)
+    if changes.all_delete:
+        return AllDelete(struct_type)
+    if changes.delete_when:
+        return DeleteWhen.of(struct_type, changes.delete_when)
+    if changes.feed == "debezium":
+        return Envelope(struct_type, destination.order_by)
+    return ChangeTypes(struct_type)

@@ -1,0 +1,274 @@
+"""
+How do the changes of a batch become one change for each key?
+
+Pure; runs in the commit, for rows that were gathered. Invariant: which change of a key is the last does not depend on
+how Spark cut the stream into batches: what a batch leaves in the table is what its changes would leave one by one.
+
+The table of changes has the target's columns, and some of its own:
+
+- ``pgonce_deleted``: whether the change deletes;
+- ``pgonce_order``: what the changes are ordered by, if the target has no such column;
+- ``pgonce_unread_N``: whether the source could not read column N, so that the stored value stays;
+- ``pgonce_new``: whether the row was inserted, where updates come later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from psycopg import sql
+
+from pgonce.sink.by_key import DELETED_COLUMN, Changes
+from pgonce.sink.encoding.encoded_types import EncodedColumn
+from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.checked_table import ColumnPlan
+from pgonce.sink.target.fit import Fit, Fitting
+from pgonce.sink.target.key_plan import ComparedUpsert
+from pgonce.sink.target.statements import key_order, not_older, value_as_assigned, value_of
+
+DELETED = sql.Identifier(DELETED_COLUMN)
+NEW = sql.Identifier("pgonce_new")
+_ORDER = "pgonce_order"
+_LAST_FIRST = sql.SQL("{} DESC NULLS LAST, pgonce_place DESC")
+
+
+@dataclass(frozen=True)
+class ChangeTable:
+    """
+    One change for each key, in a temporary table called ``name``.
+
+    ``plan`` says how the gathered columns get into the target; ``changes`` is None if no row deletes.
+    """
+
+    name: sql.Identifier
+    target: TargetTable
+    plan: tuple[ColumnPlan, ...]
+    columns: Sequence[EncodedColumn]
+    upsert: ComparedUpsert
+    changes: Changes | None
+
+    @cached_property
+    def written(self) -> tuple[ColumnPlan, ...]:
+        """How the columns of this table get into the target: they have its names, and nearly its types."""
+        own = [ColumnPlan(c.target, c.target, Fitting(Fit.EXACT), c.full_type) for c in self.plan]
+        soft = self._soft_column
+        return tuple([*own, ColumnPlan(soft[0], soft[0], Fitting(Fit.EXACT), soft[1])] if soft else own)
+
+    @cached_property
+    def unread(self) -> dict[str, sql.Identifier]:
+        """Columns of the target whose stored value may stay, with the column that says where it does."""
+        if self.upsert.existing.keep_where is None:
+            return {}
+        texts = {column.name for column in self.columns if column.postgres_type == "text"}
+        found = [c.target for c in self.plan if c.source in texts and c not in self.upsert.keys]
+        return {name: sql.Identifier(f"pgonce_unread_{number}") for number, name in enumerate(found)}
+
+    def create(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+        """The statement that fills this table from the wanted rows of ``source``; its answer counts the changes."""
+        body = self._last_of_each(source, wanted) if self._is_simple else self._by_windows(source, wanted)
+        return sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS {}").format(self.name, body)
+
+    def facts(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+        """How many rows are wanted; of these, how many delete, lack a key, and lack an order that is needed."""
+        nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
+        order = self.upsert.order_by if self.upsert.newer_by else None
+        return sql.SQL(
+            "SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE {}), pg_catalog.count(*) FILTER (WHERE {}), "
+            "pg_catalog.count(*) FILTER (WHERE {}) FROM {} WHERE {}"
+        ).format(
+            self._deletes,
+            sql.SQL(" OR ").join(nulls),
+            sql.SQL("{} IS NULL").format(sql.Identifier(order.source)) if order else sql.SQL("false"),
+            source,
+            wanted,
+        )
+
+    def same_key(self, change: str = "change") -> sql.Composable:
+        """Whether a row ``target`` of the target has the key of ``change``, as the target's unique index sees it."""
+        return sql.SQL(" AND ").join(self._equal(key.target, change) for key in self.upsert.keys)
+
+    @property
+    def only_target(self) -> sql.Composable:
+        """The target in a FROM clause: ON CONFLICT does not look into tables that inherit, but partitions are such."""
+        return sql.SQL("ONLY {}" if self.target.kind == "r" else "{}").format(self.target.identifier)
+
+    def exists(self, condition: sql.Composable | None = None) -> sql.Composable:
+        """Whether the target has a row of the key of ``change`` (of which ``condition`` is true)."""
+        further = sql.SQL(" AND {}").format(condition) if condition else sql.SQL("")
+        return sql.SQL("EXISTS (SELECT FROM {} AS target WHERE {}{})").format(
+            self.only_target, self.same_key(), further
+        )
+
+    def not_older(self) -> sql.Composable:
+        """Whether the stored row ``target`` gives way to ``change``."""
+        return not_older(self.upsert, "change") if self.upsert.newer_by else sql.SQL("true")
+
+    def keys_in_order(self, of: str | None = None) -> sql.Composable:
+        """The keys to sort by, as columns of the relation ``of``: all that lock rows lock them in this order."""
+        return key_order(self.upsert, of)
+
+    @cached_property
+    def reduced_upsert(self) -> ComparedUpsert:
+        """How the rows of this table are written, of which each has another key."""
+        own = {column.target: column for column in self.written}
+        order = self.upsert.order_by
+        return replace(
+            self.upsert,
+            keys=tuple(own[key.target] for key in self.upsert.keys),
+            order_by=own.get(order.target) if order else None,
+            is_one_each=True,
+        )
+
+    def _equal(self, name: str, change: str) -> sql.Composable:
+        comparison = self.upsert.comparisons.get(name)
+        equal = comparison.equal if comparison and comparison.equal else sql.SQL("OPERATOR(pg_catalog.=)")
+        collation = comparison.collation if comparison else None
+        collate = sql.SQL(" COLLATE {}").format(collation) if collation else sql.SQL("")
+        return sql.SQL("target.{0} {1} {2}.{0}{3}").format(sql.Identifier(name), equal, sql.Identifier(change), collate)
+
+    @property
+    def _is_simple(self) -> bool:
+        return not self.unread and not self._keeps_two
+
+    @property
+    def _keeps_two(self) -> bool:
+        """Whether a key has two changes here if it ends in a delete: that one, and the last write before it."""
+        return self.upsert.order_by is not None and bool(self.changes and self.changes.deletes == "soft")
+
+    @property
+    def _deletes(self) -> sql.Composable:
+        return sql.Identifier(self.changes.deleted) if self.changes else sql.SQL("false")
+
+    @property
+    def _soft_column(self) -> tuple[str, str] | None:
+        """The column that a soft delete sets, and its type."""
+        name = self.changes.soft_column if self.changes else None
+        found = next((c for c in self.target.columns if c.column_name == name), None)
+        return (found.column_name, found.full_type) if found else None
+
+    @cached_property
+    def _order(self) -> str | None:
+        """The column of this table that says which change is the later one."""
+        order = self.upsert.order_by
+        if order is None:
+            return None
+        return order.target if any(order == column for column in self.plan) else _ORDER
+
+    def _values(self) -> list[sql.Composable]:
+        named = sql.SQL("{} AS {}")
+        values = [named.format(self._value(column), sql.Identifier(column.target)) for column in self.plan]
+        if self._order == _ORDER and self.upsert.order_by:
+            values.append(named.format(sql.Identifier(self.upsert.order_by.source), sql.Identifier(_ORDER)))
+        values.append(named.format(self._deletes, DELETED))
+        soft = self._soft_column
+        if soft:
+            # A key that comes back is no longer deleted.
+            alive = sql.SQL("false" if soft[1] == "boolean" else f"NULL::pg_catalog.{_short(soft[1])}")
+            values.append(named.format(alive, sql.Identifier(soft[0])))
+        return [*values, sql.SQL("false AS pgonce_new")]
+
+    def _value(self, column: ColumnPlan) -> sql.Composable:
+        if column.target not in self.unread:
+            return value_as_assigned(column, self.upsert)
+        # Not cast: what stands for an unread value need not be one of the column's type.
+        return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(self._is_unread(column), value_of(column))
+
+    def _is_unread(self, column: ColumnPlan) -> sql.Composable:
+        return sql.SQL("(({} OPERATOR(pg_catalog.=) {}::pg_catalog.text) IS TRUE)").format(
+            sql.Identifier(column.source), sql.Literal(self.upsert.existing.keep_where)
+        )
+
+    def _wanted(self, wanted: sql.Composable) -> sql.Composable:
+        if self.changes is None or self.changes.deletes != "ignore":
+            return wanted
+        # Before the last change of a key is looked for: the row stays as the last write before the delete left it.
+        return sql.SQL("({}) AND NOT {}").format(wanted, self._deletes)
+
+    def _distinct(self) -> sql.Composable:
+        return sql.SQL(", ").join(sql.Identifier(key.target) for key in self.upsert.keys)
+
+    def _last_of_each(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+        last_first = sql.SQL(", {} DESC NULLS LAST").format(sql.Identifier(self._order)) if self._order else sql.SQL("")
+        return sql.SQL("SELECT DISTINCT ON ({}) {} FROM {} WHERE {} ORDER BY {}{}, ctid DESC").format(
+            self._distinct(),
+            sql.SQL(", ").join(self._values()),
+            source,
+            self._wanted(wanted),
+            self.keys_in_order(),
+            last_first,
+        )
+
+    def _by_windows(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+        """
+        The same where an earlier change of a key counts too: for a soft delete, and for values that were not read.
+
+        A soft delete leaves the row with the values of the last write before it. A value that was not read is that of
+        the last change of the batch which has one, unless the key was deleted since.
+        """
+        is_soft = self._keeps_two
+        order = sql.Identifier(self._order) if self._order else sql.SQL("NULL::pg_catalog.int4")
+        unread = [
+            sql.SQL("{} AS {}").format(self._is_unread(column), self.unread[column.target])
+            for column in self.plan
+            if column.target in self.unread
+        ]
+        inner = sql.SQL("SELECT {}, ctid AS pgonce_place FROM {} WHERE {}").format(
+            sql.SQL(", ").join([*self._values(), *unread]), source, self._wanted(wanted)
+        )
+        keys = self._distinct()
+        last_first = _LAST_FIRST.format(order)
+        # How many deletes of the key come later; a soft delete takes no value away.
+        counted = "pg_catalog.count(*) FILTER (WHERE {}) OVER (newest ROWS UNBOUNDED PRECEDING)"
+        later = sql.SQL(
+            "SELECT *, pg_catalog.first_value({deleted}) OVER newest AS pgonce_ends, {later} AS pgonce_epoch "
+            "FROM ({inner}) AS given WINDOW newest AS (PARTITION BY {keys} ORDER BY {last_first})"
+        ).format(
+            deleted=DELETED,
+            later=sql.SQL("0") if is_soft else sql.SQL(counted).format(DELETED),
+            inner=inner,
+            keys=keys,
+            last_first=last_first,
+        )
+        known = []
+        for name, is_unread in self.unread.items():
+            useless = sql.SQL("({} OR {} OR pgonce_epoch OPERATOR(pg_catalog.<>) 0)").format(is_unread, DELETED)
+            window = sql.SQL("(PARTITION BY {} ORDER BY {}, {})").format(keys, useless, last_first)
+            has_epochs = sql.SQL("pg_catalog.max(pgonce_epoch) OVER (PARTITION BY {})").format(keys)
+            known.append(
+                sql.SQL(
+                    "CASE WHEN pg_catalog.first_value({useless}) OVER {window} THEN NULL "
+                    "ELSE pg_catalog.first_value({name}) OVER {window} END AS {name}, "
+                    "pg_catalog.first_value({useless}) OVER {window} "
+                    "AND {has_epochs} OPERATOR(pg_catalog.=) 0 AS {is_unread}"
+                ).format(
+                    useless=useless,
+                    window=window,
+                    name=sql.Identifier(name),
+                    has_epochs=has_epochs,
+                    is_unread=is_unread,
+                )
+            )
+        rest = [sql.Identifier(c.target) for c in self.written if c.target not in self.unread]
+        rest += [sql.Identifier(_ORDER)] if self._order == _ORDER else []
+        chosen = sql.SQL("SELECT {} FROM ({}) AS epochs").format(
+            sql.SQL(", ").join([*rest, DELETED, NEW, sql.SQL("pgonce_ends, pgonce_place"), *known]), later
+        )
+        # Of each key the last write; and for a soft delete also the delete, if it is the last change.
+        return sql.SQL(
+            "SELECT DISTINCT ON ({keys}, {deleted}) * FROM ({chosen}) AS chosen "
+            "WHERE {deleted} OPERATOR(pg_catalog.=) pgonce_ends OR ({is_soft} AND NOT {deleted}) "
+            "ORDER BY {in_order}, {deleted}, {last_first}"
+        ).format(
+            keys=keys,
+            deleted=DELETED,
+            chosen=chosen,
+            is_soft=sql.Literal(is_soft),
+            in_order=self.keys_in_order(),
+            last_first=last_first,
+        )
+
+
+def _short(full_type: str) -> str:
+    return {"timestamp with time zone": "timestamptz", "timestamp without time zone": "timestamp"}[full_type]

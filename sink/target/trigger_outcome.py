@@ -1,0 +1,57 @@
+"""
+Did a trigger make something else of the batch's changes?
+
+Runs in the commit, after changes are applied. Invariant: a table without BEFORE triggers is not read again.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.sink.target.change_table import DELETED, ChangeTable
+
+# Bits 0 and 1 of tgtype: FOR EACH ROW, BEFORE.
+_HAS_ROW_TRIGGERS = sql.SQL("""
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_trigger AS t
+    WHERE (t.tgrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid OR t.tgrelid OPERATOR(pg_catalog.=) ANY (
+        ARRAY(SELECT p.relid::pg_catalog.oid FROM pg_catalog.pg_partition_tree({oid}) AS p)))
+    AND NOT t.tgisinternal AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'::"char"
+    AND (t.tgtype::pg_catalog.int4 OPERATOR(pg_catalog.&) 3) OPERATOR(pg_catalog.=) 3
+)
+""")
+
+
+def refuse_other_outcome(connection: psycopg.Connection, batch: ChangeTable) -> None:
+    """
+    Refuse the batch if the table does not hold what its changes say.
+
+    :raises TargetError: TRIGGER_CHANGED_ROWS.
+    """
+    row = connection.execute(_HAS_ROW_TRIGGERS.format(oid=batch.target.oid)).fetchone()
+    if row is None or not row[0]:
+        return
+    found = connection.execute(_others(batch)).fetchone()
+    if found and found[0]:
+        raise TargetError(
+            "TRIGGER_CHANGED_ROWS",
+            f"A BEFORE trigger of {batch.target.qualified_name} made something else of {found[0]} changes of the "
+            "batch: rows were left out, or have another key or another value of the orderBy column.",
+            NOTHING,
+            "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
+        )
+
+
+def _others(batch: ChangeTable) -> sql.Composed:
+    """Counts the writes that are not there, and the deleted rows that are; a stored row may be newer than either."""
+    newer_by = batch.upsert.newer_by
+    as_new = sql.SQL("change.{0} OPERATOR(pg_catalog.<=) target.{0}").format(sql.Identifier(newer_by or ""))
+    written = batch.exists(as_new) if newer_by else batch.exists()
+    left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(as_new)) if newer_by else batch.exists()
+    if batch.changes is None or batch.changes.deletes != "hard":
+        left = sql.SQL("false")
+    return sql.SQL(
+        "SELECT pg_catalog.count(*) FROM {} AS change WHERE CASE WHEN change.{} THEN {} ELSE NOT {} END"
+    ).format(batch.name, DELETED, left, written)
