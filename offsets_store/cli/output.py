@@ -8,7 +8,7 @@ is unknown reads ``?``, and null in JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -52,6 +52,11 @@ def _offset(offset: Any) -> str:
         f"{topic} " + " ".join(f"{partition}:{parts[partition]}" for partition in sorted(parts, key=int))
         for topic, parts in sorted(offset.items())
     )
+
+
+def counts_text(counts: Mapping[str, int] | None) -> str:
+    """What became of a batch's rows, one line for each outcome that any row had."""
+    return "\n".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in (counts or {}).items() if count)
 
 
 def json_text(value: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pgonce.offsets_store.cli.output import json_text, offsets_text, printable, text_of
+from pgonce.offsets_store.cli.output import counts_text, json_text, offsets_text, printable, text_of
 from pgonce.offsets_store.status.lag import Status, total_lag
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
 
@@ -51,6 +51,7 @@ def status_table(status: Sequence[Status]) -> Table:
             _lines(
                 text_of(writer.batch_id),
                 _time(writer.updated_at),
+                counts_text(writer.counts),
                 "judged by ids (weaker)" if writer.guarantee == "ids" else "",
                 f"{writer.disagreements} disagree" if writer.disagreements else "",
             ),
@@ -122,7 +123,11 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
                 f"run {batch.run_id}",
             ),
             batch.sink_name,
-            _lines(str(batch.rows), f"{batch.dropped_rows} dropped" if batch.dropped_rows else ""),
+            _lines(
+                str(batch.rows),
+                f"{batch.dropped_rows} dropped" if batch.dropped_rows else "",
+                counts_text(batch.counts),
+            ),
             offsets_text(batch.start_offsets),
             offsets_text(batch.end_offsets),
             str(batch.replays),

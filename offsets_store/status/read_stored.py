@@ -56,6 +56,7 @@ _WRITERS = (
         .limit(1)
         .scalar_subquery()
         .label("target_change"),
+        last_batches.c.counts,
     )
     .select_from(writers_and_last_batches)
     .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
@@ -119,6 +120,7 @@ def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit
             newest.c.transport,
             skipped.scalar_subquery().label("replays"),
             newest.c.committed_at,
+            newest.c.counts,
         )
         .join_from(writers, newest, true())
         .where(

@@ -28,6 +28,7 @@ class StoredWriter:
     listener found to differ. A writer with ``replaced_by`` is an old one, whose place that query has taken. One with
     ``retired_at`` will publish no more. ``targets`` are the tables of the last batch, by qualified name, with their
     oids. ``target_change`` says at which batch one of them was last found to be another table than before, and how.
+    ``counts`` says what became of the last batch's rows, as in :class:`StoredBatch`.
     """
 
     query_id: str
@@ -48,6 +49,7 @@ class StoredWriter:
     updated_at: datetime
     targets: dict[str, int] | None = None
     target_change: str | None = None
+    counts: dict[str, int] | None = None
 
     @property
     def positions(self) -> list[CurrentOffset]:
@@ -60,7 +62,9 @@ class StoredBatch:
     """
     One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None where unknown.
 
-    ``rows`` were published. ``dropped_rows`` were not, because an earlier batch had published them.
+    ``rows`` were published. ``dropped_rows`` were not, because an earlier batch had published them. If rows were
+    applied by key, ``counts`` says what became of the published ones: written, deleted, superseded by a later change in
+    the batch, passed_over because the table had something newer, not_found, or ignored.
     """
 
     query_id: str
@@ -75,6 +79,7 @@ class StoredBatch:
     transport: str
     replays: int
     committed_at: datetime
+    counts: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)

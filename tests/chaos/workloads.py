@@ -51,6 +51,18 @@ SELECT stream, count(*), count(*) - count(DISTINCT position), max(position) + 1 
 FROM (SELECT *, max(position) OVER (PARTITION BY stream) AS top FROM {t}) AS rows GROUP BY stream
 """
 
+# Every third row deletes the one before it, and the row after that brings the deleted one again, as it was: only a
+# delete that is remembered keeps it away.
+_APPLIED = """
+WITH tops AS (SELECT stream, max(position) + 1 AS top FROM {t} GROUP BY stream)
+SELECT stream, count(*), count(*) - count(DISTINCT position),
+       (SELECT count(*) FROM generate_series(0, top - 1) AS p WHERE p % 3 <> 2 OR p = top - 1)
+       - count(DISTINCT position),
+       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
+                        OR (position % 3 = 2 AND position < top - 1))
+FROM {t} JOIN tops USING (stream) GROUP BY stream, top
+"""
+
 _BUCKETED = f"""
 WITH tops AS (SELECT stream, sum(n)::bigint AS top FROM {{t}} GROUP BY stream),
 wanted AS (SELECT stream, p % {_BUCKETS} AS bucket, count(*) AS n, sum(p) AS total
@@ -134,6 +146,22 @@ def _merged(frame: DataFrame, place: Place) -> DataStreamWriter:
     return _upsert(rows.withColumn("payload", payload), place, order_by="written_by")
 
 
+def _applied(frame: DataFrame, place: Place) -> DataStreamWriter:
+    at = f.col("position")
+    # What each row does: write itself, delete the row before it, bring back the row before that.
+    change = f.explode(f.array(f.lit(0), f.when(at % 3 == 0, f.lit(1)), f.when(at % 3 == 1, f.lit(2)))).alias("back")
+    changes = frame.select("stream", "position", change).where("back IS NOT NULL AND position >= back")
+    rows = changes.select(
+        "stream",
+        (at - f.col("back")).alias("position"),
+        # The delete is newer than the row, and what comes after it is as old as the row.
+        (at * 2 - f.col("back") * 2 + (f.col("back") == 1).cast("int")).alias("seq"),
+        (f.col("back") == 1).alias("is_deleted"),
+    )
+    rows = rows.withColumn("payload", f.md5(f.concat_ws(":", "stream", "position")))
+    return _data_source(rows, place, mode="apply", deleteWhen="is_deleted", orderBy="seq", onlyNewer="true")
+
+
 def _two_tables(frame: DataFrame, place: Place) -> DataStreamWriter:
     @transactional_batch(place.url, name=place.table, **_PATIENCE)
     def append_and_total(batch: DataFrame, tx: BatchTransaction) -> None:
@@ -182,6 +210,14 @@ WORKLOADS = {
             create=_EVENTS.format(t="{t}", more=", written_by bigint, PRIMARY KEY (stream, position)"),
             judge=_TOUCHED,
             counts_rows=False,
+        ),
+        Workload(
+            "applied",
+            _applied,
+            create=_EVENTS.format(t="{t}", more=", seq bigint, PRIMARY KEY (stream, position)"),
+            judge=_APPLIED,
+            counts_rows=False,
+            commits_in="worker",
         ),
         Workload(
             "two_tables",

@@ -24,7 +24,9 @@ RUN = "aaaaaaaa-1111-4111-8111-111111111111"
 KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
 
 
-def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: Any) -> Batch:
+def publish(
+    url: str, batch_id: int, end: Any, *, rows: int = 10, counts: dict[str, int] | None = None, **identity: Any
+) -> Batch:
     """Record one batch as a commit does; `identity` overrides the batch's fields."""
     ensure_ledger(url)
     fields = {
@@ -41,7 +43,7 @@ def publish(url: str, batch_id: int, end: Any, *, rows: int = 10, **identity: An
     batch = make_batch(batch_id, end=end, **fields)
     with engine_for(url).begin() as connection:
         locked = lock_writer_in_tx(connection, batch, None)
-        published = Published(rows, "inline")
+        published = Published(rows, "inline", counts=counts)
         record.record_batch_in_tx(
             connection, locked, batch, published, WrittenTables(), stored=None, retain_batches=100
         )

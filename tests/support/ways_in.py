@@ -8,10 +8,11 @@ written and nothing of what is tested; every setting has the one name that `Post
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
@@ -37,7 +38,7 @@ class DataSource:
     name: str
     inline_bytes: int | None = None
     receiver: str | None = None
-    upserts = False
+    upserts: bool = False
     in_foreach_batch = False
 
     @property
@@ -47,6 +48,8 @@ class DataSource:
 
     def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
         """Add the frame's rows to the table."""
+        if self.upserts:
+            return self._write(_as_changes(frame), replace(sink, settings={**sink.settings, **_CHANGES}))
         return self._write(frame, sink)
 
     def totals(self, frame: DataFrame, sink: Sink, key: str) -> DataStreamWriter:
@@ -87,6 +90,13 @@ class InForeachBatch:
 
 WayIn = DataSource | InForeachBatch
 
+# Rows of a change feed that only writes, so that the table holds its source.
+_CHANGES = {"mode": "apply", "delete_when": "is_deleted", "order_by": "id", "only_newer": True}
+
+
+def _as_changes(frame: DataFrame) -> DataFrame:
+    return frame.withColumn("is_deleted", f.lit(False))
+
 
 def _camel_case(name: str) -> str:
     first, *rest = name.split("_")
@@ -109,6 +119,11 @@ def _appending_function(sink: Sink) -> BatchFunction:
     return _transactional(sink, lambda batch, tx: tx.append(batch, sink.table))
 
 
+def _applying_function(sink: Sink) -> BatchFunction:
+    changes = {name: value for name, value in _CHANGES.items() if name != "mode"}
+    return _transactional(sink, lambda batch, tx: tx.apply(_as_changes(batch), sink.table, **changes))
+
+
 def _replacing_function(sink: Sink, _: str) -> BatchFunction:
     return _transactional(sink, lambda batch, tx: tx.replace(batch, sink.table))
 
@@ -125,4 +140,6 @@ WAYS: tuple[WayIn, ...] = (
     InForeachBatch("writer_append", _writer("append"), _writer("complete")),
     InForeachBatch("writer_upsert", _upserting_writer, _upserting_writer, upserts=True),
     InForeachBatch("function", _appending_function, _replacing_function),
+    DataSource("applied", inline_bytes=0, upserts=True),
+    InForeachBatch("function_apply", _applying_function, _replacing_function, upserts=True),
 )

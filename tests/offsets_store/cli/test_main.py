@@ -58,6 +58,7 @@ class TestStatus:
             "target_change",
             "lag",
             "lag_measured_at",
+            "counts",
         }
         assert (writer["batch_id"], writer["end_offsets"], writer["replays"]) == (3, KAFKA, 1)
         assert writer["lag"] is None
@@ -158,7 +159,18 @@ class TestHistory:
             "transport",
             "replays",
             "committed_at",
+            "counts",
         }
+
+    def test_says_what_became_of_rows_that_were_applied(self, url, pgonce):
+        """Rows that were passed over are counted in the history and, for the last batch, in the status."""
+        counts = {"written": 7, "passed_over": 3, "not_found": 0}
+        publish(url, 0, KAFKA, counts=counts)
+        for command in (["history", "orders"], ["status"]):
+            shown = pgonce(*command).stdout
+            assert "3 passed over" in shown
+            assert "not found" not in shown
+            assert json.loads(pgonce(*command, "--json").stdout)[0]["counts"] == counts
 
     def test_an_unknown_query(self, url, pgonce):
         """A wrong name ends with its own exit code and the names that exist."""

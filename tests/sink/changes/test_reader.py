@@ -1,0 +1,138 @@
+"""
+What changes look like before they are encoded: one image a row, and whether it deletes.
+
+Covers: sink.changes.change_types, sink.changes.debezium, sink.changes.refused.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.sink.changes.reader import reader_of
+from pgonce.sink.errors import EncodingError
+from pgonce.sink.settings import destination
+
+ROW = t.StructType([
+    t.StructField("id", t.LongType()),
+    t.StructField("tags", t.ArrayType(t.StringType())),
+    t.StructField("place", t.StructType([t.StructField("x", t.DoubleType())])),
+])  # fmt: skip
+ENVELOPE = t.StructType([
+    t.StructField("before", ROW),
+    t.StructField("after", ROW),
+    t.StructField("source", t.StructType([t.StructField("lsn", t.LongType())])),
+    t.StructField("op", t.StringType()),
+    t.StructField("ts_ms", t.LongType()),
+    t.StructField("offset", t.LongType()),
+])  # fmt: skip
+FEED = t.StructType([
+    t.StructField("id", t.LongType()),
+    t.StructField("_change_type", t.StringType()),
+    t.StructField("_commit_version", t.LongType()),
+])  # fmt: skip
+FLAGGED = t.StructType([t.StructField("id", t.LongType()), t.StructField("gone", t.BooleanType())])
+FIRST, SECOND = ({"id": n, "tags": [str(n)], "place": {"x": float(n)}} for n in (1, 2))
+KEY_OF_SECOND = {"id": 2, "tags": None, "place": None}
+
+
+def read(struct, rows, **options):
+    """The rows as they come out, after they went in."""
+    reader = reader_of(destination("events", "apply", **options), struct)
+    batch = reader.read(pa.RecordBatch.from_pylist(rows, schema=to_arrow_schema(struct)))
+    assert batch.schema.names == reader.struct_type.names
+    return batch.to_pylist()
+
+
+def envelope(op, before=None, after=None, lsn=7):
+    """An event as Debezium sends it."""
+    return {"before": before, "after": after, "source": {"lsn": lsn}, "op": op, "ts_ms": 1, "offset": 3}
+
+
+def test_an_envelope_becomes_its_image():
+    """Writes bring the row after the change; a delete brings the row before it, or only its key."""
+    rows = [envelope("c", None, FIRST), envelope("r", None, FIRST), envelope("u", FIRST, SECOND),
+            envelope("d", KEY_OF_SECOND)]  # fmt: skip
+    beside = {"offset": 3}
+    assert read(ENVELOPE, rows, change_feed="debezium") == [
+        {**FIRST, **beside, "op": "c", "pgonce_deleted": False},
+        {**FIRST, **beside, "op": "r", "pgonce_deleted": False},
+        {**SECOND, **beside, "op": "u", "pgonce_deleted": False},
+        {**KEY_OF_SECOND, **beside, "op": "d", "pgonce_deleted": True},
+    ]
+
+
+@pytest.mark.parametrize(("order_by", "name", "value"), [("source.lsn", "lsn", 7), ("ts_ms", "ts_ms", 1)])
+def test_an_envelope_keeps_the_field_that_orders_it(order_by, name, value):
+    """A field of the envelope becomes a column of its own name; one beside the envelope is there anyway."""
+    (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by=order_by)
+    assert row[name] == value
+    (row,) = read(ENVELOPE, [envelope("c", None, FIRST)], change_feed="debezium", order_by="offset")
+    assert list(row) == ["id", "tags", "place", "offset", "op", "pgonce_deleted"]
+
+
+@pytest.mark.parametrize("op", [None, "t", "m", "x", ""])
+def test_an_operation_that_is_not_known_is_refused(op):
+    """A tombstone, a record that is not JSON, a truncate: what to do with them is never guessed."""
+    with pytest.raises(EncodingError, match=r"\[CHANGE_UNKNOWN\].*row 2") as refused:
+        read(ENVELOPE, [envelope("c", None, FIRST), envelope(op)], change_feed="debezium")
+    assert "truncate" in str(refused.value)
+
+
+@pytest.mark.parametrize("event", [envelope("d", None, None), envelope("u", FIRST, None)])
+def test_an_event_without_its_row_is_refused(event):
+    """Nothing says what to write, or which row to delete."""
+    with pytest.raises(EncodingError, match=r"\[CHANGE_WITHOUT_ROW\].*row 1 "):
+        read(ENVELOPE, [event], change_feed="debezium")
+
+
+@pytest.mark.parametrize("feed", ["delta", "spark"])
+def test_a_change_feed_of_a_table_drops_the_images_before_updates(feed):
+    """Of an update, the row after it is written."""
+    types = ["insert", "update_preimage", "update_postimage", "delete"]
+    rows = [{"id": n, "_change_type": kind, "_commit_version": n} for n, kind in enumerate(types)]
+    assert [(row["id"], row["pgonce_deleted"]) for row in read(FEED, rows, change_feed=feed)] == [
+        (0, False), (2, False), (3, True)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [None, "update", "INSERT"])
+def test_a_change_type_that_is_not_known_is_refused(kind):
+    """So is one in another case: the feeds write them in one way."""
+    with pytest.raises(EncodingError, match="CHANGE_UNKNOWN"):
+        read(FEED, [{"id": 1, "_change_type": kind, "_commit_version": 1}], change_feed="delta")
+
+
+def test_a_column_says_which_rows_delete():
+    """It passes as it is; a row that leaves it open is refused."""
+    assert read(FLAGGED, [{"id": 1, "gone": True}], delete_when="gone") == [{"id": 1, "gone": True}]
+    with pytest.raises(EncodingError, match=r"\[CHANGE_UNKNOWN\].*is null"):
+        read(FLAGGED, [{"id": 1, "gone": None}], delete_when="gone")
+
+
+@pytest.mark.parametrize(
+    ("struct", "options"),
+    [
+        (FLAGGED, {"delete_when": "missing"}),
+        (FLAGGED, {"delete_when": "id"}),
+        (FLAGGED, {"change_feed": "delta"}),
+        (FLAGGED, {"change_feed": "debezium"}),
+        (ENVELOPE, {"change_feed": "debezium", "order_by": "source.scn"}),
+        (t.StructType([*ENVELOPE.fields, t.StructField("lsn", t.LongType())]),
+         {"change_feed": "debezium", "order_by": "source.lsn"}),
+    ],
+)  # fmt: skip
+def test_a_frame_without_the_columns_of_its_feed_is_refused(struct, options):
+    """Before any row is computed."""
+    with pytest.raises(ConfigurationError, match="CHANGE_COLUMNS"):
+        _ = reader_of(destination("events", "apply", **options), struct).struct_type
+
+
+def test_no_rows_are_no_changes():
+    """An empty batch of each feed comes out empty."""
+    for struct, options in ((ENVELOPE, {"change_feed": "debezium"}), (FEED, {"change_feed": "delta"}),
+                            (FLAGGED, {"delete_when": "gone"})):  # fmt: skip
+        assert read(struct, [], **options) == []
