@@ -1,7 +1,8 @@
 """
 What a batch of changes leaves in the table, and what becomes of each of its rows.
 
-Covers: sink.target.change_table, sink.target.delete_changes, sink.target.write_changes, sink.target.trigger_outcome.
+Covers: sink.target.change_table, sink.target.delete_changes, sink.target.key_plan, sink.target.tombstones,
+sink.target.trigger_outcome, sink.target.write_changes.
 """
 
 from __future__ import annotations
