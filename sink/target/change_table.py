@@ -14,6 +14,7 @@ The table of changes has the target's columns, and some of its own:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,7 +23,7 @@ from psycopg import sql
 
 from pgonce.sink.by_key import DELETED_COLUMN, Changes
 from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.catalogue import TargetColumn, TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fit import Fit, Fitting
 from pgonce.sink.target.key_plan import ComparedUpsert
@@ -31,6 +32,7 @@ from pgonce.sink.target.statements import key_order, not_older, value_as_assigne
 DELETED = sql.Identifier(DELETED_COLUMN)
 NEW = sql.Identifier("pgonce_new")
 _ORDER = "pgonce_order"
+_MODIFIER = re.compile(r"\(.*?\)")
 _LAST_FIRST = sql.SQL("{} DESC NULLS LAST, pgonce_place DESC")
 
 
@@ -52,9 +54,10 @@ class ChangeTable:
     @cached_property
     def written(self) -> tuple[ColumnPlan, ...]:
         """How the columns of this table get into the target: they have its names, and nearly its types."""
-        own = [ColumnPlan(c.target, c.target, Fitting(Fit.EXACT), c.full_type) for c in self.plan]
         soft = self._soft_column
-        return tuple([*own, ColumnPlan(soft[0], soft[0], Fitting(Fit.EXACT), soft[1])] if soft else own)
+        names = [(c.target, c.full_type) for c in self._of_rows]
+        names += [(soft.column_name, soft.full_type)] if soft else []
+        return tuple(ColumnPlan(name, name, Fitting(Fit.EXACT), full_type) for name, full_type in names)
 
     @cached_property
     def unread(self) -> dict[str, sql.Identifier]:
@@ -62,7 +65,8 @@ class ChangeTable:
         if self.upsert.existing.keep_where is None:
             return {}
         texts = {column.name for column in self.columns if column.postgres_type == "text"}
-        found = [c.target for c in self.plan if c.source in texts and c not in self.upsert.keys]
+        compared = (*self.upsert.keys, self.upsert.order_by)
+        found = [c.target for c in self._of_rows if c.source in texts and c not in compared]
         return {name: sql.Identifier(f"pgonce_unread_{number}") for number, name in enumerate(found)}
 
     def create(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
@@ -113,11 +117,15 @@ class ChangeTable:
     def reduced_upsert(self) -> ComparedUpsert:
         """How the rows of this table are written, of which each has another key."""
         own = {column.target: column for column in self.written}
-        order = self.upsert.order_by
+        order, existing, soft = self.upsert.order_by, self.upsert.existing, self._soft_column
+        if existing.update_columns and soft:
+            # A key that comes back is no longer deleted, whatever else may change.
+            existing = replace(existing, update_columns=(*existing.update_columns, soft.column_name))
         return replace(
             self.upsert,
             keys=tuple(own[key.target] for key in self.upsert.keys),
             order_by=own.get(order.target) if order else None,
+            existing=existing,
             is_one_each=True,
         )
 
@@ -142,11 +150,16 @@ class ChangeTable:
         return sql.Identifier(self.changes.deleted) if self.changes else sql.SQL("false")
 
     @property
-    def _soft_column(self) -> tuple[str, str] | None:
-        """The column that a soft delete sets, and its type."""
+    def _soft_column(self) -> TargetColumn | None:
+        """The column that a soft delete sets; what the rows bring for it is not used."""
         name = self.changes.soft_column if self.changes else None
-        found = next((c for c in self.target.columns if c.column_name == name), None)
-        return (found.column_name, found.full_type) if found else None
+        return next((c for c in self.target.columns if c.column_name == name), None)
+
+    @property
+    def _of_rows(self) -> list[ColumnPlan]:
+        """The columns whose values come from the rows."""
+        soft = self._soft_column
+        return [column for column in self.plan if soft is None or column.target != soft.column_name]
 
     @cached_property
     def _order(self) -> str | None:
@@ -158,20 +171,27 @@ class ChangeTable:
 
     def _values(self) -> list[sql.Composable]:
         named = sql.SQL("{} AS {}")
-        values = [named.format(self._value(column), sql.Identifier(column.target)) for column in self.plan]
+        values = [named.format(self._value(column), sql.Identifier(column.target)) for column in self._of_rows]
         if self._order == _ORDER and self.upsert.order_by:
             values.append(named.format(sql.Identifier(self.upsert.order_by.source), sql.Identifier(_ORDER)))
         values.append(named.format(self._deletes, DELETED))
         soft = self._soft_column
         if soft:
             # A key that comes back is no longer deleted.
-            alive = sql.SQL("false" if soft[1] == "boolean" else f"NULL::pg_catalog.{_short(soft[1])}")
-            values.append(named.format(alive, sql.Identifier(soft[0])))
+            alive = sql.SQL("false" if soft.base_type == "boolean" else f"NULL::{soft.base_type}")
+            values.append(named.format(alive, sql.Identifier(soft.column_name)))
         return [*values, sql.SQL("false AS pgonce_new")]
 
     def _value(self, column: ColumnPlan) -> sql.Composable:
         if column.target not in self.unread:
-            return value_as_assigned(column, self.upsert)
+            value = value_as_assigned(column, self.upsert)
+            is_compared = column in (*self.upsert.keys, self.upsert.order_by)
+            if is_compared and column.fitting.fit is Fit.CAST and not column.fitting.cast_type:
+                # So that a value which the target cannot hold is refused in a delete too, and is remembered in one form
+                # whatever types a frame has. Such a type is a number or a time, which SQL itself names; without its
+                # modifier, which would round.
+                value = sql.SQL("{}::{}").format(value, sql.SQL(_MODIFIER.sub("", column.full_type)))
+            return value
         # Not cast: what stands for an unread value need not be one of the column's type.
         return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(self._is_unread(column), value_of(column))
 
@@ -211,7 +231,7 @@ class ChangeTable:
         order = sql.Identifier(self._order) if self._order else sql.SQL("NULL::pg_catalog.int4")
         unread = [
             sql.SQL("{} AS {}").format(self._is_unread(column), self.unread[column.target])
-            for column in self.plan
+            for column in self._of_rows
             if column.target in self.unread
         ]
         inner = sql.SQL("SELECT {}, ctid AS pgonce_place FROM {} WHERE {}").format(
@@ -268,7 +288,3 @@ class ChangeTable:
             in_order=self.keys_in_order(),
             last_first=last_first,
         )
-
-
-def _short(full_type: str) -> str:
-    return {"timestamp with time zone": "timestamptz", "timestamp without time zone": "timestamp"}[full_type]

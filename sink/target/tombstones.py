@@ -25,9 +25,18 @@ _TRACEABLE = frozenset({
 _ORDERED = _TRACEABLE - {"boolean", "character", "bpchar"} | {"real", "double precision"}
 _PRUNED_AT_LEAST = 1000
 
+# JSON has as many digits of a float as this setting says, and the role may have set less than all.
+_ALL_DIGITS = sql.SQL(
+    "SELECT pg_catalog.set_config('pgonce.users_digits', pg_catalog.current_setting('extra_float_digits'), true), "
+    "pg_catalog.set_config('extra_float_digits', '1', true)"
+)
+_USERS_DIGITS = sql.SQL(
+    "SELECT pg_catalog.set_config('extra_float_digits', pg_catalog.current_setting('pgonce.users_digits'), true)"
+)
+
 _LOCK = (
     "SELECT pg_catalog.current_setting('transaction_isolation'), "
-    "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended('pgonce.tombstones ' || %s::pg_catalog.text, 0))"
+    "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s::pg_catalog.text, 0))"
 )
 
 
@@ -37,7 +46,7 @@ def lock_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) ->
 
     :raises TargetError: SNAPSHOT_TOO_OLD, if statements of this transaction would not see what they have waited for.
     """
-    row = connection.execute(_LOCK, [str(table.oid)]).fetchone()
+    row = connection.execute(_LOCK, [f"pgonce.tombstones {table.oid}"]).fetchone()
     if row is not None and row[0] != "read committed":
         raise TargetError(
             "SNAPSHOT_TOO_OLD",
@@ -113,15 +122,17 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
 
     :return: how many deletes are remembered.
     """
-    remembered = connection.execute(
+    cursor = connection.cursor()
+    cursor.execute(
         sql.SQL(
-            "INSERT INTO pgonce.tombstones AS stone (target, key, order_value, deleted_at, expires_at) "
+            "{}; INSERT INTO pgonce.tombstones AS stone (target, key, order_value, deleted_at, expires_at) "
             "SELECT {}::pg_catalog.oid, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), "
             "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {}) "
             "FROM {} AS change WHERE change.{} AND {} "
             "ON CONFLICT (target, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
-            "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at)"
+            "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at); {}"
         ).format(
+            _ALL_DIGITS,
             changes.target.oid,
             _key(changes),
             _order(changes),
@@ -129,8 +140,12 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
             changes.name,
             DELETED,
             absent,
-        )
-    ).rowcount
+            _USERS_DIGITS,
+        ),
+        prepare=False,
+    )
+    cursor.nextset()
+    remembered = cursor.rowcount
     if remembered:
         _prune_in_tx(connection, changes.target, max(_PRUNED_AT_LEAST, 2 * remembered))
     return remembered

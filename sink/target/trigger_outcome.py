@@ -18,7 +18,7 @@ SELECT EXISTS (
     SELECT FROM pg_catalog.pg_trigger AS t
     WHERE (t.tgrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid OR t.tgrelid OPERATOR(pg_catalog.=) ANY (
         ARRAY(SELECT p.relid::pg_catalog.oid FROM pg_catalog.pg_partition_tree({oid}) AS p)))
-    AND NOT t.tgisinternal AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'::"char"
+    AND NOT t.tgisinternal AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'::pg_catalog."char"
     AND (t.tgtype::pg_catalog.int4 OPERATOR(pg_catalog.&) 3) OPERATOR(pg_catalog.=) 3
 )
 """)
@@ -47,9 +47,11 @@ def refuse_other_outcome(connection: psycopg.Connection, batch: ChangeTable) -> 
 def _others(batch: ChangeTable) -> sql.Composed:
     """Counts the writes that are not there, and the deleted rows that are; a stored row may be newer than either."""
     newer_by = batch.upsert.newer_by
-    as_new = sql.SQL("change.{0} OPERATOR(pg_catalog.<=) target.{0}").format(sql.Identifier(newer_by or ""))
+    than = sql.SQL("change.{0} OPERATOR(pg_catalog.{1}) target.{0}")
+    as_new, newer = (than.format(sql.Identifier(newer_by or ""), sql.SQL(than_it)) for than_it in ("<=", "<"))
     written = batch.exists(as_new) if newer_by else batch.exists()
-    left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(as_new)) if newer_by else batch.exists()
+    # A row of the same order as the delete had to go.
+    left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(newer)) if newer_by else batch.exists()
     if batch.changes is None or batch.changes.deletes != "hard":
         left = sql.SQL("false")
     return sql.SQL(

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 import psycopg
 import pytest
 from psycopg import sql
+from pyspark.sql import types as t
+from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
 from support.committed_batch import commit, inline, rows_in
 from support.evil_schema import make_evil
@@ -53,6 +55,9 @@ CREATE TABLE public.events (id bigint, name text);
 CREATE TABLE public.cast_events (id numeric, name varchar(20), made timestamptz DEFAULT now());
 CREATE TABLE public.kinds (id bigint, name uuid);
 CREATE TABLE public.sums (id bigint PRIMARY KEY, name text);
+CREATE TABLE public.changed (id numeric PRIMARY KEY, name text, seq timestamp, gone_at timestamptz);
+CREATE FUNCTION public.same() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN coalesce(NEW, OLD); END $$;
+CREATE TRIGGER same BEFORE INSERT OR UPDATE OR DELETE ON public.changed FOR EACH ROW EXECUTE FUNCTION public.same();
 """
 UUID = "11111111-1111-1111-1111-111111111111"
 
@@ -152,6 +157,20 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
     heirs = CommitSettings(url=evil_url, remedies=Remedies(replaces="old"), retry_timeout=0)
     heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     assert commit_batch(heirs, heir, publication(None, ways[0], inline(rows))) is Verdict.NEW
+
+
+@pytest.mark.parametrize("transport", ["inline", "staged"])
+def test_changes_are_applied_and_evil_is_never_called(transport, evil_url, admin):
+    """Reducing, comparing, deleting, remembering and looking at what triggers did need nothing but pg_catalog."""
+    ensure_ledger(evil_url)
+    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.DateType())
+    first, second, third = (date(2026, 1, day) for day in (1, 2, 3))
+    how = {"struct": struct, "transport": transport, "table": "public.changed", "keep_where": "?"}
+    for options in ({"only_newer": True}, {}, {"deletes": "soft:gone_at", "only_newer": True}):
+        apply(evil_url, (1, "one", first, WRITE), (2, "two", second, WRITE), **how, **options)
+        apply(evil_url, (1, "?", third, WRITE), (2, None, third, DELETE), (3, None, third, DELETE), **how, **options)
+        apply(evil_url, (2, "late", first, WRITE), (1, "old", first, DELETE), **how, **options)
+        admin.execute("TRUNCATE changed, pgonce.tombstones")
 
 
 def test_an_administrators_ledger_means_what_it_says(evil_url, admin):

@@ -24,7 +24,9 @@ _RELATIONS = (
 # A driver's parameters come as varchar, or without a type: operators for these fit better than pg_catalog's for text.
 _TYPES = ("text", "varchar", "bpchar", "name", '"char"', "int4", "int8", "oid", "uuid", "jsonb", "bool", "timestamptz")
 _OPERATORS = ("=", "<>", "<", "<=", ">", ">=", "-", "~", "~~", "||", "->")
-_SHADOWED_TYPES = ("text", "varchar", "int4", "int8", "uuid", "jsonb", "json", "bool", "timestamptz", "name", "oid")
+_SHADOWED_TYPES = (
+    *("text", "varchar", "int4", "int8", "uuid", "jsonb", "json", "bool", "timestamptz", "name", "oid", '"char"'),
+)
 # What SQLAlchemy and psycopg ask for by themselves.
 _OF_DRIVERS = {"current_schema", "version", "to_regtype"}
 

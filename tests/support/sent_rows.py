@@ -45,6 +45,6 @@ def sent(url, transport, struct, rows):
 def _arrow(struct: t.StructType, rows):
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    schema = to_arrow_schema(struct)
+    schema = to_arrow_schema(struct, timezone="UTC")
     columns = zip(*rows, strict=True)
     return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)

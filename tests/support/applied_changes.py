@@ -1,0 +1,28 @@
+"""Changes of any columns on their way into a table without Spark, and what became of them."""
+
+from __future__ import annotations
+
+from pyspark.sql import types as t
+from support.sent_rows import publish
+
+from pgonce.sink.target.apply import STAGES
+
+WRITE, DELETE = False, True
+
+
+def changes(**columns: t.DataType) -> t.StructType:
+    """The columns, and one that says whether a row deletes."""
+    fields = [t.StructField(name, data_type) for name, data_type in columns.items()]
+    return t.StructType([*fields, t.StructField("gone", t.BooleanType())])
+
+
+PLAIN = changes(id=t.LongType(), name=t.StringType(), seq=t.LongType())
+
+
+def apply(url, *rows, struct=PLAIN, transport="inline", order_by="seq", **options):
+    """Apply rows, the last column of which says whether they delete; what became of them, without what is zero."""
+    how = {"mode": "apply", "delete_when": "gone", **options}
+    _, counts = publish(url, transport, struct, rows, order_by=order_by, **how)
+    assert set(counts) == set(STAGES)
+    assert sum(counts.values()) == len(rows)
+    return {stage: count for stage, count in counts.items() if count}
