@@ -7,6 +7,7 @@ pytest_plugins = [
     "support.fixtures.thorough",
     "support.fixtures.order",
     "support.fixtures.postgres",
+    "support.fixtures.extensions",
     "support.fixtures.proxy",
     "support.fixtures.pgbouncer",
     "support.fixtures.black_hole",

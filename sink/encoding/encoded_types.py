@@ -60,12 +60,14 @@ class EncodedColumn:
     :param spark_type: Spark's ``simpleString``, for messages.
     :param postgres_type: the type whose binary form the encoder writes (``int8``, ``jsonb``, ``int8[]``).
     :param ddl_type: what ``createTable`` writes (``bigint``, ``numeric(10,2)``).
+    :param data_type: Spark's type, where it is encoded as JSON, and the table's type decides what becomes of its parts.
     """
 
     name: str
     spark_type: str
     postgres_type: str
     ddl_type: str
+    data_type: t.DataType | None = None
 
 
 def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
@@ -79,8 +81,18 @@ def encoded_columns(struct_type: t.StructType) -> tuple[EncodedColumn, ...]:
     refuse_more_columns_than(struct_type, _MOST_COLUMNS, "a table in Postgres has at most that many")
     _refuse_doubled(struct_type, "")
     _refuse_names_that_no_column_has(struct_type.names)
-    return tuple(
-        EncodedColumn(f.name, f.dataType.simpleString(), *_encoded_as(f.dataType, f.name)) for f in struct_type
+    return tuple(encoded_column(field.name, field.dataType) for field in struct_type)
+
+
+def encoded_column(name: str, data_type: t.DataType) -> EncodedColumn:
+    """
+    Say how one column is encoded, or how a part of a struct would be if it were a column.
+
+    :raises TypeMappingError: TYPE_UNSUPPORTED, FIELD_TWICE.
+    """
+    postgres_type, ddl_type = _encoded_as(data_type, name)
+    return EncodedColumn(
+        name, data_type.simpleString(), postgres_type, ddl_type, data_type if postgres_type == "jsonb" else None
     )
 
 

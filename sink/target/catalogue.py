@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import psycopg
@@ -17,6 +17,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.sink.target.user_types import FIRST_OF_USERS, UserType, read_user_types
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,7 @@ class TargetColumn:
     A column of the table: its type without and with its modifier (``numeric``, ``numeric(10,2)``), and both as numbers.
 
     If the type is a domain, they are those of its base type. ``primary_key`` is the column's place in it, from 0.
+    ``user_type`` says more about a type that did not come with Postgres.
     """
 
     column_name: str
@@ -35,6 +37,7 @@ class TargetColumn:
     required: bool
     always_generated: bool
     primary_key: int | None
+    user_type: UserType | None = None
 
 
 class QualifiedName:
@@ -99,7 +102,8 @@ def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedN
     """
     with connection.cursor() as cursor, suppress(*_NO_NAME):
         cursor.execute(look_up_statements(table), prepare=False)
-        return looked_up(cursor, table)
+        found, described = looked_up(cursor, table)
+        return found, described and with_user_types(connection, described)
     return _resolved(None, table), None
 
 
@@ -117,6 +121,15 @@ def looked_up(cursor: psycopg.Cursor[Any], table: str) -> tuple[ResolvedName, Ta
     described = _described([dict(zip(names, row, strict=True)) for row in cursor.fetchall()])
     cursor.nextset()
     return found, described
+
+
+def with_user_types(connection: psycopg.Connection, table: TargetTable) -> TargetTable:
+    """The table, knowing the types that did not come with Postgres; if it has none, Postgres is not asked."""
+    oids = [column.type_oid for column in table.columns if column.type_oid >= FIRST_OF_USERS]
+    if not oids:
+        return table
+    known = read_user_types(connection, oids)
+    return replace(table, columns=tuple(replace(c, user_type=known.get(c.type_oid)) for c in table.columns))
 
 
 def _resolve(table: str) -> sql.Composed:
@@ -224,7 +237,7 @@ def _described(rows: Sequence[dict[str, Any]]) -> TargetTable | None:
         return None
     of_table = {field.name: rows[0][field.name] for field in fields(TargetTable) if field.name != "columns"}
     columns = (
-        TargetColumn(**{field.name: row[field.name] for field in fields(TargetColumn)})
+        TargetColumn(**{field.name: row[field.name] for field in fields(TargetColumn) if field.name in row})
         for row in rows
         if row["column_name"] is not None
     )

@@ -18,7 +18,8 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
 from pgonce.sink.target.catalogue import ResolvedName, TargetColumn, TargetTable
-from pgonce.sink.target.fit import Fit, Fitting, fit
+from pgonce.sink.target.fit import Fit, Fitting
+from pgonce.sink.target.fit_column import fit_column
 from pgonce.sink.target.lock import lock_table
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
 
@@ -106,7 +107,7 @@ def plan_columns(
                 NOTHING,
                 f"Drop {column.name!r} from the DataFrame.",
             )
-        fitting = fit(column, target.base_type, target.full_type)
+        fitting = fit_column(column, target)
         if fitting.fit is Fit.REFUSED:
             raise TargetError(
                 "TYPE_MISMATCH",

@@ -9,8 +9,11 @@ held, or Postgres raises. If Postgres would round, cut or shift a value silently
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+
+from psycopg import sql
 
 from pgonce.sink.encoding.encoded_types import MICROSECONDS, EncodedColumn
 
@@ -32,6 +35,7 @@ _ALIASES = {
 }
 
 _NUMBERS = frozenset({"int2", "int4", "int8", "numeric"})
+_TIMES = frozenset({"time", "timestamp", "timestamptz", "interval"})
 
 # Assignments that keep every value, or that Postgres itself checks (22003, numeric out of range).
 _ASSIGNABLE = {
@@ -48,9 +52,11 @@ _NOT_FROM_TEXT = {
     *("bool", "int2", "int4", "int8", "float4", "float8", "numeric", "money", "bytea", '"char"', "name"),
     *("date", "time", "timetz", "timestamp", "timestamptz", "oid", "xid", "xid8", "cid", "tid"),
 }
-# For the caller, an array of a user's type looks like an array of a domain, which an explicit cast would cut.
+# Without what the caller says of them, arrays of a user's type are refused: they might be of a domain, which an
+# explicit cast would cut.
 _ARRAYS_FROM_TEXT = {
-    *("varchar", "bpchar", "uuid", "json", "jsonb", "inet", "cidr", "macaddr", "macaddr8", "xml"),
+    *("varchar", "bpchar", "uuid", "json", "jsonb", "inet", "cidr", "macaddr", "macaddr8", "xml", "interval"),
+    *("bit", "varbit", "int4range", "int8range", "numrange", "daterange", "tsrange", "tstzrange"),
 }
 
 # Why Postgres would change values silently, and what to do.
@@ -77,6 +83,14 @@ _LOSSY = {
 }
 
 
+Expression = Callable[[sql.Composable], sql.Composable]
+
+
+_NO_CONVERSION = (
+    "no conversion keeps every value: cast in Spark, to string where Postgres shall read the type's text form"
+)
+
+
 class Fit(Enum):
     """How an encoded column may go into a target column."""
 
@@ -91,15 +105,19 @@ class Fitting:
     The answer of :func:`fit`: for CAST, the type to cast the copied value to; for REFUSED, the reason as a sentence.
 
     ``cast_type`` is empty if assignment alone converts. It never has a type modifier: ``x::varchar(3)`` would
-    cut silently, while assigning to a varchar(3) column raises 22001.
+    cut silently, while assigning to a varchar(3) column raises 22001. ``expression`` makes a value of the target's type
+    where a cast does not: it takes the copied value, and all names in it are qualified.
     """
 
     fit: Fit
     cast_type: str = ""
     reason: str = ""
+    expression: Expression | None = None
 
 
-def fit(encoded: EncodedColumn, target_type_name: str, target_typmod_type: str) -> Fitting:
+def fit(
+    encoded: EncodedColumn, target_type_name: str, target_typmod_type: str, *, takes_texts: bool = False
+) -> Fitting:
     """
     Say whether an encoded column may be copied straight into a target column, needs a cast, or is refused.
 
@@ -107,31 +125,33 @@ def fit(encoded: EncodedColumn, target_type_name: str, target_typmod_type: str) 
         For a domain, its base type, however deep: they share a binary form, and COPY runs the domain's
         checks, while an explicit cast to a domain over varchar(n) would cut.
     :param target_typmod_type: ``format_type(type, typmod)`` of the same: ``character varying(10)``.
+    :param takes_texts: whether the target is an array of a user's type that an array of texts may be cast to.
     """
     source, target = encoded.postgres_type, target_type_name
     is_array = source.endswith("[]")
     if is_array != target.endswith("[]"):
-        return _refused(encoded, target_typmod_type, "one is an array and the other is not: convert in Spark")
+        return refused(encoded, target_typmod_type, "one is an array and the other is not: convert in Spark")
     source = source.removesuffix("[]")
     target = target.removesuffix("[]")
     target = _ALIASES.get(target, target)
     rounding = _rounded(encoded, source, target, _modifiers(target_typmod_type))
     if rounding:
-        return _refused(encoded, target_typmod_type, rounding)
+        return refused(encoded, target_typmod_type, rounding)
     if source == target or (source == "text" and target in {"varchar", "bpchar"} and not is_array):
         return Fitting(Fit.EXACT)
     if target in _ASSIGNABLE.get(source, ()) or (source == "numeric" and target in {"int2", "int4", "int8"}):
         return Fitting(Fit.CAST)
     if source == "jsonb" and target in {"json", "text", "varchar"}:
         return Fitting(Fit.CAST, "json" if target == "json" else "text")
-    if source == "text" and (target in _ARRAYS_FROM_TEXT if is_array else target not in _NOT_FROM_TEXT):
+    if source == "text" and (takes_texts or target in _ARRAYS_FROM_TEXT if is_array else target not in _NOT_FROM_TEXT):
         # Without a modifier "bit" means bit(1) and would cut; bit varying holds any length, and assignment checks it.
         return Fitting(Fit.CAST, ("varbit" if target == "bit" else target) + ("[]" if is_array else ""))
-    lossy = _LOSSY.get((source, target), "no conversion keeps every value: cast in Spark")
-    return _refused(encoded, target_typmod_type, lossy)
+    lossy = _LOSSY.get((source, target), _NO_CONVERSION)
+    return refused(encoded, target_typmod_type, lossy)
 
 
-def _refused(encoded: EncodedColumn, target: str, why: str) -> Fitting:
+def refused(encoded: EncodedColumn, target: str, why: str) -> Fitting:
+    """The refusal of a column for a target, with the reason, which ends with what to do."""
     sentence = f"Column {encoded.name!r} is {encoded.spark_type} in Spark and {target} in Postgres: {why}."
     return Fitting(Fit.REFUSED, reason=sentence)
 
@@ -143,11 +163,19 @@ def _rounded(encoded: EncodedColumn, source: str, target: str, modifiers: tuple[
         kept = modifiers[1] if target == "numeric" else 0
         if kept < scale:
             return f"the target keeps {kept} digits after the decimal point, and would round: cast in Spark"
-    if target in {"time", "timestamp", "timestamptz", "interval"} and modifiers:
+    if target in _TIMES and modifiers:
         held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (MICROSECONDS,))
         if modifiers < held:
             return "the target keeps fewer digits of a second or fewer fields, and would round: widen the column"
     return ""
+
+
+def rounds_its_text(type_name: str, typmod_type: str) -> bool:
+    """Whether the type reads a text that says more than it holds, and rounds or cuts it; as part of a composite."""
+    target = type_name.removesuffix("[]")
+    target = _ALIASES.get(target, target)
+    is_rounding = target in _TIMES or target in ("numeric", "timetz")
+    return target in ("name", '"char"') or (is_rounding and bool(_modifiers(typmod_type)))
 
 
 def _modifiers(type_text: str) -> tuple[int, ...]:

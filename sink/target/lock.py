@@ -19,6 +19,7 @@ from pgonce.sink.target.catalogue import (
     look_up_table,
     looked_up,
     resolve_table,
+    with_user_types,
 )
 
 # Ordinary and partitioned tables. All else is refused, and some of it cannot be locked.
@@ -54,7 +55,7 @@ def lock_table(
             types = _types(cursor)
         if described is not None and now.qualified_name == found.qualified_name:
             _refuse_older_snapshot(described, types)
-            return now, described
+            return now, with_user_types(connection, described)
         # Meanwhile the name means another table. The lock on the first one does no harm.
         found = now
     return look_up_table(connection, table)

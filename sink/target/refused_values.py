@@ -93,7 +93,8 @@ def _shortened(value: object) -> str:
 
 def _is_about_values(error: psycopg.Error) -> bool:
     state = error.sqlstate or ""
-    return (state.startswith("22") and state != "2200H") or state in ("23502", "23514")
+    # XX000 is what PostGIS says of bytes that are no WKB.
+    return (state.startswith("22") and state != "2200H") or state in ("23502", "23514", "XX000")
 
 
 def note_copied(
