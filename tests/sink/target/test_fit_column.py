@@ -31,8 +31,6 @@ BINARY = t.BinaryType()
 TEXTS_BY_KEY = t.MapType(TEXT, TEXT)
 VECTOR = t.ArrayType(FLOAT)
 TRANSPORTS = ("inline", "staged", "both")
-# In a schema that is not on the search_path, as an administrator may install it.
-EXTENSIONS = "CREATE SCHEMA ext; CREATE EXTENSION {} SCHEMA ext"
 
 
 def of(*types):
@@ -83,7 +81,7 @@ class TestVector:
     def url(self, url_with):
         """A database with pgvector, and a table with a vector(3)."""
         url = url_with("vector")
-        prepare(url, EXTENSIONS.format("vector"), "CREATE TABLE events (id bigint PRIMARY KEY, c ext.vector(3))")
+        prepare(url, "CREATE TABLE events (id bigint PRIMARY KEY, c ext.vector(3))")
         return url
 
     @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -158,7 +156,7 @@ class TestHstore:
     def url(self, url_with):
         """A database with hstore, and a table with one."""
         url = url_with("hstore")
-        prepare(url, EXTENSIONS.format("hstore"), "CREATE TABLE events (id bigint PRIMARY KEY, c ext.hstore)")
+        prepare(url, "CREATE TABLE events (id bigint PRIMARY KEY, c ext.hstore)")
         return url
 
     @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -218,7 +216,7 @@ class TestPostgis:
         """A database with PostGIS, and a table with a point of each kind."""
         url = url_with("postgis")
         columns = "c ext.geometry(Point,4326), d ext.geography(Point,4326), e ext.geometry, f ext.geography"
-        prepare(url, EXTENSIONS.format("postgis"), f"CREATE TABLE events (id bigint PRIMARY KEY, {columns})")
+        prepare(url, f"CREATE TABLE events (id bigint PRIMARY KEY, {columns})")
         return url
 
     @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -349,7 +347,7 @@ class TestTexts:
     def test_citext_is_one_key_in_any_case(self, url_with):
         """The newest of the texts that are equal without regard to case is kept, as it was written."""
         url = url_with("citext")
-        prepare(url, EXTENSIONS.format("citext"), "CREATE TABLE events (id bigint, c ext.citext PRIMARY KEY)")
+        prepare(url, "CREATE TABLE events (id bigint, c ext.citext PRIMARY KEY)")
         publish(url, "both", of(TEXT), [(1, "Ada"), (2, "ADA"), (3, "bob")], "upsert", ["c"], "id")
         assert read(url, "SELECT id, c::text FROM events ORDER BY 1") == [(2, "ADA"), (3, "bob")]
 
@@ -484,7 +482,6 @@ class TestComposites:
     def test_types_of_extensions_may_be_attributes(self, url_with):
         """A geometry, a geography and an hstore in one, and a vector in another."""
         url = url_with("postgis", "hstore")
-        prepare(url, EXTENSIONS.format("postgis"), "CREATE EXTENSION hstore SCHEMA ext")
         prepare(
             url, "CREATE TYPE place AS (g ext.geometry(Point,4326), h ext.geography, t ext.hstore, w ext.geography)"
         )
@@ -510,7 +507,7 @@ class TestComposites:
         assert stopped(url, place, rows[1] | {"h": wkb(200, 95)})[0] == "22P02"
         assert stopped(url, place, rows[1] | {"g": wkb(1, 2, 3857)})[0] == "22023"
         url = url_with("vector")
-        prepare(url, EXTENSIONS.format("vector"), "CREATE TYPE item AS (e ext.vector(2))")
+        prepare(url, "CREATE TYPE item AS (e ext.vector(2))")
         prepare(url, "CREATE TABLE events (id bigint PRIMARY KEY, c item)")
         item = struct_of(e=VECTOR)
         assert stopped(url, item, {"e": [1.0]})[0] == "22000"
@@ -649,7 +646,7 @@ def test_they_travel_by_every_way_in(spark, way, url_with, tmp_path):
     ):
         url = url_with(extension)
         create = f"CREATE TABLE events (id bigint, {spark_name} {column}, e pair)"
-        prepare(url, EXTENSIONS.format(extension), TYPES, create)
+        prepare(url, TYPES, create)
         sink = Sink(url, "events", str(tmp_path / f"checkpoint_{extension}"))
         finish(way.append(events.select("id", spark_name, "e"), sink))
         found = read(url, f"SELECT {query}, e::text FROM events ORDER BY id")
@@ -660,7 +657,7 @@ def test_they_travel_by_every_way_in(spark, way, url_with, tmp_path):
 def test_what_refusals_tell_to_write_works(spark, url_with):
     """The expressions of Spark in the refusals are valid there, and what comes of them is taken."""
     url = url_with("vector")
-    prepare(url, EXTENSIONS.format("vector"), "CREATE TABLE events (id bigint, c ext.halfvec(2), d ext.vector(2))")
+    prepare(url, "CREATE TABLE events (id bigint, c ext.halfvec(2), d ext.vector(2))")
     frame = spark.sql("SELECT 1L AS id, array(float(0.1), float(1.0E-5)) AS f, array(0.1D, 2.0D) AS g").selectExpr(
         "id", "concat('[', array_join(cast(f AS array<string>), ','), ']') AS c", "cast(g AS array<float>) AS d"
     )
@@ -694,7 +691,7 @@ class TestChanges:
         """A key that is written otherwise and means the same is updated, and deleted."""
         url = url_with(extension)
         ensure_ledger(url)
-        prepare(url, EXTENSIONS.format(extension), TYPES, f"CREATE TABLE events (id bigint, c {column} PRIMARY KEY)")
+        prepare(url, TYPES, f"CREATE TABLE events (id bigint, c {column} PRIMARY KEY)")
 
         def apply(*rows):
             struct_type = t.StructType([*of(data_type).fields, t.StructField("gone", t.BooleanType())])
