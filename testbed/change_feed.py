@@ -1,0 +1,153 @@
+"""
+Which changes does a stream from a database bring, and what must the target hold in the end?
+
+Pure: a seed makes the same feed every time. Invariant: whatever the form in which the changes are given and however
+often some of them come again, :meth:`ChangeFeed.final_state` is the source's table after the last one.
+
+Every form was compared with what Debezium 3.5 sent for a table of Postgres 18; tests/repository/test_testbed_feed.py
+keeps some of its records.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from change_feed_debezium import Record, flat_row, records_of
+from change_feed_source import COLUMNS, UNAVAILABLE, Change, Identity, Row, SourceHistory
+
+__all__ = ["COLUMNS", "UNAVAILABLE", "Change", "ChangeFeed", "Record", "Row"]
+
+
+@dataclass(frozen=True)
+class ChangeFeed:
+    """
+    A snapshot of the table ``orders`` (its columns are in ``COLUMNS``), and the stream of changes that follows.
+
+    :param keys: so many keys there are; half of them are in the snapshot, and those of deleted rows are used again.
+    :param events: how many changes the stream has; a primary key update is two. Neither the snapshot nor tombstones nor
+        what is sent again counts.
+    :param deletes: the share of deletes among them.
+    :param key_changes: the share of primary key updates.
+    :param again: how often a statement is about the key of the one before, if that is possible.
+    :param large_notes: the share of notes that Postgres stores apart from their rows: an update that leaves one as it
+        is sends ``UNAVAILABLE`` in its place.
+    :param identity: the table's replica identity. With ``full``, ``before`` has all values, and all values are sent.
+    :param replays: how many times a stretch of older events is sent again, after newer ones of the same keys, as two
+        connectors do when one of them was believed dead. The last stretch ends the feed.
+    :param replayed: how many events such a stretch has.
+    """
+
+    seed: int
+    keys: int = 50
+    events: int = 500
+    deletes: float = 0.15
+    key_changes: float = 0.03
+    again: float = 0.4
+    large_notes: float = 0.2
+    identity: Identity = "default"
+    replays: int = 0
+    replayed: int = 20
+
+    def history(self) -> Iterator[Change]:
+        """Every change once: the snapshot, and then one transaction after the other, by LSN."""
+        return self._source().changes()
+
+    def arrivals(self) -> Iterator[Change]:
+        """The changes as they are sent, with those that are sent again."""
+        return self._with_replays() if self.replays else self.history()
+
+    def records(self) -> Iterator[Record]:
+        """What Debezium sends to Kafka: its envelopes, and a tombstone after each delete."""
+        return records_of(self.arrivals())
+
+    def flat(self) -> Iterator[dict[str, Any]]:
+        """The same without envelope or tombstones: ``op``, the columns, and ``seq``, which grows with each change."""
+        return map(flat_row, self.arrivals())
+
+    def change_rows(self, *, updates: bool = True) -> Iterator[dict[str, Any]]:
+        """
+        The change feed of a Delta table, or that of Spark, which has the same changes: a version for each transaction.
+
+        What a transaction did to a key in several steps is one change here, and every change has all its values. A
+        version's rows come in no order. Nothing is sent again, because tables are read by version.
+
+        :param updates: False gives a delete and an insert of one version for each update, as Spark does unless
+            ``computeUpdates`` is set.
+        """
+        shuffle = random.Random(self.seed).shuffle
+        for version, (_, changes) in enumerate(groupby(self.history(), key=lambda change: change.transaction)):
+            rows = [row for net in _net(changes) for row in _change_rows(*net, version, updates=updates)]
+            shuffle(rows)
+            yield from rows
+
+    def final_state(self) -> dict[int, Row]:
+        """The source's rows by key, after everything."""
+        return dict(self._final_state)
+
+    @cached_property
+    def _final_state(self) -> dict[int, Row]:
+        source = self._source()
+        for _ in source.changes():
+            pass
+        return source.rows
+
+    def _source(self) -> SourceHistory:
+        return SourceHistory(
+            seed=self.seed,
+            keys=self.keys,
+            events=self.events,
+            deletes=self.deletes,
+            key_changes=self.key_changes,
+            again=self.again,
+            large_notes=self.large_notes,
+            identity=self.identity,
+        )
+
+    def _with_replays(self) -> Iterator[Change]:
+        changes = list(self.history())
+        chosen = random.Random(f"replays of {self.seed}")
+        snapshot = len(changes) - self.events
+        ends = [chosen.randrange(snapshot + self.events // 4, len(changes)) for _ in range(self.replays - 1)]
+        sent = 0
+        for end in (*sorted(ends), len(changes)):
+            yield from changes[sent:end]
+            yield from _outdated_stretch(changes[:end], self.replayed, chosen)
+            sent = end
+
+
+def _outdated_stretch(sent: list[Change], length: int, chosen: random.Random) -> list[Change]:
+    # What is sent again has to matter: the key of its first change was changed once more after the stretch.
+    last = {change.key: place for place, change in enumerate(sent)}
+    starts = [place for place, change in enumerate(sent) if last[change.key] >= place + length]
+    if not starts:
+        raise ValueError("No stretch of this feed has a newer change after it: more events or fewer keys would help.")
+    start = chosen.choice(starts)
+    return sent[start : start + length]
+
+
+def _net(changes: Iterator[Change]) -> list[tuple[Row | None, Row | None, Change]]:
+    """For each key of a transaction: its row before and after, and the last change of it."""
+    first: dict[int, Change] = {}
+    last: dict[int, Change] = {}
+    for change in changes:
+        first.setdefault(change.key, change)
+        last[change.key] = change
+    return [(first[key].before, change.after, change) for key, change in last.items()]
+
+
+def _change_rows(
+    before: Row | None, after: Row | None, change: Change, version: int, *, updates: bool
+) -> Iterator[dict[str, Any]]:
+    paired = updates and before is not None and after is not None
+    for row, kind in (
+        (before, "update_preimage" if paired else "delete"),
+        (after, "update_postimage" if paired else "insert"),
+    ):
+        if row is not None:
+            about = {"_change_type": kind, "_commit_version": version, "_commit_timestamp": change.committed_at}
+            yield {**row._asdict(), **about}

@@ -1,0 +1,131 @@
+"""
+How does Debezium's connector for Postgres put a change into Kafka's records?
+
+Pure. Invariant: key and value are the JSON that Kafka Connect's JsonConverter writes without schemas, with Debezium's
+settings ``decimal.handling.mode=string`` and otherwise its defaults.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from change_feed_source import UNAVAILABLE, Change, Row
+
+_EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
+_ONE = timedelta(microseconds=1)
+# Made once: json.dumps with these settings makes another one for each value.
+_encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
+# What the connector took to see the first commit.
+_DELAY_US = 150_000
+
+
+class Record(NamedTuple):
+    """A record of Kafka; ``value`` is None in a tombstone."""
+
+    key: bytes
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+def records_of(changes: Iterable[Change]) -> Iterator[Record]:
+    """The envelope of each change; a tombstone follows each delete."""
+    sent_us = 0
+    for change in changes:
+        sent_us = max(sent_us, _microseconds(change.committed_at) + _DELAY_US) + 1
+        key, headers = _key(change.key), _headers(change)
+        yield Record(key, _json(_envelope(change, sent_us)), headers)
+        if change.op == "d":
+            yield Record(key, None, headers)
+
+
+def flat_row(change: Change) -> dict[str, Any]:
+    """One level of columns, as Python's own values: those of ``after``, or the key alone if the row is gone."""
+    row = _image(change.after, change, is_after=True) or dict.fromkeys(Row._fields) | {"id": change.key}
+    return {"op": change.op, **row, "seq": change.lsn}
+
+
+def _envelope(change: Change, sent_us: int) -> dict[str, Any]:
+    return {
+        "before": _as_json(_image(_before(change), change, is_after=False)),
+        "after": _as_json(_image(change.after, change, is_after=True)),
+        "source": _source(change),
+        "transaction": None,
+        "op": change.op,
+        **_times(sent_us),
+    }
+
+
+def _before(change: Change) -> Row | None:
+    if change.identity == "full" or change.op == "d":
+        return change.before
+    # The log has nothing but the key, and that only if the row is gone.
+    return None
+
+
+def _image(row: Row | None, change: Change, *, is_after: bool) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    if change.identity == "full":
+        return row._asdict()
+    if not is_after:
+        return dict.fromkeys(Row._fields) | {"id": row.id}
+    return row._asdict() | ({"note": UNAVAILABLE} if change.note_unread else {})
+
+
+def _as_json(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    if row is None:
+        return None
+    amount, at = row["amount"], row["updated_at"]
+    # A ZonedTimestamp always has the column's six digits.
+    return row | {
+        "amount": None if amount is None else str(amount),
+        "updated_at": at and at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
+    }
+
+
+def _source(change: Change) -> dict[str, Any]:
+    times = _times(_microseconds(change.committed_at))
+    begin_lsn = "null" if change.begin_lsn is None else f'"{change.begin_lsn}"'
+    return {
+        "version": "3.5.0.Final",
+        "connector": "postgresql",
+        "name": "shop",
+        "ts_ms": times.pop("ts_ms"),
+        "snapshot": change.snapshot,
+        "db": "shop",
+        "sequence": f'[{begin_lsn},"{change.lsn}"]',
+        **times,
+        "schema": "public",
+        "table": "orders",
+        "txId": change.transaction,
+        "lsn": change.lsn,
+        "xmin": None,
+        "origin": None,
+        "origin_lsn": None,
+    }
+
+
+def _headers(change: Change) -> tuple[tuple[str, bytes], ...]:
+    if change.other_key is None:
+        return ()
+    name = "__debezium.newkey" if change.op == "d" else "__debezium.oldkey"
+    return ((name, _key(change.other_key)),)
+
+
+def _key(key: int) -> bytes:
+    return b'{"id":%d}' % key
+
+
+def _times(microseconds: int) -> dict[str, int]:
+    return {"ts_ms": microseconds // 1000, "ts_us": microseconds, "ts_ns": microseconds * 1000}
+
+
+def _microseconds(at: datetime) -> int:
+    return (at - _EPOCH) // _ONE
+
+
+def _json(value: Any) -> bytes:
+    return _encode(value).encode()
