@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from change_feed_debezium import Record, flat_row, records_of
+from change_feed_debezium import Decimals, Record, flat_row, records_of
 from change_feed_source import COLUMNS, UNAVAILABLE, Change, Identity, Row, SourceHistory
 
 __all__ = ["COLUMNS", "UNAVAILABLE", "Change", "ChangeFeed", "Record", "Row"]
@@ -37,6 +37,7 @@ class ChangeFeed:
     :param large_notes: the share of notes that Postgres stores apart from their rows: an update that leaves one as it
         is sends ``UNAVAILABLE`` in its place.
     :param identity: the table's replica identity. With ``full``, ``before`` has all values, and all values are sent.
+    :param decimals: how Debezium's envelopes have ``amount``: as a text, or as a number.
     :param replays: how many times a stretch of older events is sent again, after newer ones of the same keys, as two
         connectors do when one of them was believed dead. The last stretch ends the feed.
     :param replayed: how many events such a stretch has.
@@ -50,6 +51,7 @@ class ChangeFeed:
     again: float = 0.4
     large_notes: float = 0.2
     identity: Identity = "default"
+    decimals: Decimals = "string"
     replays: int = 0
     replayed: int = 20
 
@@ -63,7 +65,7 @@ class ChangeFeed:
 
     def records(self) -> Iterator[Record]:
         """What Debezium sends to Kafka: its envelopes, and a tombstone after each delete."""
-        return records_of(self.arrivals())
+        return records_of(self.arrivals(), self.decimals)
 
     def flat(self) -> Iterator[dict[str, Any]]:
         """The same without envelope or tombstones: ``op``, the columns, and ``seq``, which grows with each change."""

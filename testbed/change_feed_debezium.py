@@ -2,7 +2,7 @@
 How does Debezium's connector for Postgres put a change into Kafka's records?
 
 Pure. Invariant: key and value are the JSON that Kafka Connect's JsonConverter writes without schemas, with Debezium's
-settings ``decimal.handling.mode=string`` and otherwise its defaults.
+default settings, but for ``decimal.handling.mode``.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from change_feed_source import UNAVAILABLE, Change, Row
+
+Decimals = Literal["string", "double"]
+"""Debezium's ``decimal.handling.mode``."""
 
 _EPOCH = datetime.fromisoformat("1970-01-01T00:00:00Z")
 _ONE = timedelta(microseconds=1)
@@ -30,13 +33,13 @@ class Record(NamedTuple):
     headers: tuple[tuple[str, bytes], ...] = ()
 
 
-def records_of(changes: Iterable[Change]) -> Iterator[Record]:
+def records_of(changes: Iterable[Change], decimals: Decimals = "string") -> Iterator[Record]:
     """The envelope of each change; a tombstone follows each delete."""
     sent_us = 0
     for change in changes:
         sent_us = max(sent_us, _microseconds(change.committed_at) + _DELAY_US) + 1
         key, headers = _key(change.key), _headers(change)
-        yield Record(key, _json(_envelope(change, sent_us)), headers)
+        yield Record(key, _json(_envelope(change, sent_us, decimals)), headers)
         if change.op == "d":
             yield Record(key, None, headers)
 
@@ -47,10 +50,10 @@ def flat_row(change: Change) -> dict[str, Any]:
     return {"op": change.op, **row, "seq": change.lsn}
 
 
-def _envelope(change: Change, sent_us: int) -> dict[str, Any]:
+def _envelope(change: Change, sent_us: int, decimals: Decimals) -> dict[str, Any]:
     return {
-        "before": _as_json(_image(_before(change), change, is_after=False)),
-        "after": _as_json(_image(change.after, change, is_after=True)),
+        "before": _as_json(_image(_before(change), change, is_after=False), decimals),
+        "after": _as_json(_image(change.after, change, is_after=True), decimals),
         "source": _source(change),
         "transaction": None,
         "op": change.op,
@@ -75,13 +78,13 @@ def _image(row: Row | None, change: Change, *, is_after: bool) -> dict[str, Any]
     return row._asdict() | ({"note": UNAVAILABLE} if change.note_unread else {})
 
 
-def _as_json(row: dict[str, Any] | None) -> dict[str, Any] | None:
+def _as_json(row: dict[str, Any] | None, decimals: Decimals) -> dict[str, Any] | None:
     if row is None:
         return None
     amount, at = row["amount"], row["updated_at"]
     # A ZonedTimestamp always has the column's six digits.
     return row | {
-        "amount": None if amount is None else str(amount),
+        "amount": None if amount is None else str(amount) if decimals == "string" else float(amount),
         "updated_at": at and at.isoformat(timespec="microseconds").replace("+00:00", "Z"),
     }
 

@@ -87,6 +87,15 @@ class TestDebezium:
         events = sorted(envelopes(one.records()), key=lambda event: event["source"]["lsn"])
         assert applied(events) == one.final_state()
 
+    def test_decimals_as_numbers(self):
+        """With `decimal.handling.mode=double` the amounts are JSON numbers, and the same."""
+        texts = [event["after"] and event["after"]["amount"] for event in envelopes(feed().records())]
+        numbers = [
+            event["after"] and event["after"]["amount"] for event in envelopes(feed(decimals="double").records())
+        ]
+        assert {type(number) for number in numbers} == {float, type(None)}
+        assert [text and float(text) for text in texts] == numbers
+
     def test_replays_are_out_of_order(self):
         """What is sent again is old: a table that believes whatever comes last is wrong, and by LSN it is right."""
         one = feed(replays=3)
