@@ -40,7 +40,7 @@ BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .bui
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all lint package check bench bench-async bench-features bench-kafka bench-latency bench-ledger bench-upserts picture soak clean
+.PHONY: help setup java demo test test-all lint package check bench bench-async bench-changes bench-features bench-kafka bench-latency bench-ledger bench-upserts picture soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -87,6 +87,9 @@ soak: setup ## N=10000 small batches of each way in, one driver after the other:
 
 bench-async: setup ## trigger times with and without asynchronous progress tracking, from Kafka
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/async_triggers.py
+
+bench-changes: setup ## changes with deletes from Kafka, beside Debezium's JDBC sink; SMALL=1 for a quick look
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/changes.py $(if $(SMALL),--small)
 
 bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, beside Spark JDBC, Debezium, Flink XA and a consumer by hand
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py

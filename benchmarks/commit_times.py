@@ -11,6 +11,7 @@ import time
 from typing import Protocol, Self
 
 import psycopg
+from change_records import ChangeLoad, Marks
 from cpu_seconds import CpuWatch, Used
 from kafka_json import JsonLoad
 from psycopg import sql
@@ -51,6 +52,37 @@ def write_with(sink: Sink, cpu: CpuWatch, url: str, table: str, load: JsonLoad) 
     marks = [load.stored_after(load.warm_up + number) for number in range(load.measured + 1)]
     measured = cut([(float(at), rows) for at, rows in commits], marks)
     return [stretch.ms for stretch in measured], cpu.used(measured)
+
+
+def apply_with(
+    sink: Sink, cpu: CpuWatch, url: str, table: str, load: ChangeLoad, marks: Marks
+) -> tuple[list[int], Used]:
+    """
+    Have the whole topic applied; return each measured batch in ms, and the CPU seconds of all of them together.
+
+    Most rows are written more than once, so marks say when each part of the topic was done.
+
+    :raises RuntimeError: if the sink has failed.
+    """
+    with psycopg.connect(url, autocommit=True) as connection:
+        with sink, cpu.watching(sink.pid):
+            _wait_for_marks(connection, table, marks, sink)
+        query = "SELECT extract(epoch FROM pg_xact_commit_timestamp(xmin)) AS at, id FROM {} WHERE id < 0 ORDER BY at"
+        commits = connection.execute(sql.SQL(query).format(sql.Identifier(table))).fetchall()
+    ends = [load.stored_after(load.warm_up + number) for number in range(load.measured + 1)]
+    measured = cut([(float(at), marks.records[key]) for at, key in commits], ends)
+    return [stretch.ms for stretch in measured], cpu.used(measured)
+
+
+def _wait_for_marks(connection: psycopg.Connection, table: str, marks: Marks, sink: Sink) -> None:
+    until = time.monotonic() + _LONGEST_SECONDS
+    query = sql.SQL("SELECT count(*) FROM {} WHERE id = ANY(%s)").format(sql.Identifier(table))
+    while time.monotonic() < until:
+        sink.check()
+        if connection.execute(query, [list(marks.last)]).fetchone() == (len(marks.last),):
+            return
+        time.sleep(_LOOK_EVERY_SECONDS)
+    raise RuntimeError(f"{table} did not have all changes after {_LONGEST_SECONDS:g} s.")
 
 
 def _wait_for_rows(connection: psycopg.Connection, table: str, wanted: int, sink: Sink) -> None:

@@ -17,9 +17,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from upserts import merge_by_hand
 
 from pgonce import PostgresBatchWriter
+from pgonce.sink.settings import TableOptions
 
 # A partition of 500,000 rows is 45 MB: no load reaches this limit.
 _ALL_INLINE = str(512 * 1024 * 1024)
+_APPLY: TableOptions = {"mode": "apply", "change_feed": "debezium", "order_by": "source.lsn"}
 
 
 @dataclass(frozen=True)
@@ -83,6 +85,30 @@ def _upserting_receiver(writer: DataStreamWriter, place: Place) -> DataStreamWri
     return _received(writer, place).options(mode="upsert", keys="id")
 
 
+def _applying_writer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return writer.foreachBatch(PostgresBatchWriter(place.url, table=place.table, independent=True, **_APPLY))
+
+
+def _applying_newer(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    batch_writer = PostgresBatchWriter(place.url, table=place.table, independent=True, only_newer=True, **_APPLY)
+    return writer.foreachBatch(batch_writer)
+
+
+def _applying_receiver(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    return _received(writer, place).options(mode="apply", changeFeed="debezium", orderBy="source.lsn")
+
+
+def _upserting_changes(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
+    upsert = PostgresBatchWriter(
+        place.url, table=place.table, mode="upsert", keys=["id"], order_by="updated_at", independent=True
+    )
+
+    def without_deletes(frame: DataFrame, batch_id: int) -> None:
+        upsert(frame.where("op <> 'd'").select("after.*"), batch_id)
+
+    return writer.foreachBatch(without_deletes)
+
+
 def _spark_jdbc(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
     # Spark's default of 1,000 rows a statement is slower; the rival is set up as a user who tuned it would do.
     properties = {"driver": "org.postgresql.Driver", "reWriteBatchedInserts": "true", "batchsize": "10000"}
@@ -122,6 +148,11 @@ WRITER_UPSERT = Contender("PostgresBatchWriter, upsert", _upserting_writer, "row
 SOURCE_UPSERT = Contender('format("pgonce"), upsert, staged', _upserting_source, "rows_source_upsert")
 RECEIVER_UPSERT = Contender('format("pgonce"), upsert, receiver', _upserting_receiver, "rows_receiver_upsert")
 UPSERT_BY_HAND = Contender("Spark JDBC into a table, then ON CONFLICT", _by_hand, "rows_upsert_by_hand")
+WRITER_APPLY = Contender("PostgresBatchWriter, apply", _applying_writer, "rows_writer_apply")
+WRITER_ONLY_NEWER = Contender("PostgresBatchWriter, apply, onlyNewer", _applying_newer, "rows_writer_only_newer")
+RECEIVER_APPLY = Contender('format("pgonce"), apply, receiver', _applying_receiver, "rows_receiver_apply")
+# For comparison: it leaves deletes out, and so ends with too many rows.
+CHANGES_UPSERT = Contender("PostgresBatchWriter, upsert, deletes left out", _upserting_changes, "rows_changes_upsert")
 
 SMALL_BATCHES = (PYTHON_NOTHING, FOREACH_NOTHING, INLINE, STAGED, BATCH_WRITER, SPARK_JDBC)
 LARGE_BATCHES = (*SMALL_BATCHES, RECEIVED, TASKS_COPY, SAME_BYTES)

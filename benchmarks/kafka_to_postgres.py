@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 import psycopg
 from async_ways import WRITER
@@ -27,11 +26,9 @@ from kafka_connect import connect_class_path
 from kafka_json import JsonLoad, consume
 from measure import Bench, alternate, empty_table
 from report import Goal, judge
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from run import POSTGRES, RESULTS, spark_session
-from screen import about_this_run, load_as_json, show_goals, show_load, write_results
+from screen import about_this_run, load_as_json, show_cpu, show_goals, show_load, write_results
 
 BY_HAND = Contender("a consumer by hand, without Spark", lambda writer, _: writer, "rows_by_hand")
 DEBEZIUM = Contender("Debezium's JDBC sink", lambda writer, _: writer, "rows_debezium")
@@ -114,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
         console.print(str(missing), style="red")
         return 2
     show_load(console, load, times, [FOREACH_NOTHING.name, SPARK_JDBC.name, DEBEZIUM.name, FLINK.name])
-    console.print(_cpu_table(load, used))
+    show_cpu(console, load, used)
     goals = (
         Goal(load.name, WRITER.name, FOREACH_NOTHING.name, 1.10),
         Goal(load.name, WRITER.name, DEBEZIUM.name, 1 / 1.5),
@@ -141,18 +138,6 @@ def _measure(
 
     alternate(CONTENDERS, load.rounds, measure)
     return times, used
-
-
-def _cpu_table(load: JsonLoad, used: Mapping[str, Sequence[Used]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title="CPU seconds a million rows, medians of the rounds", title_justify="left")
-    table.add_column("sink")
-    for name in ("its own processes", "Postgres", "both"):
-        table.add_column(name, justify="right")
-    millions = load.measured * load.rows / 1_000_000
-    for name, rounds in used.items():
-        kinds: tuple[Callable[[Used], float], ...] = (lambda u: u.contender, lambda u: u.postgres, sum)
-        table.add_row(name, *(f"{median(map(kind, rounds)) / millions:.2f}" for kind in kinds))
-    return table
 
 
 if __name__ == "__main__":

@@ -72,6 +72,20 @@ class Bench:
                 raise RuntimeError(f"{contender.name} was to write {least} rows, and {found} are there.")
         return triggers
 
+    def triggers_to_the_end(self, contender: Contender, load: Load) -> list[Stretch]:
+        """When the triggers of a new query were that ends with its source; the table is the caller's."""
+        place = Place(self.url, self.jdbc_url, contender.table or "")
+        with tempfile.TemporaryDirectory(prefix="bench-") as root:
+            writer = load.frame(self.spark).writeStream.option("checkpointLocation", f"{root}/checkpoint")
+            query = contender.write(writer, place).trigger(availableNow=True).start()
+            try:
+                if not query.awaitTermination(int(_LONGEST_SECONDS)):
+                    raise TimeoutError(f"{load.name}: {contender.name} was not done in {_LONGEST_SECONDS:g} s.")
+            finally:
+                query.stop()
+            done = {p.batchId: p for p in query.recentProgress if p.numInputRows}
+        return [_stretch(done[load.warm_up + number]) for number in range(load.measured)]
+
 
 def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[_Contender, int], None]) -> None:
     """Run each contender once in a round; another one begins each time, so that the order changes."""

@@ -10,10 +10,11 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -46,6 +47,19 @@ def show_memory(console: Console, load: Load, way_in: str, peaks: Mapping[str, i
     """The driver-side Python processes at their peak, in bytes."""
     kinds = ", ".join(f"{kind} {size / 1e6:,.0f} MB" for kind, size in peaks.items() if size)
     console.print(f"{way_in}, batches of {load.name}, peak memory (workers with daemons): {kinds}.\n", soft_wrap=True)
+
+
+def show_cpu(console: Console, load: Load, used: Mapping[str, Sequence[tuple[float, float]]]) -> None:
+    """A table of one load: the CPU seconds of each contender, and those of Postgres."""
+    table = Table(box=box.SIMPLE_HEAD, title="CPU seconds a million rows, medians of the rounds", title_justify="left")
+    table.add_column("sink")
+    for name in ("its own processes", "Postgres", "both"):
+        table.add_column(name, justify="right")
+    millions = load.measured * load.rows / 1_000_000
+    for name, rounds in used.items():
+        kinds: tuple[Callable[[tuple[float, float]], float], ...] = (itemgetter(0), itemgetter(1), sum)
+        table.add_row(name, *(f"{median(map(kind, rounds)) / millions:.2f}" for kind in kinds))
+    console.print(table)
 
 
 def show_goals(console: Console, outcomes: Sequence[Outcome], *, judged: bool) -> None:
