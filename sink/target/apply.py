@@ -81,13 +81,22 @@ def apply_in_tx(
         lock_tombstones_in_tx(connection, table)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
-    kept = connection.execute(batch.create(source, wanted), prepare=False).rowcount
-    counts["superseded"] = rows - counts["ignored"] - kept
+    has_tombstones = traced and has_tombstones_in_tx(connection, table)
+    if batch.unread and compared.newer_by:
+        # What is older than the stored row must not say what a newer change could not read.
+        given = replace(batch, name=_name())
+        connection.execute(given.create_of_all(source, wanted), prepare=False)
+        _lock_rows_in_tx(connection, given, deletes=bool(deletes))
+        older = pass_over_in_tx(connection, given) if has_tombstones else 0
+        counts["passed_over"] = older + _pass_over_stored_in_tx(connection, given)
+        kept = connection.execute(batch.create_from(given), prepare=False).rowcount
+    else:
+        kept = connection.execute(batch.create(source, wanted), prepare=False).rowcount
+    counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
         raise _doubled(compared, counts["superseded"])
-    if traced and has_tombstones_in_tx(connection, table):
-        counts["passed_over"] = pass_over_in_tx(connection, batch)
-    left = kept - counts["passed_over"]
+    left = kept - (pass_over_in_tx(connection, batch) if has_tombstones else 0)
+    counts["passed_over"] += kept - left
     deletes = 0 if counts["ignored"] or not deletes else count_deletes_in_tx(connection, batch)
     if deletes or batch.unread:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
@@ -144,6 +153,14 @@ def _doubled(upsert: Upsert, count: int) -> TargetError:
         NOTHING,
         "Set orderBy to a column that grows with every change of a key.",
     )
+
+
+def _pass_over_stored_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
+    """Drop the changes that are older than the stored row of their key; return how many."""
+    statement = sql.SQL("DELETE FROM {} AS change USING {} AS target WHERE {} AND NOT {}").format(
+        batch.name, batch.only_target, batch.same_key(), batch.not_older()
+    )
+    return connection.execute(statement).rowcount
 
 
 def _lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, deletes: bool) -> None:

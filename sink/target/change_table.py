@@ -33,7 +33,8 @@ DELETED = sql.Identifier(DELETED_COLUMN)
 NEW = sql.Identifier("pgonce_new")
 _ORDER = "pgonce_order"
 _MODIFIER = re.compile(r"\(.*?\)")
-_LAST_FIRST = sql.SQL("{} DESC NULLS LAST, pgonce_place DESC")
+# Of changes with the same order a write is the last: feeds tell an update as a delete and an insert of one version.
+_LAST_FIRST = sql.SQL("{} DESC NULLS LAST, {}, pgonce_place DESC")
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,20 @@ class ChangeTable:
 
     def create(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
         """The statement that fills this table from the wanted rows of ``source``; its answer counts the changes."""
-        body = self._last_of_each(source, wanted) if self._is_simple else self._by_windows(source, wanted)
-        return sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS {}").format(self.name, body)
+        if self._is_simple:
+            return self._created(self._last_of_each(source, wanted))
+        return self._created(self._by_windows(sql.SQL("({})").format(self._all(source, wanted))))
+
+    def create_of_all(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+        """The statement that fills this table with every wanted row of ``source``, several of a key among them."""
+        return self._created(self._all(source, wanted))
+
+    def create_from(self, rows: ChangeTable) -> sql.Composed:
+        """The statement that fills this table from one that :meth:`create_of_all` has filled."""
+        return self._created(self._by_windows(rows.name))
+
+    def _created(self, query: sql.Composable) -> sql.Composed:
+        return sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS {}").format(self.name, query)
 
     def facts(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
         """How many rows are wanted; of these, how many delete, lack a key, and lack an order that is needed."""
@@ -211,16 +224,27 @@ class ChangeTable:
 
     def _last_of_each(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
         last_first = sql.SQL(", {} DESC NULLS LAST").format(sql.Identifier(self._order)) if self._order else sql.SQL("")
-        return sql.SQL("SELECT DISTINCT ON ({}) {} FROM {} WHERE {} ORDER BY {}{}, ctid DESC").format(
+        return sql.SQL("SELECT DISTINCT ON ({}) {} FROM {} WHERE {} ORDER BY {}{}, {}, ctid DESC").format(
             self._distinct(),
             sql.SQL(", ").join(self._values()),
             source,
             self._wanted(wanted),
             self.keys_in_order(),
             last_first,
+            DELETED,
         )
 
-    def _by_windows(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+    def _all(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+        unread = [
+            sql.SQL("{} AS {}").format(self._is_unread(column), self.unread[column.target])
+            for column in self._of_rows
+            if column.target in self.unread
+        ]
+        return sql.SQL("SELECT {}, ctid AS pgonce_place FROM {} WHERE {}").format(
+            sql.SQL(", ").join([*self._values(), *unread]), source, self._wanted(wanted)
+        )
+
+    def _by_windows(self, rows: sql.Composable) -> sql.Composed:
         """
         The same where an earlier change of a key counts too: for a soft delete, and for values that were not read.
 
@@ -229,25 +253,17 @@ class ChangeTable:
         """
         is_soft = self._keeps_two
         order = sql.Identifier(self._order) if self._order else sql.SQL("NULL::pg_catalog.int4")
-        unread = [
-            sql.SQL("{} AS {}").format(self._is_unread(column), self.unread[column.target])
-            for column in self._of_rows
-            if column.target in self.unread
-        ]
-        inner = sql.SQL("SELECT {}, ctid AS pgonce_place FROM {} WHERE {}").format(
-            sql.SQL(", ").join([*self._values(), *unread]), source, self._wanted(wanted)
-        )
         keys = self._distinct()
-        last_first = _LAST_FIRST.format(order)
+        last_first = _LAST_FIRST.format(order, DELETED)
         # How many deletes of the key come later; a soft delete takes no value away.
         counted = "pg_catalog.count(*) FILTER (WHERE {}) OVER (newest ROWS UNBOUNDED PRECEDING)"
         later = sql.SQL(
             "SELECT *, pg_catalog.first_value({deleted}) OVER newest AS pgonce_ends, {later} AS pgonce_epoch "
-            "FROM ({inner}) AS given WINDOW newest AS (PARTITION BY {keys} ORDER BY {last_first})"
+            "FROM {rows} AS given WINDOW newest AS (PARTITION BY {keys} ORDER BY {last_first})"
         ).format(
             deleted=DELETED,
             later=sql.SQL("0") if is_soft else sql.SQL(counted).format(DELETED),
-            inner=inner,
+            rows=rows,
             keys=keys,
             last_first=last_first,
         )

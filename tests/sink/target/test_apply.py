@@ -172,6 +172,24 @@ def test_a_value_that_was_not_read_stays(at_once, url, admin, events):
     assert stored(admin) == [(1, "long text", 2), (2, None, 3), (3, None, 1), (4, None, 3)]
 
 
+def test_what_is_older_than_the_stored_row_says_nothing_of_a_newer_one(url, admin, events):
+    """A change that comes again does not fill in what a newer one could not read, and a delete takes nothing away."""
+    how = {"only_newer": True, "keep_where": "?"}
+    apply(url, (1, "stored", 5, WRITE), (2, "stored", 5, WRITE), (3, None, 5, DELETE), **how)
+    again = [(1, "older", 4, WRITE), (2, None, 4, DELETE), (3, "older", 4, WRITE)]
+    counts = apply(url, *again, (1, "?", 6, WRITE), (2, "?", 6, WRITE), (3, "?", 6, WRITE), **how)
+    assert counts == {"written": 3, "passed_over": 3}
+    assert stored(admin) == [(1, "stored", 6), (2, "stored", 6), (3, None, 6)]
+
+
+@pytest.mark.parametrize("how", [{}, {"deletes": "soft:marked"}, {"keep_where": "?"}])
+def test_of_changes_with_one_order_a_write_is_the_last(how, url, admin):
+    """Feeds tell an update as a delete and an insert of one version, in any order."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, marked bool)")
+    apply(url, (1, "b", 1, WRITE), (1, None, 1, DELETE), (2, None, 1, DELETE), (2, "b", 1, WRITE), **how)
+    assert [row[:3] for row in stored(admin)] == [(1, "b", 1), (2, "b", 1)]
+
+
 def test_a_column_that_is_only_for_the_order_is_not_written(url, admin):
     """The table need not have it, as it need not have the column that says which rows delete."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text)")
