@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 from sqlalchemy import Connection
@@ -52,6 +52,7 @@ from pgonce.offsets_store.verdict.decide import (
     Verdict,
     accepted_positions,
     decide,
+    starts_over,
     stored_positions,
 )
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
@@ -120,6 +121,7 @@ def _decided_transaction(
     :raises RefusedBatch: for a batch that is neither to be published nor to be skipped.
     """
     application, replaces = application_name(planned.run_id), settings.remedies.replaces
+    start_over = settings.remedies.start_over
     with session_of_a_try(settings) as connection:
         # Before our search_path is in force, because a table is found along the user's.
         batch = planned.into(name_sink(connection))
@@ -127,10 +129,10 @@ def _decided_transaction(
         one_transaction.refuse_lost_on_crash(began)
         with watch.looking(began.backend_pid, may_end=True):
             try:
-                locked = lock_writer_in_tx(connection, batch, replaces)
+                locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over)
             except SnapshotTooOldError:
                 began = begin_again_in_tx(connection, batch.sink_name, application, settings.lock_timeout)
-                locked = lock_writer_in_tx(connection, batch, replaces, sees_rivals=True)
+                locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over, sees_rivals=True)
         outcome.unknown = False
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and locked.has_acceptances:
@@ -154,7 +156,8 @@ def _publish_in_tx(transaction: Try, work: Work, stored: Offsets | None) -> tupl
         record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
     leave_in_tx(driver_connection(transaction.connection))
     below = None if transaction.verdict is Verdict.NEW else stored
-    published = work.publish(transaction.connection, transaction.batch, below)
+    over = starts_over(transaction.verdict, transaction.locked.ledger, transaction.settings.remedies)
+    published = work.publish(transaction.connection, replace(transaction.batch, starts_over=over), below)
     earlier = transaction.locked.ledger.writer.targets if transaction.locked.ledger.writer else None
     pinned, is_one_table = transaction.settings.pin_table, not work.sealed
     now = published.targets or {}
@@ -172,6 +175,8 @@ def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables,
             close_acceptances_in_tx(connection, locked.writer_id, batch.batch_id)
         if locked.ledger.writer is None and replaces:
             record.replace_writer_in_tx(connection, locked, batch, replaces)
+            if published.emptied is not None:
+                record.note_start_over_in_tx(connection, locked, published.emptied, replaces)
         # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
         leave_in_tx(driver_connection(connection))
 

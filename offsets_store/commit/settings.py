@@ -68,6 +68,13 @@ def commit_settings(
             "query's past.",
             "Keep the one that is true.",
         )
+    if remedies.start_over and remedies.replaces is None:
+        raise bad_option(
+            "NO_REPLACES",
+            "startOver=truncate is given without replaces: nothing says whose rows are to be deleted, so a setting "
+            "that was left in place would empty the table whenever a checkpoint is lost.",
+            "Set replaces=<query id> of the query that feeds the table now; `pgonce status` shows it.",
+        )
     refuse_unstorable(replaces=remedies.replaces)
     parse_url(url)
     return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table)

@@ -40,13 +40,14 @@ class SnapshotTooOldError(Exception):
 
 
 def lock_writer_in_tx(
-    connection: Connection, batch: Batch, replaces: str | None, *, sees_rivals: bool = False
+    connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool = False, sees_rivals: bool = False
 ) -> LockedWriter:
     """
     Lock the writer's row, which is created if it is new, and read what the verdict needs.
 
     A new row has no ``last_batch_id``. It disappears again if the batch is refused and the transaction rolled back.
 
+    :param start_over: whether the rows of the query that is replaced are to go.
     :param sees_rivals: whether the transaction was begun by
         :func:`~pgonce.offsets_store.ledger.begin.begin_again_in_tx`.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
@@ -66,7 +67,7 @@ def lock_writer_in_tx(
         if replaces is not None:
             # The old query may still run. It must not publish between the reading of its end and its replacement.
             connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
-        rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces)
+        rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
         return LockedWriter(row.writer_id, row.generation, Ledger(rivals=rivals))
     facts = _facts_in_tx(connection, row, batch)
     return LockedWriter(row.writer_id, row.generation, _ledger(row, batch, facts), facts.has_acceptances)

@@ -45,4 +45,5 @@ def neighbour(row: Row[Any]) -> Neighbour:
         end if row.positions is None else furthest(end, row.positions),
         recorded_reads(row.sources),
         row.topic_ids,
+        row.replaced_by,
     )

@@ -20,6 +20,7 @@ class Published:
 
     ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
     tables that were written to. ``counts`` says what became of the rows, where not all of them were simply written.
+    ``emptied`` counts the rows that a batch which starts over has deleted; None if it does not.
     """
 
     rows: int
@@ -27,3 +28,4 @@ class Published:
     dropped: int = 0
     targets: Targets | None = None
     counts: Mapping[str, int] | None = None
+    emptied: int | None = None

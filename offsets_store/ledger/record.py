@@ -16,7 +16,7 @@ from sqlalchemy.dialects import postgresql
 from pgonce.offsets_store.ledger.lock import LockedWriter
 from pgonce.offsets_store.ledger.pruning import is_pruned_at, prune_in_tx
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.tables import batches, replays, runs, target_changes, writers
+from pgonce.offsets_store.ledger.tables import batches, interventions, replays, runs, target_changes, writers
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import Batch
@@ -171,6 +171,14 @@ def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Ba
         .values(replaced_by=batch.query_id)
     )
     connection.execute(update(writers).where(writers.c.writer_id == locked.writer_id).values(replaces=replaces))
+
+
+def note_start_over_in_tx(connection: Connection, locked: LockedWriter, emptied: int, replaces: str) -> None:
+    """Record that batch 0 of this query has deleted the rows of query ``replaces``, and how many there were."""
+    details = {"replaced": replaces, "rows": emptied}
+    over = {"writer_id": locked.writer_id, "kind": "start-over", "batch_id": 0, "details": details}
+    # Inline: the key that it is given is not asked for, because answers are not read in this round trip.
+    connection.execute(insert(interventions).inline().values(**over, used_at=func.clock_timestamp()))
 
 
 def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:

@@ -71,6 +71,7 @@ writers = Table(
     Column("retired_at", DateTime(timezone=True)),
     Column("targets", JSONB(none_as_null=True)),
     Column("sources", JSONB(none_as_null=True)),
+    Column("swapped_from", Text),
     UniqueConstraint("query_id", "sink_name"),
     CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
     Index("writers_sink_name", "sink_name"),
@@ -203,7 +204,7 @@ interventions = Table(
     _now("made_at"),
     Column("used_at", DateTime(timezone=True)),
     CheckConstraint(
-        "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget')",
+        "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'start-over', 'swap')",
         name="interventions_kind_check",
     ),
     Index("interventions_writer", "writer_id", "kind", "batch_id"),

@@ -69,18 +69,27 @@ class Batch(PlannedBatch):
 
     It is still the batch that was planned, and has all its fields under the same names, so what needs no sink takes
     either. That includes :meth:`~PlannedBatch.into`, which returns the batch for the sink that it is given.
+
+    ``starts_over`` is set by the commit, once the batch is judged, if its rows take the place of all that the table
+    has: it is the query whose rows these are.
     """
 
     sink_name: str
+    starts_over: str | None = None
 
 
 @dataclass(frozen=True)
 class Remedies:
-    """What the user has allowed by hand for a query that the ledger does not know."""
+    """
+    What the user has allowed by hand for a query that the ledger does not know.
+
+    With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0.
+    """
 
     adopt_checkpoint: int | None = None
     replaces: str | None = None
     independent: bool = False
+    start_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,7 +126,8 @@ class Rival:
     """
     Another query that feeds the same sink and may have written this one's rows; ``shares`` says why, in words.
 
-    ``end_offsets`` reach as far as its rows are stored.
+    ``end_offsets`` reach as far as its rows are stored. ``replaced_by`` is the query that has taken its
+    place, if one has.
     """
 
     query_id: str
@@ -125,6 +135,7 @@ class Rival:
     end_offsets: Offsets | None
     topic_ids: dict[str, str] | None = None
     checkpoint_location: str | None = None
+    replaced_by: str | None = None
 
 
 @dataclass(frozen=True)

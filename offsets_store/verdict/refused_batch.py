@@ -47,6 +47,8 @@ def _stored(batch: Batch) -> str:
 
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     rivals = "; ".join(f"query {rival.query_id} ({rival.shares})" for rival in ledger.rivals)
+    if remedies.start_over:
+        return _not_over(rivals, ledger, batch, remedies)
     if remedies.replaces:
         replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
         return (
@@ -59,6 +61,32 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
         f"{rivals}. If both read the same rows (a checkpoint that was lost or moved, a full refresh), these would be "
         "written a second time.",
         f"{_ways_on(ledger.rivals[0], batch)} {_BOTH}",
+    )
+
+
+def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
+    """Why batch 0 may not delete what the table has."""
+    named = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
+    others = [rival for rival in ledger.rivals if rival is not named]
+    given = f"With startOver=truncate, {_writer(batch)} is to take the place of query {remedies.replaces}"
+    if named is None:
+        return (
+            f"{given}, but that query has published nothing for it. Known for this sink: {rivals or 'no other query'}.",
+            f"To replace the rows of another query, set replaces={others[0].query_id}."
+            if others
+            else "If the table is to be filled for the first time, leave startOver and replaces out.",
+        )
+    if named.replaced_by:
+        return (
+            f"{given}, but query {named.replaced_by} has replaced it already, and nothing is deleted twice for one "
+            "setting: the checkpoint is a new one again (lost, moved, or another full refresh).",
+            f"To start over once more, set replaces={named.replaced_by}. Otherwise bring back the checkpoint of that "
+            "query, and leave startOver and replaces out.",
+        )
+    return (
+        f"{given}, but that is not the only query that feeds it: {rivals}. The rows of all of them would be deleted.",
+        "Fill another table, and exchange both with `pgonce swap`. Or stop the other queries, and take them out of the "
+        "way with `pgonce forget`, if their rows are to go, too.",
     )
 
 
@@ -85,8 +113,9 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
             "come next."
         )
     return (
-        f"{way} To load the table again from the beginning, empty it and run `pgonce forget {query} --sink "
-        f"{shlex.quote(batch.sink_name)} --reason ... --yes`."
+        f"{way} To load the table again from the beginning, set startOver=truncate and replaces={query}: this query's "
+        "batch 0 then replaces all rows in one transaction. (Or empty the table and run "
+        f"`pgonce forget {query} --sink {shlex.quote(batch.sink_name)} --reason ... --yes`.)"
     )
 
 

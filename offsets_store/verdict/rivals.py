@@ -29,23 +29,29 @@ class Neighbour:
     end_offsets: Offsets | None
     reads: Reads | None
     topic_ids: dict[str, str] | None = None
+    replaced_by: str | None = None
 
 
-def rivals_of(batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | None) -> tuple[Rival, ...]:
+def rivals_of(
+    batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | None, *, start_over: bool = False
+) -> tuple[Rival, ...]:
     """
     The rivals of a query whose first batch this is. The one that it ``replaces`` is always among them.
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
     makes none of the others a rival, because they have worked beside the replaced one and can work beside this one.
+    For a query that starts over every other one is a rival, because the rows of all of them would be deleted.
     """
     found = []
     for other in neighbours:
         shares = what_speaks_against(batch, other, doubt_counts=replaces is None)
         if other.query_id == replaces and not shares:
             shares = "named by replaces"
+        if start_over and not shares:
+            shares = "the same sink"
         if shares:
-            rival = Rival(other.query_id, shares, other.end_offsets, other.topic_ids, other.checkpoint_location)
-            found.append(rival)
+            what = other.end_offsets, other.topic_ids, other.checkpoint_location, other.replaced_by
+            found.append(Rival(other.query_id, shares, *what))
     return tuple(sorted(found, key=lambda rival: (not rival.shares.startswith(_SAME_PLACE), rival.shares == _DOUBT)))
 
 

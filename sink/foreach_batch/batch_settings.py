@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
+from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.identity.from_running_query import batch_of
 from pgonce.sink.identity.topic_ids import with_topic_ids
@@ -52,15 +53,18 @@ def batch_settings(
     lock_timeout: float,
     retry_timeout: float,
     write_positions: bool = True,
+    start_over: str | None = None,
 ) -> BatchSettings:
     """
     Checked :class:`BatchSettings`, from the arguments that both ways in through ``foreachBatch`` have.
 
     :raises ConfigurationError: for arguments that cannot work.
     """
+    if start_over not in (None, "truncate"):
+        raise bad_option("BAD_OPTION", f"start_over={start_over!r} is not allowed.", 'Use "truncate", or leave it out.')
     commit = commit_settings(
         url,
-        Remedies(adopt_checkpoint, replaces, independent),
+        Remedies(adopt_checkpoint, replaces, independent, start_over is not None),
         retain_batches=retain_batches,
         lock_timeout=lock_timeout,
         retry_timeout=retry_timeout,

@@ -8,7 +8,7 @@ running query itself, never from what the caller passes or the function remember
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Literal, Unpack
 
 from pyspark.sql import DataFrame
 
@@ -52,6 +52,7 @@ class PostgresBatchWriter:
     :param retain_batches: how many batch records the ledger keeps, at least 100.
     :param adopt_checkpoint: for a query that has run with another sink, the id of the first batch to publish.
     :param replaces: id of the query whose place this one takes.
+    :param start_over: ``truncate`` if batch 0 of a new query is to delete the rows of the query that it ``replaces``.
     :param independent: this query has nothing to do with others that feed the table.
     :param lock_timeout: seconds to wait for a lock before looking who holds it.
     :param retry_timeout: seconds to keep trying after temporary errors.
@@ -76,6 +77,7 @@ class PostgresBatchWriter:
         retain_batches: int = RETAINED_BATCHES,
         adopt_checkpoint: int | None = None,
         replaces: str | None = None,
+        start_over: Literal["truncate"] | None = None,
         independent: bool = False,
         lock_timeout: float = LOCK_TIMEOUT_SECONDS,
         retry_timeout: float = RETRY_SECONDS,
@@ -90,6 +92,7 @@ class PostgresBatchWriter:
             retain_batches=retain_batches,
             adopt_checkpoint=adopt_checkpoint,
             replaces=replaces,
+            start_over=start_over,
             independent=independent,
             lock_timeout=lock_timeout,
             retry_timeout=retry_timeout,

@@ -32,6 +32,7 @@ from pgonce.sink.target.fit import Fit
 from pgonce.sink.target.key_plan import plan_upsert
 from pgonce.sink.target.lock import unsafe_partition
 from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT, Written, note_copied, note_gathered
+from pgonce.sink.target.start_over import StartOver
 from pgonce.sink.target.statements import insert_statement
 from pgonce.sink.target.upsert import upsert_in_tx
 
@@ -54,19 +55,24 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
         found = resolve_table(driver_connection(connection), destination.table)
         return sink_name or found.qualified_name
 
-    def publish(connection: Connection, _: Batch, stored: Offsets | None) -> Published:
+    def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
         chosen = rows.since(stored) if stored and rows.positions else rows
         driver = driver_connection(connection)
-        table, counts = publish_rows_in_tx(driver, destination, chosen, found)
+        over = StartOver(batch.starts_over, batch.sink_name) if batch.starts_over else None
+        table, counts = publish_rows_in_tx(driver, destination, chosen, found, over)
         published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
-        targets = {table.qualified_name: table.oid}
-        return Published(published, rows.transport, rows.count() - published, targets, counts)
+        targets, emptied = {table.qualified_name: table.oid}, over.deleted if over else None
+        return Published(published, rows.transport, rows.count() - published, targets, counts, emptied)
 
     return Work(name_sink, publish)
 
 
 def publish_rows_in_tx(
-    connection: psycopg.Connection, destination: Destination, rows: BatchRows, found: ResolvedName | None = None
+    connection: psycopg.Connection,
+    destination: Destination,
+    rows: BatchRows,
+    found: ResolvedName | None = None,
+    over: StartOver | None = None,
 ) -> tuple[TargetTable, Counts | None]:
     """
     Write ``rows`` as ``destination`` says, and return the table that they are in.
@@ -74,12 +80,13 @@ def publish_rows_in_tx(
     The counts say what became of the rows, if they do more than replace stored ones.
 
     :param found: what is known about the table's name in this transaction.
+    :param over: given if the rows take the place of all that the table has.
     :raises TargetError: if the table is unfit or lacks what the mode needs.
     :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     table, plan = target_for(connection, destination, rows.columns, found)
-    counts = _write_rows_in_tx(connection, destination, rows, table, plan)
+    counts = _write_rows_in_tx(connection, destination, rows, table, plan, over)
     if (culprit := unsafe_partition(connection, table)) is not None:
         raise not_durable(culprit)
     return table, counts
@@ -91,11 +98,14 @@ def _write_rows_in_tx(
     rows: BatchRows,
     table: TargetTable,
     plan: tuple[ColumnPlan, ...],
+    over: StartOver | None,
 ) -> Counts | None:
     upsert = plan_upsert(destination, plan, table, rows.columns)
     written = Written(table, plan, rows.columns, upsert, rows.positions, destination.changes)
     # Nothing is written before there are rows; some commits wait for them here.
     bodies = rows.bodies()
+    if over is not None:
+        over.empty_in_tx(connection, table)
     if destination.mode == "complete":
         # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty.
         connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))

@@ -49,6 +49,9 @@ def batch(batch_id, **changes):
     return make_batch(batch_id, **fields)
 
 
+OVER = Remedies(replaces="q0", start_over=True)
+
+
 def recorded(batch_id, **changes):
     """The record of batch N, published by an earlier run."""
     published = batch(batch_id)
@@ -151,6 +154,43 @@ CASES = {
         Verdict.FENCED,
     ),
     "a past that the ledger did not see": (UNKNOWN_TO_LEDGER, batch(7), NO_REMEDY, Verdict.UNKNOWN),
+    "a query that starts over, though it begins where the old one did": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0),
+        OVER,
+        Verdict.NEW,
+    ),
+    "a query that starts over, though the topic is another one": (
+        Ledger(rivals=(replace(RIVAL, topic_ids={"orders": "one"}),)),
+        batch(0, topic_ids={"orders": "other"}),
+        OVER,
+        Verdict.NEW,
+    ),
+    "a query that starts over by position: nothing counts as stored": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0, span=Span(kafka(0), kafka(10))),
+        OVER,
+        Verdict.NEW,
+    ),
+    "a query that starts over in place of one that was replaced before": (
+        Ledger(rivals=(replace(RIVAL, replaced_by="q1"),)),
+        batch(0),
+        OVER,
+        Verdict.FOREIGN,
+    ),
+    "a query that starts over beside a third": (
+        Ledger(rivals=(RIVAL, replace(RIVAL, query_id="q2"))),
+        batch(0),
+        OVER,
+        Verdict.FOREIGN,
+    ),
+    "a query that starts over in place of nobody": (UNKNOWN_TO_LEDGER, batch(0), OVER, Verdict.FOREIGN),
+    "a later batch of an unknown query never starts over": (
+        Ledger(rivals=(RIVAL,)),
+        batch(3),
+        OVER,
+        Verdict.UNKNOWN,
+    ),
     "such a past, adopted at this batch": (UNKNOWN_TO_LEDGER, batch(7), Remedies(adopt_checkpoint=7), Verdict.NEW),
     "such a past, adopted after this batch": (
         UNKNOWN_TO_LEDGER,

@@ -34,7 +34,7 @@ def test_both_ways_in_take_the_same_arguments():
     """An argument means the same, and has the same default, whichever way a batch is written."""
     assert all(default == other for default, other in common().values())
     settings = inspect.signature(batch_settings).parameters
-    assert set(settings) - {"positions", "write_positions"} == set(common()) - {"position_columns"}
+    assert set(settings) - {"positions", "write_positions", "start_over"} == set(common()) - {"position_columns"}
 
 
 def test_columns_are_found_however_they_are_written():
