@@ -13,7 +13,7 @@ from typing import Annotated
 import psycopg
 import typer
 
-from pgonce.offsets_store.cli import by_hand, recover, tables
+from pgonce.offsets_store.cli import by_hand, recover, swap, tables
 from pgonce.offsets_store.cli.explain import explanation, nearest
 from pgonce.offsets_store.cli.output import print_json
 from pgonce.offsets_store.cli.terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
@@ -160,3 +160,4 @@ app.command()(by_hand.accept)
 app.command()(by_hand.retire)
 app.command()(by_hand.forget)
 app.command("new-checkpoint")(recover.new_checkpoint)
+app.command()(swap.swap)

@@ -158,10 +158,9 @@ def _publish_in_tx(transaction: Try, work: Work, stored: Offsets | None) -> tupl
     below = None if transaction.verdict is Verdict.NEW else stored
     over = starts_over(transaction.verdict, transaction.locked.ledger, transaction.settings.remedies)
     published = work.publish(transaction.connection, replace(transaction.batch, starts_over=over), below)
-    earlier = transaction.locked.ledger.writer.targets if transaction.locked.ledger.writer else None
+    writer, now = transaction.locked.ledger.writer, published.targets or {}
     pinned, is_one_table = transaction.settings.pin_table, not work.sealed
-    now = published.targets or {}
-    tables = compared_with_earlier(transaction.batch, earlier, now, pinned=pinned, is_one_table=is_one_table)
+    tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=is_one_table)
     one_transaction.refuse_another_in_tx(transaction.connection, transaction.began)
     return published, tables
 

@@ -10,22 +10,32 @@ from __future__ import annotations
 import logging
 
 from pgonce.offsets_store.errors import NOTHING, CommitError
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import Batch, Writer
 from pgonce.offsets_store.verdict.targets import Targets, WrittenTables, changed_targets, known_targets
 
 _log = logging.getLogger("pgonce")
 
 
 def compared_with_earlier(
-    batch: Batch, earlier: Targets | None, now: Targets, *, pinned: bool, is_one_table: bool
+    batch: Batch, writer: Writer | None, now: Targets, *, pinned: bool, is_one_table: bool
 ) -> WrittenTables:
     """
     The tables to remember after this batch, and what has changed about them.
 
-    :param earlier: the tables of earlier batches.
+    :param writer: what is known of earlier batches, and of the tables that they were written to.
     :param now: the tables that this batch was written to.
-    :raises CommitError: TARGET_CHANGED, if they are ``pinned``.
+    :raises CommitError: TARGET_CHANGED, if they are ``pinned``, or if one of them was exchanged for another on purpose.
     """
+    earlier = writer.targets if writer else None
+    if writer and writer.is_swapped and (other := changed_targets(earlier, now, is_one_table=True)):
+        raise CommitError(
+            "TARGET_CHANGED",
+            f"The table of query {batch.query_id} was exchanged for another (`pgonce swap`), and batch "
+            f"{batch.batch_id} would go into that other one. {' '.join(other.values())}",
+            NOTHING,
+            f"Write to {', '.join(earlier or ())}, which has its rows. Or leave the query stopped, if the other table "
+            "has taken its place for good.",
+        )
     changes = changed_targets(earlier, now, is_one_table=is_one_table)
     if changes and pinned:
         raise CommitError(

@@ -25,18 +25,24 @@ class Feeder(NamedTuple):
     sink_name: str
 
 
-def lock_feeders_in_tx(
-    connection: psycopg.Connection, oid: int, qualified_name: str, *, or_gone: tuple[str, str] | None = None
+def feeders_in_tx(
+    connection: psycopg.Connection,
+    oid: int,
+    qualified_name: str,
+    *,
+    lock: bool = True,
+    or_gone: tuple[str, str] | None = None,
 ) -> list[Feeder]:
     """
-    The living writers of a table, in the order of their keys, with their rows locked as a commit locks its own.
+    The living writers of a table, in the order of their keys.
 
-    The search_path of the user is in force before and afterwards.
+    The same search_path is in force before and afterwards.
 
+    :param lock: whether to lock their rows, as a commit locks its own.
     :param or_gone: the query's id and the sink of a writer that is found even if it is no longer living.
     """
     query, sink = or_gone or (None, None)
-    statement = sql.SQL(_FEEDERS).format(
+    statement = sql.SQL(_FEEDERS + (" FOR UPDATE OF w" if lock else "")).format(
         oid=sql.Literal(oid), name=sql.Literal(qualified_name), query=sql.Literal(query), sink=sql.Literal(sink)
     )
     cursor = connection.cursor()
@@ -55,5 +61,4 @@ WHERE w.last_batch_id IS NOT NULL
          OR t.value::bigint IN (SELECT p.relid::oid::bigint FROM pg_partition_tree({oid}) AS p)
          OR t.value::bigint IN (SELECT p.relid::oid::bigint FROM pg_partition_ancestors({oid}) AS p)))
 ORDER BY w.writer_id
-FOR UPDATE
 """

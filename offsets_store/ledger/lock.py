@@ -68,7 +68,8 @@ def lock_writer_in_tx(
             # The old query may still run. It must not publish between the reading of its end and its replacement.
             connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
         rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
-        return LockedWriter(row.writer_id, row.generation, Ledger(rivals=rivals))
+        swapped_to = connection.execute(_SWAPPED_TO, _identity(batch)).scalar_one_or_none()
+        return LockedWriter(row.writer_id, row.generation, Ledger(rivals=rivals, swapped_to=swapped_to))
     facts = _facts_in_tx(connection, row, batch)
     return LockedWriter(row.writer_id, row.generation, _ledger(row, batch, facts), facts.has_acceptances)
 
@@ -81,6 +82,12 @@ _LOCK = (
     select(writers)
     .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
     .with_for_update()
+)
+_SWAPPED_TO = (
+    select(writers.c.sink_name)
+    .where(writers.c.query_id == bindparam("query"), writers.c.swapped_from == bindparam("sink"))
+    .where(writers.c.sink_name != bindparam("sink"))
+    .limit(1)
 )
 _ONE_FIRST_CONTACT = select(
     func.pg_advisory_xact_lock(func.hashtextextended(bindparam("sink"), 0)),
@@ -164,6 +171,7 @@ def _ledger(row: Row[tuple[object, ...]], batch: Batch, facts: Row[tuple[Any, ..
             is_retired=row.retired_at is not None,
             targets=row.targets,
             reads=recorded_reads(row.sources),
+            is_swapped=row.swapped_from is not None,
         ),
         same_id=_recorded(facts, "same_id"),
         last=_recorded(facts, "last"),

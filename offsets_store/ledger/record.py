@@ -37,7 +37,7 @@ _MOVED = (
 _MOVE = (
     update(writers)
     .where(writers.c.writer_id == bindparam("writer"))
-    .values(updated_at=func.clock_timestamp(), **{name: bindparam(f"to_{name}") for name in _MOVED})
+    .values(updated_at=func.clock_timestamp(), swapped_from=None, **{name: bindparam(f"to_{name}") for name in _MOVED})
 )
 
 

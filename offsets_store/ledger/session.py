@@ -36,15 +36,16 @@ def reading(url: str) -> Iterator[Connection]:
 
 
 @contextmanager
-def writing(url: str, lock_seconds: float = LOCK_SECONDS) -> Iterator[Connection]:
+def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> Iterator[Connection]:
     """
     A transaction that changes the ledger, all of it or nothing.
 
     :param lock_seconds: how long it waits for each lock.
+    :param options: of the connection, such as ``isolation_level``.
     :raises ConnectError: where Postgres cannot be reached.
     :raises LedgerError: where there is no ledger, or it cannot be written.
     """
-    with _opened(url, "writing the ledger", lock_seconds, {}) as connection:
+    with _opened(url, "writing the ledger", lock_seconds, options) as connection:
         yield connection
 
 

@@ -129,20 +129,22 @@ def holding(url: str, sinks: Sequence[SinkFacts]) -> Iterator[Connection]:
     with writing(url, _LOCK_SECONDS) as connection:
         # In the order of their keys: two recoveries at the same time must not each hold what the other needs.
         for sink in sorted(sinks, key=lambda sink: sink.writer_id):
-            row = _lock(connection, sink, url)
+            row = lock_writer_row(connection, sink.writer_id, sink.sink_name, url)
             as_read = (sink.run_id, sink.generation, sink.last_batch_id)
             if row is None or (row.run_id, row.generation, row.last_batch_id) != as_read:
                 raise _moved(sink.sink_name)
         yield connection
 
 
-def _lock(connection: Connection, sink: SinkFacts, url: str) -> Row[Any] | None:
+def lock_writer_row(connection: Connection, writer_id: int, sink_name: str, url: str) -> Row[Any] | None:
     """
     Lock the writer's row as a commit does.
 
     If a first wait does not get it, the session that holds it is ended if it is pgonce's own and waits for its client.
+
+    :raises RecoveryError: RECOVERY_RUNNING, where it is locked by somebody else.
     """
-    wanted = select(writers).where(writers.c.writer_id == sink.writer_id).with_for_update()
+    wanted = select(writers).where(writers.c.writer_id == writer_id).with_for_update()
     try:
         with connection.begin_nested():
             return connection.execute(wanted).one_or_none()
@@ -159,7 +161,7 @@ def _lock(connection: Connection, sink: SinkFacts, url: str) -> Row[Any] | None:
             raise
         raise RecoveryError(
             "RECOVERY_RUNNING",
-            f"The query seems to run: the row of its sink {sink.sink_name!r} in the ledger is locked; {watch.holders}.",
+            f"The query seems to run: the row of its sink {sink_name!r} in the ledger is locked; {watch.holders}.",
             NOTHING_CHANGED,
             "Stop the query everywhere, or end that session if it is not the query's, and try again.",
         ) from error

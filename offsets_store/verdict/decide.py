@@ -19,6 +19,7 @@ class Verdict(Enum):
 
     LANDED = "this very attempt is recorded: the lost answer was COMMIT"
     FOREIGN = "another query feeds this sink, and nothing proves that it does so with other rows"
+    SWAPPED = "its table was exchanged for another, and has another name now"
     UNKNOWN = "the ledger has never heard of this query, whose first batch here is not batch 0"
     FENCED = "this run was the owner, and another run or query is now"
     DUPLICATE = "this run published or skipped this batch already, under another attempt"
@@ -162,6 +163,8 @@ def stored_end(ledger: Ledger) -> Offsets:
 
 
 def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
+    if ledger.swapped_to is not None:
+        return Verdict.SWAPPED
     if batch.batch_id > 0:
         if remedies.adopt_checkpoint == batch.batch_id:
             return Verdict.NEW

@@ -94,7 +94,11 @@ class Remedies:
 
 @dataclass(frozen=True)
 class Writer:
-    """The writer's row in the ledger; ``reads`` is None if not everything that it has read is known."""
+    """
+    The writer's row in the ledger; ``reads`` is None if not everything that it has read is known.
+
+    ``is_swapped`` if its table was exchanged for another, and it has published nothing since.
+    """
 
     generation: int
     last_batch_id: int
@@ -105,6 +109,7 @@ class Writer:
     is_retired: bool = False
     targets: dict[str, int] | None = None
     reads: Reads | None = None
+    is_swapped: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,7 +150,8 @@ class Ledger:
 
     ``same_id`` is the record of this batch id, ``last`` that of the newest batch, ``previous`` that of the batch whose
     entry in ``offsets/`` stands before this one's; ``was_owner`` tells whether this run ever owned the writer;
-    ``skipped_by`` is the attempt with which this run skipped this batch id.
+    ``skipped_by`` is the attempt with which this run skipped this batch id. ``swapped_to`` is the name under which the
+    sink is known since its table was exchanged for another.
     """
 
     writer: Writer | None = None
@@ -155,3 +161,4 @@ class Ledger:
     was_owner: bool = False
     skipped_by: UUID | None = None
     rivals: tuple[Rival, ...] = ()
+    swapped_to: str | None = None

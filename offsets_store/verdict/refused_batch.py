@@ -119,6 +119,15 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
     )
 
 
+def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
+    return (
+        f"The table of {_writer(batch)} was exchanged for another (`pgonce swap`). Its rows are in what is called "
+        f"{ledger.swapped_to!r} now.",
+        f"To let the query go on there, set table to that, and start it again on the same checkpoint. If the other "
+        f"table has taken its place for good, leave it stopped, and run `pgonce retire {batch.query_id}`.",
+    )
+
+
 def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
     return (
         f"The ledger has no record of {_writer(batch)}, but Spark runs batch {batch.batch_id} of it: the checkpoint "
@@ -227,6 +236,7 @@ def _backward(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
 
 _WORDS: dict[Verdict, Callable[[Ledger, Batch, Remedies], tuple[str, str]]] = {
     Verdict.FOREIGN: _foreign,
+    Verdict.SWAPPED: _swapped,
     Verdict.UNKNOWN: _unknown,
     Verdict.FENCED: _fenced,
     Verdict.DUPLICATE: _duplicate,

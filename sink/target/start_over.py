@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.ledger.feeders import Feeder, lock_feeders_in_tx
+from pgonce.offsets_store.ledger.feeders import Feeder, feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.catalogue import TargetTable
 
@@ -35,7 +35,7 @@ class StartOver:
         :raises TargetError: START_OVER_REFUSED.
         """
         named = (self.replaces, self.sink_name)
-        feeders = lock_feeders_in_tx(connection, table.oid, table.qualified_name, or_gone=named)
+        feeders = feeders_in_tx(connection, table.oid, table.qualified_name, or_gone=named)
         reason = _fed_by_others(feeders, *named) or _unfit(connection, table)
         if reason:
             raise _refused(table, reason)

@@ -1,0 +1,1 @@
+"""How does a table that was filled anew take the place of the living one?"""

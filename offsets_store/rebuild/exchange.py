@@ -1,0 +1,133 @@
+"""
+How do two tables change places: their names, and what people know by the names?
+
+Runs in the command ``pgonce swap``, in a transaction that has locked both tables. Invariant: each statement does
+something to one of the two, to a part of one, or to a sequence that belongs to one. What is the same for both stays.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from uuid import uuid4
+
+from psycopg import sql
+
+from pgonce.offsets_store.rebuild.described_table import EVERYBODY, Part, Sequence, Table
+
+Grants = frozenset[tuple[str, str, bool]]
+
+
+def exchange(living: Table, new: Table) -> Iterator[sql.Composed]:
+    """The statements that exchange both tables; run under our search_path, in this order."""
+    yield from _grants(living, new)
+    yield from _comments(living, new)
+    yield from _sequences(living, new)
+    yield from _parts(living, new)
+    yield from _names(sql.SQL("ALTER TABLE {} RENAME TO {}"), living.schema, living.name, new.name)
+
+
+def _names(rename: sql.SQL, schema: str, one: str, other: str) -> Iterator[sql.Composed]:
+    if one != other:
+        between = f"pgonce_{uuid4().hex}"
+        for old, name in ((one, between), (other, one), (between, other)):
+            yield rename.format(sql.Identifier(schema, old), sql.Identifier(name))
+
+
+def _grants(living: Table, new: Table) -> Iterator[sql.Composed]:
+    of_columns = {column.name: column.grants for column in living.columns}
+    columns = {
+        column.name: (of_columns[column.name], column.grants) for column in new.columns if column.name in of_columns
+    }
+    if living.grants == new.grants and all(one == other for one, other in columns.values()):
+        return
+    for table, other, turn in ((living, new, 1), (new, living, 0)):
+        # To revoke a privilege on the table revokes it on its columns, too.
+        yield from _granted(sql.SQL("TABLE {}").format(table.identifier), table.grants, other.grants)
+        for name, both in columns.items():
+            for role, privilege, grantable in sorted(both[turn]):
+                yield _grant(
+                    sql.SQL("{} ({})").format(sql.SQL(privilege), sql.Identifier(name)),
+                    sql.SQL("TABLE {}").format(table.identifier),
+                    role,
+                    grantable=grantable,
+                )
+
+
+def _granted(what: sql.Composable, before: Grants, wanted: Grants) -> Iterator[sql.Composed]:
+    for role in sorted({role for role, _, _ in before}):
+        yield sql.SQL("REVOKE ALL ON {} FROM {} CASCADE").format(what, _role(role))
+    for role, privilege, grantable in sorted(wanted):
+        yield _grant(sql.SQL(privilege), what, role, grantable=grantable)
+
+
+def _grant(privilege: sql.Composable, what: sql.Composable, role: str, *, grantable: bool) -> sql.Composed:
+    how = sql.SQL(" WITH GRANT OPTION" if grantable and role != EVERYBODY else "")
+    return sql.SQL("GRANT {} ON {} TO {}{}").format(privilege, what, _role(role), how)
+
+
+def _role(name: str) -> sql.Composable:
+    return sql.SQL(EVERYBODY) if name == EVERYBODY else sql.Identifier(name)
+
+
+def _comments(living: Table, new: Table) -> Iterator[sql.Composed]:
+    if living.comment != new.comment:
+        for table, comment in ((living, new.comment), (new, living.comment)):
+            yield sql.SQL("COMMENT ON TABLE {} IS {}").format(table.identifier, sql.Literal(comment))
+    of_columns = {column.name: column.comment for column in living.columns}
+    for column in new.columns:
+        theirs = of_columns.get(column.name, column.comment)
+        if theirs != column.comment:
+            for table, comment in ((living, column.comment), (new, theirs)):
+                name = sql.Identifier(table.schema, table.name, column.name)
+                yield sql.SQL("COMMENT ON COLUMN {} IS {}").format(name, sql.Literal(comment))
+
+
+def _sequences(living: Table, new: Table) -> Iterator[sql.Composed]:
+    """Sequences of the same column change names and grants; one that both tables use belongs to the new one."""
+    theirs = {sequence.column: sequence for sequence in new.sequences}
+    for ours in living.sequences:
+        other = theirs.get(ours.column)
+        if other is not None:
+            yield from _both_sequences(living.schema, ours, other)
+            continue
+        for column in (column for column, oid in new.borrowed.items() if oid == ours.oid and not ours.is_identity):
+            owner = sql.Identifier(new.schema, new.name, column)
+            yield sql.SQL("ALTER SEQUENCE {} OWNED BY {}").format(sql.Identifier(living.schema, ours.name), owner)
+
+
+def _both_sequences(schema: str, ours: Sequence, other: Sequence) -> Iterator[sql.Composed]:
+    if ours.grants != other.grants:
+        for sequence, wanted in ((ours, other.grants), (other, ours.grants)):
+            what = sql.SQL("SEQUENCE {}").format(sql.Identifier(schema, sequence.name))
+            yield from _granted(what, sequence.grants, wanted)
+    if ours.comment != other.comment:
+        for sequence, comment in ((ours, other.comment), (other, ours.comment)):
+            name = sql.Identifier(schema, sequence.name)
+            yield sql.SQL("COMMENT ON SEQUENCE {} IS {}").format(name, sql.Literal(comment))
+    yield from _names(sql.SQL("ALTER SEQUENCE {} RENAME TO {}"), schema, ours.name, other.name)
+
+
+def _parts(living: Table, new: Table) -> Iterator[sql.Composed]:
+    """An index or a constraint that both have keeps its name for the role: ``events_pkey`` is that of ``events``."""
+    theirs: dict[str, list[Part]] = defaultdict(list)
+    for part in new.parts:
+        theirs[part.definition].append(part)
+    for part in living.parts:
+        if not theirs[part.definition]:
+            continue
+        other = theirs[part.definition].pop(0)
+        if part.is_index:
+            yield from _names(sql.SQL("ALTER INDEX {} RENAME TO {}"), living.schema, part.name, other.name)
+        elif part.name != other.name:
+            yield from _constraints(living, part.name, new, other.name)
+
+
+def _constraints(living: Table, name: str, new: Table, other: str) -> Iterator[sql.Composed]:
+    rename = sql.SQL("ALTER TABLE {} RENAME CONSTRAINT {} TO {}")
+    # By way of a third name each, because a table may have a constraint of the other's name already.
+    between = {table.oid: f"pgonce_{uuid4().hex}" for table in (living, new)}
+    for table, old in ((living, name), (new, other)):
+        yield rename.format(table.identifier, sql.Identifier(old), sql.Identifier(between[table.oid]))
+    for table, now in ((living, other), (new, name)):
+        yield rename.format(table.identifier, sql.Identifier(between[table.oid]), sql.Identifier(now))

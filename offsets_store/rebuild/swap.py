@@ -1,0 +1,279 @@
+"""
+Exchange a table for one that another query has filled beside it.
+
+Runs in the command ``pgonce swap``. Invariant: names, grants, comments, sequences and the ledger change in one
+transaction, in which no writer of either table is in the middle of a batch. Each writer goes on with the table that has
+its rows, so no row is lost or doubled, whichever query runs on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NoReturn
+from uuid import uuid4
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, func, insert, select
+
+from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
+from pgonce.offsets_store.ledger.session import reading, writing
+from pgonce.offsets_store.ledger.tables import interventions
+from pgonce.offsets_store.postgres.connect import connect, driver_connection
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.rebuild.caught_up import NotComparableError, missing
+from pgonce.offsets_store.rebuild.described_table import Table, describe_table, find_table
+from pgonce.offsets_store.rebuild.differences import differences
+from pgonce.offsets_store.rebuild.exchange import exchange
+from pgonce.offsets_store.rebuild.feeding import Feeding, feeding, follow, refused_feeding
+from pgonce.offsets_store.rebuild.obstacles import obstacles
+from pgonce.offsets_store.recovery.by_hand import refuse_no_reason
+from pgonce.offsets_store.recovery.fence import lock_writer_row
+
+LOCK_SECONDS = 10.0
+"""How long it waits for each lock. Behind the last ones, those of the tables, readers wait, too."""
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """
+    What a person has said: ``caught_up`` if the new table has all that is needed, though nothing proves that;
+    ``despite_differences`` if it may differ from the living one; ``back`` if the last swap is to be undone.
+    """
+
+    caught_up: bool = False
+    despite_differences: bool = False
+    back: bool = False
+
+
+@dataclass(frozen=True)
+class Swap:
+    """Two tables that are exchanged, or would be, with their writers as they were before."""
+
+    living: Table
+    new: Table
+    of_living: tuple[Feeding, ...]
+    of_new: tuple[Feeding, ...]
+
+    @property
+    def names(self) -> dict[int, str]:
+        """The name of each table after the swap, by oid."""
+        return {self.living.oid: self.new.qualified_name, self.new.oid: self.living.qualified_name}
+
+
+def swap_tables(
+    table: str,
+    new_table: str,
+    url: str = "",
+    *,
+    reason: str,
+    allowed: Allowed | None = None,
+    dry_run: bool = False,
+    lock_seconds: float = LOCK_SECONDS,
+) -> Swap:
+    """
+    Let ``new_table`` take the place of ``table``, and the other way round.
+
+    :raises ConfigurationError: NO_REASON.
+    :raises RecoveryError: SWAP_NO_TABLE, SWAP_REFUSED, SWAP_BEHIND, SWAP_UNPROVEN, SWAP_DIFFERS, SWAP_AGAIN,
+        SWAP_LOCKED, RECOVERY_RUNNING.
+    """
+    refuse_no_reason(reason)
+    allowed = allowed or Allowed()
+    oids = _found(url, table, new_table)
+    if dry_run:
+        with reading(url) as connection:
+            return _judged(connection, _described(connection, oids), allowed)
+    with writing(url, lock_seconds, isolation_level="READ COMMITTED") as connection:
+        _lock_sinks(connection, url, _described(connection, oids))
+        _lock_tables(connection, url, _described(connection, oids), lock_seconds)
+        # What is judged now cannot change any more, and it may differ from what was locked before.
+        swap = _judged(connection, _described(connection, oids, lock=True), allowed)
+        with _as_owner(swap):
+            for statement in exchange(swap.living, swap.new):
+                driver_connection(connection).execute(statement)
+        _note(connection, swap, reason.strip(), back=allowed.back)
+    return swap
+
+
+def _found(url: str, *names: str) -> tuple[int, int]:
+    """The oids of the tables, along the user's search_path."""
+    with connect(url) as connection:
+        living, new = (_found_in(connection, name) for name in names)
+    if living == new:
+        raise _refused([f"{names[0]} and {names[1]} are one table"])
+    return living, new
+
+
+def _found_in(connection: psycopg.Connection, name: str) -> int:
+    try:
+        oid = find_table(connection, name)
+    except psycopg.Error:
+        oid = None
+    if oid is None:
+        raise RecoveryError(
+            "SWAP_NO_TABLE",
+            f"There is no table {name!r}.",
+            UNCHANGED,
+            "Write table or schema.table, with odd names in double quotes.",
+        )
+    return oid
+
+
+def _described(connection: Connection, oids: tuple[int, int], *, lock: bool = False) -> Swap:
+    living, new = (describe_table(driver_connection(connection), oid) for oid in oids)
+    if living is None or new is None:
+        raise _moved("one of the tables is gone")
+    fed = [tuple(feeding(connection, table, lock=lock)) for table in (living, new)]
+    return Swap(living, new, *fed)
+
+
+def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
+    """Wait until no writer is in the middle of a batch, and keep new ones out."""
+    feeders = sorted((*swap.of_living, *swap.of_new), key=lambda feeder: feeder.writer_id)
+    names = {swap.living.qualified_name, swap.new.qualified_name, *(feeder.sink_name for feeder in feeders)}
+    # As the first batch of a new query does: this lock first, and then those of known writers.
+    for name in sorted(names):
+        with _saying_who(connection, url, LOCK_SECONDS, f"the sink {name!r}, into which a new query writes"):
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+    for feeder in feeders:
+        lock_writer_row(connection, feeder.writer_id, feeder.sink_name, url)
+
+
+def _lock_tables(connection: Connection, url: str, swap: Swap, lock_seconds: float) -> None:
+    tables = sorted((swap.living, swap.new), key=lambda table: table.oid)
+    names = sql.SQL(", ").join(sql.SQL("ONLY {}").format(table.identifier) for table in tables)
+    with _as_owner(swap), _saying_who(connection, url, lock_seconds, "the tables"):
+        driver_connection(connection).execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(names))
+
+
+@contextmanager
+def _as_owner(swap: Swap) -> Iterator[None]:
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        name, owner = swap.living.qualified_name, swap.living.owner
+        raise _refused([f"this role is not {owner}, to whom {name} belongs, nor a member of that role"]) from error
+
+
+@contextmanager
+def _saying_who(connection: Connection, url: str, lock_seconds: float, what: str) -> Iterator[None]:
+    watch = LockWatch(url, lock_seconds, armed=True)
+    pid = connection.execute(select(func.pg_backend_pid())).scalar_one()
+    try:
+        with watch.looking(pid, may_end=False):
+            yield
+    except Exception as error:
+        cause = error if isinstance(error, psycopg.Error) else error.__cause__
+        if not isinstance(cause, psycopg.errors.LockNotAvailable):
+            raise
+        raise RecoveryError(
+            "SWAP_LOCKED",
+            f"For {lock_seconds:g} seconds others have held locks on {what}; {watch.holders}.",
+            UNCHANGED,
+            "Wait until they are done, or end these sessions, and try again.",
+        ) from error
+
+
+def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
+    """:raises RecoveryError: where rows, or those who use them, could be lost on the way."""
+    driver = driver_connection(connection)
+    reasons = [
+        *obstacles(driver, swap.living, swap.new),
+        *refused_feeding(connection, swap.of_living, swap.of_new, swap.names),
+    ]
+    if reasons:
+        raise _refused(reasons)
+    if _is_last_swap(swap) != allowed.back:
+        _refuse_direction(swap, allowed)
+    if not allowed.back:
+        _refuse_behind(swap, allowed)
+    found = differences(swap.living, swap.new)
+    if found and not allowed.despite_differences:
+        raise RecoveryError(
+            "SWAP_DIFFERS",
+            f"{swap.new.qualified_name} is not like {swap.living.qualified_name}: {'; '.join(found)}. Whoever reads or "
+            "writes the living table now may fail afterwards.",
+            UNCHANGED,
+            "Alter it. If this is meant, give --despite-differences.",
+        )
+    return swap
+
+
+def _is_last_swap(swap: Swap) -> bool:
+    """Whether these two were exchanged with each other last, and none of their writers has published anything since."""
+    feeders = (*swap.of_living, *swap.of_new)
+    swaps = {feeder.swap for feeder in feeders}
+    return all(feeder.swapped_from for feeder in feeders) and len(swaps) == 1 and None not in swaps
+
+
+def _refuse_direction(swap: Swap, allowed: Allowed) -> NoReturn:
+    names = f"{swap.living.qualified_name} and {swap.new.qualified_name}"
+    if allowed.back:
+        since = [feeder.label for feeder in (*swap.of_living, *swap.of_new) if not feeder.swapped_from]
+        raise RecoveryError(
+            "SWAP_AGAIN",
+            f"--back was given, but {names} were not exchanged, or there are batches since: "
+            f"{', '.join(since) or 'of other tables'}.",
+            UNCHANGED,
+            "Leave --back out: then the table that is to come back must have caught up.",
+        )
+    raise RecoveryError(
+        "SWAP_AGAIN",
+        f"{names} have been exchanged already, and no query has published anything since.",
+        UNCHANGED,
+        "If that is to be undone, give --back.",
+    )
+
+
+def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
+    try:
+        behind = missing([feeder.end for feeder in swap.of_living], [feeder.end for feeder in swap.of_new])
+    except NotComparableError as why:
+        if allowed.caught_up:
+            return
+        raise RecoveryError(
+            "SWAP_UNPROVEN",
+            f"Nothing proves that {swap.new.qualified_name} has caught up with {swap.living.qualified_name}: {why}.",
+            UNCHANGED,
+            "Compare the tables yourself. If the new one has all rows that are needed, give --caught-up.",
+        ) from None
+    if behind:
+        raise RecoveryError(
+            "SWAP_BEHIND",
+            f"{swap.new.qualified_name} has not caught up with {swap.living.qualified_name}: {'; '.join(behind)}.",
+            UNCHANGED,
+            "Let the query that fills it go on; if the other one runs ahead all the time, stop that one first.",
+        )
+
+
+def _note(connection: Connection, swap: Swap, reason: str, *, back: bool) -> None:
+    this = str(uuid4())
+    for feeder in (*swap.of_living, *swap.of_new):
+        sink = follow(connection, feeder, swap.names)
+        details: dict[str, Any] = {
+            "swap": this,
+            "back": back,
+            "sink": sink,
+            "was": feeder.sink_name,
+            "table": swap.names[feeder.oid],
+            "oid": feeder.oid,
+        }
+        row = {"writer_id": feeder.writer_id, "kind": "swap", "batch_id": feeder.last_batch_id, "details": details}
+        connection.execute(insert(interventions).values(**row, reason=reason))
+
+
+def _refused(reasons: Sequence[str]) -> RecoveryError:
+    return RecoveryError(
+        "SWAP_REFUSED",
+        f"The tables cannot be exchanged: {'; '.join(reasons)}.",
+        UNCHANGED,
+        "What depends on a table stays with it when its name changes. Remove it before the swap, and make it again "
+        "for the other table afterwards; in one transaction, if nobody may miss it.",
+    )
+
+
+def _moved(what: str) -> RecoveryError:
+    return RecoveryError("SWAP_REFUSED", f"{what.capitalize()}.", UNCHANGED, "Look again, and try again.")
