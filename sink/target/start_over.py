@@ -18,6 +18,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.feeders import Feeder, feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.tombstones import lock_tombstones_in_tx
 
 
 @dataclass
@@ -39,6 +40,7 @@ class StartOver:
         reason = _fed_by_others(feeders, *named) or _unfit(connection, table)
         if reason:
             raise _refused(table, reason)
+        _forget_deletes(connection, table)
         # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty.
         self.deleted = connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier)).rowcount
         if _has_kept_rows(connection, table):
@@ -61,6 +63,13 @@ def _unfit(connection: psycopg.Connection, table: TargetTable) -> str:
         return f"the isolation level is {isolation}, at which rows that were committed meanwhile are not seen"
     what = "delete or change the rows of other tables when its own are deleted"
     return f"foreign keys point at it that {what} ({children})" if children else ""
+
+
+def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
+    """Deletes that are remembered go with the rows: they would keep out those of a query that begins with older ones."""
+    lock_tombstones_in_tx(connection, table)
+    forget = sql.SQL("DELETE FROM pgonce.tombstones WHERE target = {}::oid").format(sql.Literal(table.oid))
+    search_path.execute_in_tx(connection.cursor(), forget)
 
 
 def _has_kept_rows(connection: psycopg.Connection, table: TargetTable) -> bool:

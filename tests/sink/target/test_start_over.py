@@ -99,6 +99,15 @@ class TestReplaced:
         assert ids(admin) == [1, 2, 3]
         assert admin.execute("SELECT positions FROM pgonce.batches").fetchall() == [(span.next,)] * 2
 
+    def test_remembered_deletes_go_with_the_rows(self, admin, url):
+        """They would keep out rows of the new query, which begins with older ones; those of other tables stay."""
+        admin.execute("CREATE TABLE others ()")
+        commit(url, "old", 0, 1)
+        for table in ("events", "others"):
+            admin.execute("INSERT INTO pgonce.tombstones VALUES (%s::regclass, '[5]', '9', now(), now())", [table])
+        commit(url, "new", 0, 5, over="old")
+        assert admin.execute("SELECT target::text FROM pgonce.tombstones").fetchall() == [("others",)]
+
     def test_a_refused_batch_takes_the_deletion_back(self, admin, url):
         """If the new rows are refused by Postgres, the old ones are still there, and the old query goes on."""
         commit(url, "old", 0, 1)
