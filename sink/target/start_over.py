@@ -66,7 +66,7 @@ def _unfit(connection: psycopg.Connection, table: TargetTable) -> str:
 
 
 def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
-    """Deletes that are remembered go with the rows: they would keep out those of a query that begins with older ones."""
+    """Deletes that are remembered go with the rows: they would keep out older rows, with which a new query begins."""
     lock_tombstones_in_tx(connection, table)
     forget = sql.SQL("DELETE FROM pgonce.tombstones WHERE target = {}::oid").format(sql.Literal(table.oid))
     search_path.execute_in_tx(connection.cursor(), forget)
