@@ -20,7 +20,7 @@ from pgonce.offsets_store.commit.work import NameSink, Outcome, Work
 from pgonce.offsets_store.errors import NOTHING, CommitError, ConnectError, PgonceError
 from pgonce.offsets_store.ledger.migrations import forget_ledger
 from pgonce.offsets_store.postgres.backoff import in_one_line, patiently
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.lock_watch import HeldByOthersError, LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import (
     driver_error,
@@ -86,6 +86,7 @@ def _tried(
             return once(watch, outcome)
         except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
             watch.armed |= _is_lock_timeout(error)
+            watch.holders = error.holders if isinstance(error, HeldByOthersError) else watch.holders
             raise
 
     def may_pass(error: Exception) -> bool:

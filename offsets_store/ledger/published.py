@@ -8,7 +8,7 @@ means beside earlier batches is found out later, in :class:`~pgonce.offsets_stor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pgonce.offsets_store.verdict.targets import Targets
 
@@ -21,6 +21,7 @@ class Published:
     ``dropped`` counts the rows that were not written, because an earlier batch had published them. ``targets`` are the
     tables that were written to. ``counts`` says what became of the rows, where not all of them were simply written.
     ``emptied`` counts the rows that a batch which starts over has deleted; None if it does not.
+    ``notes`` has a sentence on some of the tables: what the batch has altered about one, or does not write to it.
     """
 
     rows: int
@@ -29,3 +30,4 @@ class Published:
     targets: Targets | None = None
     counts: Mapping[str, int] | None = None
     emptied: int | None = None
+    notes: Mapping[str, str] = field(default_factory=dict)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import socket
+from typing import Any
 
-from sqlalchemy import Connection, bindparam, func, insert, update
+from sqlalchemy import Connection, bindparam, exists, func, insert, literal, select, update
 from sqlalchemy.dialects import postgresql
 
 from pgonce.offsets_store.ledger.lock import LockedWriter
@@ -94,9 +95,13 @@ def record_batch_in_tx(
             "to_targets": tables.known or (locked.ledger.writer and locked.ledger.writer.targets),
         },
     )
+    row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
     for name, change in tables.changes.items():
-        row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
-        connection.execute(insert(target_changes).values(**row, table_name=name, change=change))
+        both = " ".join(filter(None, [change, published.notes.get(name)]))
+        connection.execute(insert(target_changes).values(**row, table_name=name, change=both))
+    for name, note in published.notes.items():
+        if name not in tables.changes:
+            _note_once_in_tx(connection, {**row, "table_name": name, "change": note})
     owner = locked.ledger.writer
     if owner is None or owner.run_id != batch.run_id:
         _own_in_tx(connection, locked.writer_id, batch)
@@ -104,6 +109,14 @@ def record_batch_in_tx(
     if is_pruned_at(batch.batch_id):
         prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
     _fill_in_tx(connection, locked, batch)
+
+
+def _note_once_in_tx(connection: Connection, row: dict[str, Any]) -> None:
+    # What is not written is the same for every batch.
+    same = [target_changes.c[name] == row[name] for name in ("writer_id", "table_name", "change")]
+    values = select(*(literal(value, target_changes.c[name].type) for name, value in row.items()))
+    is_new = values.where(~exists().where(*same))
+    connection.execute(insert(target_changes).from_select(list(row), is_new))
 
 
 def _fill_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:

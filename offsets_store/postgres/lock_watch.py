@@ -26,6 +26,14 @@ _log = logging.getLogger("pgonce")
 _LONGEST_BEFORE_LOOKING_SECONDS = 0.5
 
 
+class HeldByOthersError(psycopg.errors.LockNotAvailable):
+    """A lock was not granted, and it is known already who holds it: ``holders`` says so in words."""
+
+    def __init__(self, text: str, holders: str) -> None:
+        super().__init__(text)
+        self.holders = holders
+
+
 @dataclass
 class LockWatch:
     """``armed`` after the first lock timeout (in seconds); ``holders`` says in words which sessions hold the lock."""

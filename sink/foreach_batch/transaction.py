@@ -39,6 +39,8 @@ class BatchTransaction:
         """Rows handed to ``append``, ``upsert`` and ``replace`` so far."""
         self.targets: dict[str, int] = {}
         """The tables that these went into: qualified name to oid."""
+        self.notes: dict[str, str] = {}
+        """What was altered about them for their rows, or was left out of the rows, in a sentence for each table."""
 
     @property
     def batch_id(self) -> int:
@@ -60,9 +62,9 @@ class BatchTransaction:
         """A SQLAlchemy connection in this transaction; do not commit or roll it back (savepoints are fine)."""
         return self._connection
 
-    def append(self, frame: DataFrame, table: str) -> int:
-        """Add the frame's rows to ``table``, and return their number."""
-        return self._write(frame, destination(table))
+    def append(self, frame: DataFrame, table: str, **how: Unpack[TableOptions]) -> int:
+        """Add the frame's rows to ``table``, and return their number; ``how`` may say ``schema_evolution``."""
+        return self._write(frame, destination(table, **how))
 
     def upsert(
         self,
@@ -108,9 +110,9 @@ class BatchTransaction:
         )
         return self._write(frame.select(*named) if named else frame, where)
 
-    def replace(self, frame: DataFrame, table: str) -> int:
+    def replace(self, frame: DataFrame, table: str, **how: Unpack[TableOptions]) -> int:
         """Replace all rows of ``table`` with the frame's rows; readers never see it empty."""
-        return self._write(frame, destination(table, "complete"))
+        return self._write(frame, destination(table, "complete", **how))
 
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> CursorResult[Any]:
         """
@@ -125,6 +127,9 @@ class BatchTransaction:
         with collected_rows(frame, where) as rows:
             table, _ = publish_rows_in_tx(driver_connection(self._connection), where, rows)
             self.targets[table.qualified_name] = table.oid
+            earlier = self.notes.get(table.qualified_name, "")
+            if table.note not in earlier:
+                self.notes[table.qualified_name] = f"{earlier} {table.note}".strip()
             count = rows.count()
         self.rows += count
         return count

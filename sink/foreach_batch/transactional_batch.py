@@ -84,11 +84,11 @@ def transactional_batch(
                 transaction = BatchTransaction(connection, batch)
                 if positions is None:
                     function(frame, transaction)
-                    return Published(transaction.rows, "function", targets=transaction.targets)
+                    return Published(transaction.rows, "function", targets=transaction.targets, notes=transaction.notes)
                 is_stored = stored_already(positions, stored, batch.span)
                 function(frame.where(~is_stored), transaction)
                 dropped = frame.where(is_stored).count() if stored else 0
-                return Published(transaction.rows, "function", dropped, transaction.targets)
+                return Published(transaction.rows, "function", dropped, transaction.targets, notes=transaction.notes)
 
             work = Work(lambda _: name, publish, sealed=True)
             verdict = commit_batch(settings.commit, settings.batch_of(frame, batch_id), work)

@@ -54,7 +54,7 @@ class QualifiedName:
 
 @dataclass(frozen=True)
 class TargetTable(QualifiedName):
-    """A table as Postgres's catalogue has it."""
+    """A table as Postgres's catalogue has it; ``note`` says what this batch has altered, or does not write."""
 
     oid: int
     schema: str
@@ -66,6 +66,7 @@ class TargetTable(QualifiedName):
     unsafe_partition: str | None
     is_current: bool
     columns: tuple[TargetColumn, ...]
+    note: str = ""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -235,7 +236,9 @@ ORDER BY a.attnum
 def _described(rows: Sequence[dict[str, Any]]) -> TargetTable | None:
     if not rows:
         return None
-    of_table = {field.name: rows[0][field.name] for field in fields(TargetTable) if field.name != "columns"}
+    of_table = {
+        field.name: rows[0][field.name] for field in fields(TargetTable) if field.name not in ("columns", "note")
+    }
     columns = (
         TargetColumn(**{field.name: row[field.name] for field in fields(TargetColumn) if field.name in row})
         for row in rows

@@ -7,8 +7,9 @@ not depend on how large a batch happened to be.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
@@ -17,11 +18,21 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
+from pgonce.sink.target.alter import lock_with_new_columns
 from pgonce.sink.target.catalogue import ResolvedName, TargetColumn, TargetTable
 from pgonce.sink.target.fit import Fit, Fitting
 from pgonce.sink.target.fit_column import fit_column
 from pgonce.sink.target.lock import lock_table
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
+from pgonce.sink.target.new_columns import (
+    Change,
+    alter_statement,
+    columns_named,
+    left_out,
+    without_extra,
+)
+
+_log = logging.getLogger("pgonce")
 
 
 @dataclass(frozen=True)
@@ -96,9 +107,9 @@ def plan_columns(
     """
     plans = []
     for column in encoded:
-        if column.name in destination.only_if_there and not _named(table, column.name):
+        if column.name in destination.only_if_there and not columns_named(table, column.name):
             continue
-        target = _find(table, column.name)
+        target = _find(table, column)
         if target.always_generated:
             raise TargetError(
                 "COLUMN_GENERATED",
@@ -113,7 +124,9 @@ def plan_columns(
                 "TYPE_MISMATCH",
                 f"{table.qualified_name} cannot take the rows. {fitting.reason}",
                 NOTHING,
-                "Cast the column in Spark to a type that the table takes (`pgonce explain types`), or alter the table.",
+                "Cast the column in Spark to a type that the table takes (`pgonce explain types`), or alter the table: "
+                f"{_altered(table, Change(target.column_name, column.ddl_type, target.full_type))} (Postgres may have "
+                "to rewrite it, and some pairs of types need USING).",
             )
         plans.append(ColumnPlan(column.name, target.column_name, fitting, target.full_type))
     named = {plan.target for plan in plans}
@@ -137,23 +150,23 @@ def plan_columns(
     return tuple(plans)
 
 
-def _named(table: TargetTable, name: str) -> list[TargetColumn]:
-    exact = [column for column in table.columns if column.column_name == name]
-    return exact or [column for column in table.columns if column.column_name.lower() == name.lower()]
-
-
-def _find(table: TargetTable, name: str) -> TargetColumn:
-    found = _named(table, name)
+def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
+    found = columns_named(table, column.name)
     if len(found) != 1:
+        several = ", but several that differ from it only in case." if found else "."
+        add = f": {_altered(table, Change(column.name, column.ddl_type))}, as schemaEvolution=addColumns would"
         raise TargetError(
             "COLUMN_UNKNOWN",
-            f"{table.qualified_name} has no column {name!r}"
-            + (", but several that differ from it only in case." if found else "."),
+            f"{table.qualified_name} has no column {column.name!r}{several}",
             NOTHING,
-            f"Its columns are {', '.join(column.column_name for column in table.columns)}. Rename or drop {name!r} in "
-            "the DataFrame, or add the column to the table.",
+            f"Its columns are {', '.join(column.column_name for column in table.columns)}. Rename or drop "
+            f"{column.name!r} in the DataFrame, or add the column to the table{'' if found else add}.",
         )
     return found[0]
+
+
+def _altered(table: TargetTable, change: Change) -> str:
+    return alter_statement(table.identifier, [change]).as_string(None)
 
 
 def create_table(
@@ -169,19 +182,36 @@ def create_table(
     )
 
 
+# The tables of this process, and what it has said of them.
+_said: set[tuple[int, str]] = set()
+
+
+def _say_once(table: TargetTable, sentence: str) -> None:
+    if (table.oid, sentence) not in _said:
+        _said.add((table.oid, sentence))
+        _log.warning(sentence)
+
+
 def target_for(
     connection: psycopg.Connection,
     destination: Destination,
     encoded: Sequence[EncodedColumn],
     found: ResolvedName | None = None,
+    gather: Callable[[], object] = lambda: None,
+    too_narrow: Collection[str] = (),
 ) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
     """
-    The checked target of a batch, locked, and the plan of its columns; creates the table if the user asked for that.
+    The checked target of a batch, locked, and the plan of its columns; creates or alters it if the user asked for that.
 
     :param found: what is known about the table's name in this transaction.
+    :param gather: brings the rows to Postgres, so that a table that is altered need not be locked meanwhile.
+    :param too_narrow: columns of the rows with values that the table's columns refuse.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
-    found, table = lock_table(connection, destination.table, found)
+    if destination.schema_evolution == "addColumns":
+        found, table = lock_with_new_columns(connection, destination, encoded, found, gather, too_narrow)
+    else:
+        found, table = lock_table(connection, destination.table, found)
     if table is None:
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
@@ -191,4 +221,9 @@ def target_for(
     if table is None:
         raise missing_table(connection, found)
     check_table(table)
-    return table, plan_columns(table, encoded, destination)
+    written = without_extra(table, encoded, destination)
+    plan = plan_columns(table, written, destination)
+    if extra := left_out(encoded, written, table):
+        _say_once(table, extra)
+        table = replace(table, note=extra)
+    return table, plan

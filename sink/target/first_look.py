@@ -21,6 +21,8 @@ from pgonce.sink.target.catalogue import look_up_table
 from pgonce.sink.target.checked_table import check_table, plan_columns
 from pgonce.sink.target.key_plan import plan_upsert
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
+from pgonce.sink.target.new_columns import as_altered, changes_for, without_extra
+from pgonce.sink.target.obstacles import refuse_what_stands_in_the_way
 
 _log = logging.getLogger("pgonce")
 
@@ -68,7 +70,12 @@ def _look(connection: psycopg.Connection, destination: Destination, columns: Seq
     found, table = look_up_table(connection, destination.table)
     if table is not None:
         check_table(table)
-        plan_upsert(destination, plan_columns(table, columns, destination), table, columns)
+        changes = changes_for(table, columns, destination)
+        if changes:
+            refuse_what_stands_in_the_way(connection, table, changes)
+        table = as_altered(table, changes)
+        plan = plan_columns(table, without_extra(table, columns, destination), destination)
+        plan_upsert(destination, plan, table, columns)
         return
     refuse_missing_schema(connection, found.schema)
     if not destination.create_table:

@@ -7,8 +7,7 @@ types. Otherwise they go through a table of the encoded types and an INSERT, who
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -17,28 +16,26 @@ from sqlalchemy import Connection
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
+from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
-from pgonce.sink.staging.staged_rows import check_staged_rows, refuse_missing_table
-from pgonce.sink.staging.table import column_definitions
+from pgonce.sink.staging.staged_rows import check_staged_rows
 from pgonce.sink.target.apply import apply_in_tx, needs_changes
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.catalogue import ResolvedName, TargetTable, resolve_table
 from pgonce.sink.target.checked_table import ColumnPlan, not_durable, target_for
 from pgonce.sink.target.fit import Fit
+from pgonce.sink.target.gathering import Gathering, copy_rows
 from pgonce.sink.target.key_plan import plan_upsert
 from pgonce.sink.target.lock import unsafe_partition
 from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT, Written, note_copied, note_gathered
 from pgonce.sink.target.start_over import StartOver
 from pgonce.sink.target.statements import insert_statement
+from pgonce.sink.target.too_narrow import written_to_wider
 from pgonce.sink.target.upsert import upsert_in_tx
 
 Counts = Mapping[str, int]
-
-_counter = itertools.count()
 
 
 def publication(sink_name: str | None, destination: Destination, rows: BatchRows) -> Work:
@@ -62,7 +59,8 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
         table, counts = publish_rows_in_tx(driver, destination, chosen, found, over)
         published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
         targets, emptied = {table.qualified_name: table.oid}, over.deleted if over else None
-        return Published(published, rows.transport, rows.count() - published, targets, counts, emptied)
+        notes = {table.qualified_name: table.note} if table.note else {}
+        return Published(published, rows.transport, rows.count() - published, targets, counts, emptied, notes)
 
     return Work(name_sink, publish)
 
@@ -85,8 +83,16 @@ def publish_rows_in_tx(
     :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    table, plan = target_for(connection, destination, rows.columns, found)
-    counts = _write_rows_in_tx(connection, destination, rows, table, plan, over)
+    gathering = Gathering(connection, rows)
+
+    def write(too_narrow: Collection[str] = ()) -> tuple[TargetTable, Counts | None]:
+        table, plan = target_for(connection, destination, rows.columns, found, gathering, too_narrow)
+        return table, _write_rows_in_tx(connection, destination, rows, table, plan, gathering, over)
+
+    if destination.schema_evolution == "addColumns":
+        table, counts = written_to_wider(connection, destination, rows.columns, gathering, write)
+    else:
+        table, counts = write()
     if (culprit := unsafe_partition(connection, table)) is not None:
         raise not_durable(culprit)
     return table, counts
@@ -98,26 +104,27 @@ def _write_rows_in_tx(
     rows: BatchRows,
     table: TargetTable,
     plan: tuple[ColumnPlan, ...],
+    gathering: Gathering,
     over: StartOver | None,
 ) -> Counts | None:
     upsert = plan_upsert(destination, plan, table, rows.columns)
     written = Written(table, plan, rows.columns, upsert, rows.positions, destination.changes)
     # Nothing is written before there are rows; some commits wait for them here.
-    bodies = rows.bodies()
+    bodies = gathering.bodies()
     if over is not None:
         over.empty_in_tx(connection, table)
     if destination.mode == "complete":
         # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty.
         connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))
-    if rows.staged is None and upsert is None and _goes_straight(table, plan):
+    is_direct = rows.staged is None and upsert is None and not gathering.is_done
+    if is_direct and _goes_straight(table, plan, rows.columns):
         try:
-            _copy(connection, table.identifier, [column.target for column in plan], bodies)
+            copy_rows(connection, table.identifier, [column.target for column in plan], bodies)
         except psycopg.Error as error:
             note_copied(connection, error, written, rows.bodies)
             raise
         return None
-    source = _gathered(connection, rows, bodies)
-    wanted = sql.SQL("true") if rows.staged is None else rows.staged.wanted
+    source, wanted = gathering(), gathering.wanted
     try:
         return _write_gathered_in_tx(connection, rows, written, source, wanted)
     except psycopg.Error as error:
@@ -153,52 +160,7 @@ def _write_gathered_in_tx(
     return None
 
 
-def _goes_straight(table: TargetTable, plan: Iterable[ColumnPlan]) -> bool:
-    # COPY FROM is not supported with row-level security (0A000).
-    return not table.row_security and all(column.fitting.fit is Fit.EXACT for column in plan)
-
-
-def _gathered(connection: psycopg.Connection, rows: BatchRows, bodies: Iterable[bytes]) -> sql.Identifier:
-    """A table of the encoded types that holds all rows: the batch's staging table, or a temporary one."""
-    names = [column.name for column in rows.columns]
-    if rows.staged is not None:
-        refuse_missing_table(connection, rows.staged)
-        _copy(connection, rows.staged.identifier, names, bodies)
-        return rows.staged.identifier
-    table = sql.Identifier("pg_temp", f"pgonce_rows_{next(_counter)}")
-    create = sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP")
-    search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(rows.columns)))
-    _copy(connection, table, names, bodies)
-    return table
-
-
-class _RowsFailedError(Exception):
-    """Rows could not be read; psycopg tells the server the name of this class, and nothing about what happened."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__()
-        self.error = error
-
-
-def _copy(
-    connection: psycopg.Connection, table: sql.Identifier, columns: Iterable[str], bodies: Iterable[bytes]
-) -> None:
-    statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
-        table, sql.SQL(", ").join(map(sql.Identifier, columns))
-    )
-    try:
-        with connection.cursor() as cursor, cursor.copy(statement) as copy:
-            copy.write(HEADER)
-            for body in _until_failure(bodies):
-                copy.write(body)
-            copy.write(TRAILER)
-    except _RowsFailedError as failed:
-        raise failed.error from None
-
-
-def _until_failure(bodies: Iterable[bytes]) -> Iterator[bytes]:
-    """The bodies; an error in making one is put aside, because Postgres logs the text of an error that ends a COPY."""
-    try:
-        yield from bodies
-    except Exception as error:  # noqa: BLE001 (raised again once the COPY has ended)
-        raise _RowsFailedError(error) from None
+def _goes_straight(table: TargetTable, plan: Sequence[ColumnPlan], columns: Sequence[EncodedColumn]) -> bool:
+    # COPY FROM is not supported with row-level security (0A000), and takes every column of the rows.
+    is_whole = len(plan) == len(columns)
+    return is_whole and not table.row_security and all(column.fitting.fit is Fit.EXACT for column in plan)

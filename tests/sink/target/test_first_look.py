@@ -28,7 +28,8 @@ _queries = itertools.count()
 
 def look(url, table="events", mode="append", keys=(), query=None, **arguments):
     """A look of a query of its own."""
-    to = destination(table, mode, keys, None, create_table=arguments.pop("create_table", False))
+    how = {name: arguments.pop(name) for name in ("create_table", "schema_evolution") if name in arguments}
+    to = destination(table, mode, keys, None, **how)
     look_once(next(_queries) if query is None else query, url, to, COLUMNS, **arguments)
 
 
@@ -51,6 +52,46 @@ def test_what_the_commit_would_refuse_is_refused_before(admin, url, ddl, argumen
     admin.execute(ddl)
     with pytest.raises(TargetError, match=says):
         look(url, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "evolution"),
+    [
+        ("CREATE TABLE events (id bigint)", "addColumns"),
+        ("CREATE TABLE events (id bigint)", "ignoreExtra"),
+        ("CREATE TABLE events (id bigint, name varchar(2)); CREATE VIEW v AS TABLE events", "addColumns"),
+    ],
+)
+def test_what_the_commit_will_alter_or_leave_out_passes(admin, url, ddl, evolution):
+    """Nothing is altered by looking, and a view matters only once a value is too long."""
+    admin.execute(ddl)
+    before = admin.execute("SELECT count(*) FROM pg_attribute").fetchone()
+    look(url, schema_evolution=evolution)
+    assert admin.execute("SELECT count(*) FROM pg_attribute").fetchone() == before
+
+
+@pytest.mark.parametrize(
+    ("ddl", "arguments", "says"),
+    [
+        ("CREATE VIEW events AS SELECT 1 AS id", {}, "TARGET_NOT_A_TABLE"),
+        ("CREATE TABLE events (id boolean)", {}, r"TYPE_MISMATCH.*ALTER COLUMN \"id\" TYPE bigint"),
+        (
+            "CREATE TABLE events (id bigint)",
+            {"mode": "upsert", "keys": ("name",)},
+            "TARGET_NOT_ALTERED.*one of the keys",
+        ),
+        (
+            "CREATE TABLE whole (id bigint) PARTITION BY LIST (id); CREATE TABLE events PARTITION OF whole DEFAULT",
+            {},
+            r"TARGET_NOT_ALTERED.*ALTER TABLE public\.whole ADD COLUMN \"name\" text",
+        ),
+    ],
+)
+def test_what_the_commit_cannot_alter_is_refused_before(admin, url, ddl, arguments, says):
+    """With the statement to run, where there is one."""
+    admin.execute(ddl)
+    with pytest.raises(TargetError, match=says):
+        look(url, schema_evolution="addColumns", **arguments)
 
 
 @pytest.mark.parametrize(

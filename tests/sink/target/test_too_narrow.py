@@ -1,0 +1,94 @@
+"""A column is widened when a value is too large for it, and not before."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+from pyspark.sql import types as t
+from support.committed_batch import rows_in
+from support.typed_rows import commit_typed, typed_rows
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publish_rows_in_tx
+
+COLUMNS = {"id": t.LongType(), "name": t.StringType(), "price": t.DecimalType(12, 2), "bits": t.StringType()}
+TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(5), price numeric(5,2), bits varbit(3))"
+FITS = (1, "short", Decimal("999.99"), "101")
+ADD = destination("events", schema_evolution="addColumns")
+
+
+def types_of(admin) -> dict[str, str]:
+    """The types of the table's columns."""
+    return dict(
+        admin.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = 'events'::regclass AND attnum > 0"
+        ).fetchall()
+    )
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("to", [ADD, destination("events", "upsert", ("id",), schema_evolution="addColumns")])
+@pytest.mark.parametrize(
+    ("row", "wider"),
+    [
+        ((2, "longer", None, None), {"name": "text"}),
+        ((2, "short   ", Decimal("1000.00"), None), {"price": "numeric(12,2)"}),
+        ((2, None, Decimal("-1000.00"), "10101"), {"price": "numeric(12,2)", "bits": "bit varying"}),
+        ((2, None, None, None), {}),
+    ],
+)
+def test_a_column_is_widened_for_a_value_that_it_refuses(admin, url, to, row, wider, staged):
+    """The others keep their types; all rows are there, whichever way they came."""
+    admin.execute(TABLE)
+    before = types_of(admin)
+    rows = [FITS, (2, *row[1:])]
+    commit_typed(url, 0, to, COLUMNS, rows, staged=staged)
+    assert types_of(admin) == {**before, **wider}
+    stored = [(key, name and name.rstrip(), price, bits) for key, name, price, bits in rows_in(admin, "events")]
+    assert stored == [(key, name and name.rstrip(), price, bits) for key, name, price, bits in rows]
+    told = admin.execute("SELECT change FROM pgonce.target_changes").fetchall()
+    assert [name in str(told) for name in wider] == [True] * len(wider)
+
+
+def test_a_batch_that_fits_alters_nothing(admin, url):
+    """Types may differ; values count."""
+    admin.execute(TABLE)
+    before = types_of(admin)
+    commit_typed(url, 0, ADD, COLUMNS, [FITS])
+    assert types_of(admin) == before
+
+
+def test_what_cannot_be_widened_is_refused_with_the_statement(admin, url):
+    """The values were refused by Postgres, and the view keeps the column as it is."""
+    admin.execute(TABLE)
+    admin.execute("CREATE VIEW report AS SELECT name FROM events")
+    commit_typed(url, 0, ADD, COLUMNS, [FITS])
+    with pytest.raises(TargetError, match=r'view public\.report depends.*ALTER COLUMN "name" TYPE text;'):
+        commit_typed(url, 1, ADD, COLUMNS, [(2, "longer", None, None)])
+    assert rows_in(admin, "events") == [FITS]
+
+
+def test_a_value_that_is_refused_for_another_reason_is_refused_as_ever(admin, url):
+    """No column was too narrow: it goes into an integer."""
+    admin.execute("CREATE TABLE events (id integer, name varchar(5))")
+    with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\].*22003"):
+        commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1 << 40, "a")])
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_a_function_that_swallows_the_error_commits_nothing(admin, url, view):
+    """The transaction has failed, as it has after any error of Postgres."""
+    admin.execute("CREATE TABLE events (id integer, name varchar(5))")
+    if view:
+        admin.execute("CREATE VIEW report AS SELECT name FROM events")
+    rows = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1 << 40, "a") if not view else (1, "longer")])
+    with connect(url) as connection:
+        connection.execute("CREATE TABLE other ()")
+        with pytest.raises(Exception, match=r"out of range|report"):
+            publish_rows_in_tx(connection, ADD, rows)
+        assert connection.execute("COMMIT").statusmessage == "ROLLBACK"
+    assert admin.execute("SELECT to_regclass('other')").fetchone() == (None,)

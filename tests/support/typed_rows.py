@@ -1,0 +1,71 @@
+"""
+What are rows of any columns, without Spark, and what becomes of them in a commit?
+
+Runs in: pytest. Invariant: they go through the commit that every way in uses, inline or staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+from support.batches import make_planned_batch
+from support.rows import GivenRows
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.settings import Destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.target.publish import publication
+
+Columns = Mapping[str, t.DataType]
+
+
+def struct_of(columns: Columns) -> t.StructType:
+    """Spark's columns."""
+    return t.StructType([t.StructField(name, kind) for name, kind in columns.items()])
+
+
+def typed_rows(columns: Columns, rows: Sequence[Sequence[Any]]) -> GivenRows:
+    """Rows that travelled in commit messages."""
+    struct = struct_of(columns)
+    batch = _arrow(struct, rows)
+    return GivenRows(encoded_columns(struct), len(rows), lambda: [CopyEncoder(struct).encode(batch)])
+
+
+def commit_typed(
+    url: str,
+    number: int,
+    to: Destination,
+    columns: Columns,
+    rows: Sequence[Sequence[Any]],
+    *,
+    staged: bool = False,
+    query: str = "q1",
+    lock_timeout: float = 2,
+    retry_timeout: float = 0,
+) -> Verdict:
+    """Commit batch ``number`` of a query."""
+    batch = make_planned_batch(number, query_id=query)
+    sent = typed_rows(columns, rows)
+    if staged:
+        struct, table = struct_of(columns), StagingTable(query, to.table, batch.run_id, number)
+        encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
+        stage_rows(url, table, encoded_columns(struct), [encoder.encode(_arrow(struct, rows))])
+        sent = GivenRows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
+    settings = CommitSettings(url, Remedies(independent=True), lock_timeout=lock_timeout, retry_timeout=retry_timeout)
+    return commit_batch(settings, batch, publication(None, to, sent))
+
+
+def _arrow(struct: t.StructType, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    schema = to_arrow_schema(struct)
+    arrays = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(schema)]
+    return pa.record_batch(arrays, names=struct.names)
