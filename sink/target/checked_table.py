@@ -208,16 +208,19 @@ def target_for(
     :param too_narrow: columns of the rows with values that the table's columns refuse.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
-    if destination.schema_evolution == "addColumns":
-        found, table = lock_with_new_columns(connection, destination, encoded, found, gather, too_narrow)
-    else:
-        found, table = lock_table(connection, destination.table, found)
+
+    def lock(found: ResolvedName | None) -> tuple[ResolvedName, TargetTable | None]:
+        if destination.schema_evolution == "addColumns":
+            return lock_with_new_columns(connection, destination, encoded, found, gather, too_narrow)
+        return lock_table(connection, destination.table, found)
+
+    found, table = lock(found)
     if table is None:
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
         of_rows = [column for column in encoded if column.name not in destination.only_if_there]
         create_table(connection, found.schema, found.name, of_rows, destination.keys)
-        found, table = lock_table(connection, destination.table)
+        found, table = lock(None)
     if table is None:
         raise missing_table(connection, found)
     check_table(table)

@@ -57,6 +57,35 @@ def test_new_columns_come_with_the_rows_that_bring_them(admin, url, to, staged):
 
 
 @pytest.mark.parametrize("staged", [False, True])
+def test_columns_that_only_say_what_to_do_are_not_added(admin, url, staged):
+    """What makes a row a delete, and what orders the changes, if the table lacks it."""
+    admin.execute(TABLE)
+    columns = {"id": t.LongType(), "name": t.StringType(), "gone": t.BooleanType(), "seq": t.LongType()}
+    how = {"delete_when": "gone", "schema_evolution": "addColumns"}
+    rows = [(1, "one", False, 1), (2, "two", False, 1), (2, "two", True, 2), (1, "uno", False, 2)]
+    commit_typed(url, 0, destination("events", "apply", ("id",), "seq", **how), columns, rows, staged=staged)
+    assert columns_of(admin) == ["id", "name"]
+    assert rows_in(admin, "events") == [(1, "uno")]
+
+
+def test_what_only_newer_compares_is_a_column_of_the_table(admin, url):
+    """It is added like any other, and never left out."""
+    admin.execute(TABLE)
+    admin.execute("INSERT INTO events VALUES (1)")
+    columns = {"id": t.LongType(), "seq": t.LongType(), "name": t.StringType()}
+
+    def write(number: int, evolution: str, row: tuple[int, int, str]) -> None:
+        how = {"only_newer": True, "schema_evolution": evolution}
+        commit_typed(url, number, destination("events", "upsert", ("id",), "seq", **how), columns, [row])
+
+    with pytest.raises(TargetError, match="seq"):
+        write(0, "ignoreExtra", (1, 5, "five"))
+    write(0, "addColumns", (1, 5, "five"))
+    write(1, "addColumns", (1, 4, "four"))
+    assert rows_in(admin, "events") == [(1, 5, "five")]
+
+
+@pytest.mark.parametrize("staged", [False, True])
 def test_columns_that_the_rows_lack_stay(admin, url, staged):
     """They get their default."""
     admin.execute("CREATE TABLE events (id bigint, origin text DEFAULT 'stream', gone text)")
