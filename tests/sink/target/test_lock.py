@@ -114,7 +114,7 @@ def work_of(transport: str, pair: Pair, url: str) -> Work:
         return publication(None, where, sent)
 
     def publish(connection, *_):
-        table = publish_rows_in_tx(driver_connection(connection), where, sent)
+        table, _ = publish_rows_in_tx(driver_connection(connection), where, sent)
         return Published(len(rows), "function", targets={table.qualified_name: table.oid})
 
     return Work(lambda _: "events", publish, sealed=True)
