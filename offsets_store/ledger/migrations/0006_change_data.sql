@@ -10,6 +10,9 @@ CREATE TABLE pgonce.tombstones (
 );
 CREATE INDEX tombstones_expiry ON pgonce.tombstones (target, expires_at);
 COMMENT ON TABLE pgonce.tombstones IS 'Rows that were deleted with onlyNewer: an older change of the key is passed over while its tombstone is there.';
+COMMENT ON COLUMN pgonce.tombstones.target IS 'The table from which the row was deleted.';
+COMMENT ON COLUMN pgonce.tombstones.deleted_at IS 'When it was deleted.';
+COMMENT ON COLUMN pgonce.tombstones.expires_at IS 'From when on the tombstone may go: tombstoneDays after it was made.';
 COMMENT ON COLUMN pgonce.tombstones.key IS 'The values of the key columns, in the order of the keys'' names.';
 COMMENT ON COLUMN pgonce.tombstones.order_value IS 'The value of orderBy with which the key was deleted.';
 
