@@ -17,7 +17,6 @@ import psycopg
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.verdict.facts import Batch
 
 _log = logging.getLogger("pgonce")
 
@@ -25,11 +24,15 @@ SAID_EVERY_SECONDS = 30.0
 
 
 @contextmanager
-def saying_why_it_waits(url: str, backend_pid: int, batch: Batch) -> Iterator[None]:
-    """While the block waits for the COMMIT of ``backend_pid``, log every half minute what the server waits for."""
+def saying_why_it_waits(url: str, backend_pid: int, what: str) -> Iterator[None]:
+    """
+    While the block waits for the COMMIT of ``backend_pid``, log every half minute what the server waits for.
+
+    :param what: what is committed, for the log.
+    """
     done = threading.Event()
     threading.Thread(
-        target=_watch, args=(url, backend_pid, batch, done), name="pgonce-commit-watch", daemon=True
+        target=_watch, args=(url, backend_pid, what, done), name="pgonce-commit-watch", daemon=True
     ).start()
     try:
         yield
@@ -37,19 +40,13 @@ def saying_why_it_waits(url: str, backend_pid: int, batch: Batch) -> Iterator[No
         done.set()
 
 
-def _watch(url: str, backend_pid: int, batch: Batch, done: threading.Event) -> None:
+def _watch(url: str, backend_pid: int, what: str, done: threading.Event) -> None:
     began = time.monotonic()
     while not done.wait(SAID_EVERY_SECONDS):
         why = _reason(url, backend_pid)
         if not done.is_set():
             waited = time.monotonic() - began
-            _log.warning(
-                "batch %s of query %s: COMMIT has been waiting for %.0f s: %s",
-                batch.batch_id,
-                batch.query_id,
-                waited,
-                why,
-            )
+            _log.warning("%s: COMMIT has been waiting for %.0f s: %s", what, waited, why)
 
 
 def _reason(url: str, backend_pid: int) -> str:

@@ -1,17 +1,21 @@
 """
-Is the batch's transaction still the one that began, and will its rows survive a crash once they are committed?
+Is the transaction still the one that began, will its rows survive a crash, and has COMMIT really committed it?
 
 Runs in the commit. Invariant: rows and offsets are in one transaction, whatever SQL of the user ran in it.
 """
 
 from __future__ import annotations
 
+import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, event
 
+from pgonce.offsets_store.commit.commit_watch import saying_why_it_waits
+from pgonce.offsets_store.commit.work import Named, Outcome
 from pgonce.offsets_store.errors import NOTHING, CommitError
 from pgonce.offsets_store.ledger.begin import TransactionState, transaction_state_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.translate import leaves_commit_unknown
 
 
 def refuse_lost_on_crash(state: TransactionState) -> None:
@@ -42,6 +46,34 @@ def refuse_another_in_tx(connection: Connection, began: TransactionState) -> Non
     refuse_lost_on_crash(now)
     if began.xid != now.xid:
         raise _ended()
+
+
+def send_commit(url: str, connection: Connection, backend_pid: int, what: Named, outcome: Outcome) -> None:
+    """
+    Send COMMIT, and return when Postgres has answered COMMIT.
+
+    :param outcome: is unknown from the moment at which COMMIT is sent until its answer is there.
+    :raises CommitError: ROLLED_BACK.
+    :raises psycopg.Error: what Postgres says, or that its answer was lost.
+    """
+    try:
+        with saying_why_it_waits(url, backend_pid, what.full):
+            outcome.unknown = True
+            # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
+            tag = driver_connection(connection).execute("COMMIT").statusmessage
+    except psycopg.Error as error:
+        outcome.unknown = leaves_commit_unknown(error)
+        raise
+    outcome.unknown = False
+    if tag != "COMMIT":
+        raise CommitError(
+            "ROLLED_BACK",
+            f"Postgres answered {tag} to COMMIT: a statement of this transaction had failed, and its error was "
+            "swallowed.",
+            NOTHING,
+            "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
+            "(tx.connection.begin_nested()).",
+        )
 
 
 def _refuse_ended(connection: Connection, *_: object) -> None:

@@ -24,16 +24,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import psycopg
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit import one_transaction
-from pgonce.offsets_store.commit.commit_watch import saying_why_it_waits
 from pgonce.offsets_store.commit.session import application_name, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import NameSink, Outcome, Work
+from pgonce.offsets_store.commit.work import NameSink, Outcome, Work, named
 from pgonce.offsets_store.commit.written_tables import compared_with_earlier
-from pgonce.offsets_store.errors import NOTHING, CommitError
 from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.acceptances import close_acceptances_in_tx, is_accepted_in_tx
 from pgonce.offsets_store.ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
@@ -44,7 +41,7 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.one_round_trip import one_trip
 from pgonce.offsets_store.postgres.search_path import leave_in_tx
-from pgonce.offsets_store.postgres.translate import leaves_commit_unknown, ledger_gone
+from pgonce.offsets_store.postgres.translate import ledger_gone
 from pgonce.offsets_store.verdict.decide import (
     ACCEPTABLE,
     PUBLISH,
@@ -197,24 +194,7 @@ def _skip_in_tx(transaction: Try) -> None:
 
 def _commit(transaction: Try, outcome: Outcome) -> None:
     url, batch = transaction.settings.url, transaction.batch
-    try:
-        with saying_why_it_waits(url, transaction.began.backend_pid, batch):
-            outcome.unknown = True
-            # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
-            tag = driver_connection(transaction.connection).execute("COMMIT").statusmessage
-    except psycopg.Error as error:
-        outcome.unknown = leaves_commit_unknown(error)
-        raise
-    outcome.unknown = False
-    if tag != "COMMIT":
-        raise CommitError(
-            "ROLLED_BACK",
-            f"Postgres answered {tag} to COMMIT: a statement of this transaction had failed, and its error was "
-            "swallowed.",
-            NOTHING,
-            "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
-            "(tx.connection.begin_nested()).",
-        )
+    one_transaction.send_commit(url, transaction.connection, transaction.began.backend_pid, named(batch), outcome)
     _done[url, batch.query_id, batch.sink_name] = batch.batch_id
     _log.info(
         "batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, transaction.verdict.name

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 import psycopg
 import sqlalchemy.exc
 
 from pgonce.offsets_store.commit.one_try import ask_or_skip, publish_or_skip
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import NameSink, Outcome, Work
+from pgonce.offsets_store.commit.work import Named, NameSink, Outcome, Work, named
 from pgonce.offsets_store.errors import NOTHING, CommitError, ConnectError, PgonceError
 from pgonce.offsets_store.ledger.migrations import forget_ledger
 from pgonce.offsets_store.postgres.backoff import in_one_line, patiently
@@ -36,6 +37,8 @@ _log = logging.getLogger("pgonce")
 
 _LOCK_NOT_AVAILABLE = "55P03"
 
+_T = TypeVar("_T")
+
 
 def commit_batch(
     settings: CommitSettings, planned: PlannedBatch, work: Work, *, outcome_unknown: bool = False
@@ -52,7 +55,7 @@ def commit_batch(
     def once(watch: LockWatch, outcome: Outcome) -> Verdict:
         return publish_or_skip(settings, planned, work, watch, outcome)
 
-    return _tried(settings, planned, once, Outcome(outcome_unknown))
+    return tried(settings, named(planned), once, Outcome(outcome_unknown))
 
 
 def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: NameSink) -> Verdict:
@@ -69,19 +72,14 @@ def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: N
     def once(watch: LockWatch, outcome: Outcome) -> Verdict:
         return ask_or_skip(settings, planned, name_sink, watch, outcome)
 
-    return _tried(settings, planned, once, Outcome())
+    return tried(settings, named(planned), once, Outcome())
 
 
-def _tried(
-    settings: CommitSettings,
-    planned: PlannedBatch,
-    once: Callable[[LockWatch, Outcome], Verdict],
-    outcome: Outcome,
-) -> Verdict:
+def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outcome], _T], outcome: Outcome) -> _T:
     """What ``once`` returns, which is tried as often as ``settings`` allow; the error says what is known then."""
     watch = LockWatch(settings.url, settings.lock_timeout)
 
-    def work() -> Verdict:
+    def work() -> _T:
         try:
             return once(watch, outcome)
         except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
@@ -97,10 +95,10 @@ def _tried(
     def failed(error: Exception, is_time_up: bool) -> Exception:
         if outcome.unknown:
             # This try failed before it could read the ledger, which alone tells what an earlier try has done.
-            return _unknown(planned, error)
-        return _given_up(error, planned, settings, watch) if is_time_up else _translated(error, settings.url)
+            return _unknown(what, error)
+        return _given_up(error, what, settings, watch) if is_time_up else _translated(error, settings.url)
 
-    trying = f"batch {planned.batch_id} of query {planned.query_id}: trying again"
+    trying = f"{what.full}: trying again"
     return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
 
 
@@ -120,24 +118,24 @@ def _is_lock_timeout(error: Exception) -> bool:
     return cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
 
 
-def _given_up(error: Exception, batch: PlannedBatch, settings: CommitSettings, watch: LockWatch) -> Exception:
+def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: LockWatch) -> Exception:
     seconds, reason = settings.retry_timeout, in_one_line(error)
     if _is_lock_timeout(error):
         return CommitError(
             "LOCKED",
-            f"Batch {batch.batch_id} waited {seconds:g} s for a lock that is still held: {watch.holders} (the last "
+            f"{what.begins} waited {seconds:g} s for a lock that is still held: {watch.holders} (the last "
             f"try: {reason}).",
             NOTHING,
-            "End that session or wait for it, then start the query again; lockTimeout and retryTimeout set how long a "
-            "batch waits.",
+            f"End that session or wait for it, then {what.again}; lockTimeout and retryTimeout set how long a batch "
+            "waits.",
         )
     if isinstance(error, ConnectError):
         return error
     return CommitError(
         "RETRIES_EXHAUSTED",
-        f"Batch {batch.batch_id} could not be committed within {seconds:g} s; the last reason: {reason}.",
+        f"{what.begins} could not be committed within {seconds:g} s; the last reason: {reason}.",
         NOTHING,
-        "Repair the cause and start the query again; retryTimeout sets for how long a batch is tried.",
+        f"Repair the cause and {what.again}; retryTimeout sets for how long a batch is tried.",
     )
 
 
@@ -146,19 +144,19 @@ def left_unknown(error: Exception) -> bool:
     return isinstance(error, CommitError) and error.code == "COMMIT_UNKNOWN"
 
 
-def _unknown(batch: PlannedBatch, error: Exception) -> CommitError:
+def _unknown(what: Named, error: Exception) -> CommitError:
     reason = error.what.rstrip(".") if isinstance(error, PgonceError) else in_one_line(error)
     return unknown_outcome(
-        f"The connection was lost while batch {batch.batch_id} was committed, and Postgres could not be asked since: "
-        f"{reason}."
+        f"The connection was lost while {what.short} was committed, and Postgres could not be asked since: {reason}.",
+        what.again,
     )
 
 
-def unknown_outcome(what: str) -> CommitError:
+def unknown_outcome(what: str, again: str = "start the query again") -> CommitError:
     """The error for a batch that may have been committed, while the ledger cannot be asked."""
     return CommitError(
         "COMMIT_UNKNOWN",
         what,
         "Whether the batch was committed is unknown. Its rows and its offsets were committed together, or not at all.",
-        "Start the query again when Postgres can be reached: the ledger knows, and no row is lost or doubled.",
+        f"When Postgres can be reached, {again}: the ledger knows, and no row is lost or doubled.",
     )

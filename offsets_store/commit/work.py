@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 NameSink = Callable[[Connection], str]
 """Says inside the transaction, before our search_path is in force, into which sink a batch goes."""
@@ -34,13 +34,39 @@ class Work:
     sealed: bool = False
 
 
+@dataclass(frozen=True)
+class Named:
+    """
+    How errors and log lines speak of what is committed.
+
+    ``short`` is for a sentence (``batch 7``), ``full`` for a line of the log (``batch 7 of query ...``), and ``again``
+    says how it is started once more.
+    """
+
+    short: str
+    full: str
+    again: str
+
+    @property
+    def begins(self) -> str:
+        """``short`` at the beginning of a sentence."""
+        return self.short[:1].upper() + self.short[1:]
+
+
+def named(batch: PlannedBatch) -> Named:
+    """How one speaks of a micro-batch."""
+    short = f"batch {batch.batch_id}"
+    return Named(short, f"{short} of query {batch.query_id}", "start the query again")
+
+
 @dataclass
 class Outcome:
     """
     What is known of all tries of one batch.
 
     It is ``unknown`` from the moment at which a COMMIT is sent until Postgres has answered it, or a later try has read
-    the ledger under the lock on the writer's row. That try gets the lock only when the earlier transaction is over.
+    the ledger under the lock on the writer's row (a batch job: on its key). That try gets the lock only when the
+    earlier transaction is over.
     """
 
     unknown: bool = False
