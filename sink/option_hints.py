@@ -49,6 +49,8 @@ _OF_OTHER_WRITERS = {
     "processingtime": "A trigger is not an option: call .trigger(processingTime=...) on the writer.",
     "availablenow": "A trigger is not an option: call .trigger(availableNow=True) on the writer.",
     "checkpoint": "Set checkpointLocation.",
+    "batchkey": "It is for batch jobs (df.write): a stream's batches are told apart by its checkpoint.",
+    "batchhash": "It is for batch jobs (df.write): a stream's batches are told apart by its checkpoint.",
 }
 _OF_SOURCES = frozenset({
     "subscribe", "subscribepattern", "assign", "startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp",

@@ -55,7 +55,9 @@ def status(url: Url = "", as_json: Json = False) -> None:
         elif known:
             tables.print_table(tables.status_table(known))
         else:
-            typer.echo("The ledger is empty: no batch has been published yet.")
+            typer.echo(
+                "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
+            )
 
 
 @app.command()
@@ -100,6 +102,27 @@ def history(
             print_json(tables.history_records(batches))
         else:
             tables.print_table(tables.history_table(batches))
+
+
+@app.command("batch-jobs")
+def batch_jobs(
+    url: Url = "",
+    sink: Annotated[
+        str | None, typer.Option("--sink", help="Only this sink: a sinkName, or a qualified table.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only jobs with this batchKey.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many jobs to show.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show the newest published batch jobs (df.write): key, rows, time, and how often each was skipped since."""
+    with errors_as_text():
+        jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
+        if as_json:
+            print_json(tables.job_records(jobs))
+        elif jobs:
+            tables.print_table(tables.job_table(jobs))
+        else:
+            typer.echo("No such batch job has been published.")
 
 
 @app.command()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pgonce.offsets_store.cli.output import counts_text, json_text, offsets_text, printable, text_of
+from pgonce.offsets_store.status.batch_jobs import StoredJob
 from pgonce.offsets_store.status.lag import Status, total_lag
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
 
@@ -131,6 +132,25 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
             offsets_text(batch.start_offsets),
             offsets_text(batch.end_offsets),
             str(batch.replays),
+        )
+    return table
+
+
+def job_records(jobs: Iterable[StoredJob]) -> list[dict[str, Any]]:
+    """One object a batch job."""
+    return [dataclasses.asdict(job) for job in jobs]
+
+
+def job_table(jobs: Iterable[StoredJob]) -> Table:
+    """One row a batch job."""
+    table = _table("Key, run", "Sink", "Rows", "Skipped")
+    for job in jobs:
+        _add_row(
+            table,
+            _lines(job.batch_key, f"{_time(job.committed_at)}, {job.transport}", f"run {job.attempt}"),
+            job.sink_name,
+            _lines(str(job.rows), counts_text(job.counts), "hashed" if job.content_hash else ""),
+            _lines(str(job.skips), f"last {_time(job.last_skipped_at)}" if job.last_skipped_at else ""),
         )
     return table
 

@@ -16,10 +16,10 @@ from pgonce.offsets_store.postgres.search_path import SET_OURS
 
 # A test revokes them one by one.
 _PRIVILEGES = {
-    "SELECT, INSERT, UPDATE": ("writers", "interventions"),
+    "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs"),
     "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
-    "SELECT, INSERT": ("runs", "target_changes"),
+    "SELECT, INSERT": ("runs", "target_changes", "batch_job_skips", "batch_job_aborts"),
     "SELECT": ("schema_version", *VIEWS),
 }
 

@@ -209,3 +209,41 @@ interventions = Table(
     ),
     Index("interventions_writer", "writer_id", "kind", "batch_id"),
 )
+
+batch_jobs = Table(
+    "batch_jobs",
+    metadata,
+    Column("sink_name", Text, primary_key=True),
+    Column("batch_key", Text, primary_key=True),
+    Column("attempt", Uuid, nullable=False),
+    Column("rows", BigInteger, nullable=False, server_default=text("0")),
+    Column("transport", Text, nullable=False, server_default="inline"),
+    Column("content_hash", Text),
+    Column("targets", JSONB(none_as_null=True)),
+    Column("counts", JSONB(none_as_null=True)),
+    Column("application", Text),
+    _now("committed_at"),
+    Index("batch_jobs_newest", "committed_at"),
+)
+
+batch_job_skips = Table(
+    "batch_job_skips",
+    metadata,
+    Column("sink_name", Text, primary_key=True),
+    Column("batch_key", Text, primary_key=True),
+    Column("attempt", Uuid, primary_key=True),
+    _now("skipped_at"),
+    ForeignKeyConstraint(
+        ["sink_name", "batch_key"],
+        ["pgonce.batch_jobs.sink_name", "pgonce.batch_jobs.batch_key"],
+        ondelete="CASCADE",
+    ),
+)
+
+batch_job_aborts = Table(
+    "batch_job_aborts",
+    metadata,
+    Column("attempt", Uuid, primary_key=True),
+    Column("batch_key", Text, nullable=False),
+    _now("aborted_at"),
+)

@@ -13,6 +13,7 @@ from pgonce.offsets_store.kafka_broker import ends_of, partitions_of
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets.compare import kafka_topics
 from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.status.batch_jobs import StoredJob, newest_jobs
 from pgonce.offsets_store.status.find_writer import the_writer, where_to_resume
 from pgonce.offsets_store.status.lag import Newest, Status, lag_of
 from pgonce.offsets_store.status.read_stored import newest_batches, newest_progress, stored_writers, writers_of
@@ -50,6 +51,11 @@ class OffsetsStore:
         """The newest ``limit`` published batches of a query, newest first: of all its sinks, or of ``sink``."""
         with reading(self._url) as connection:
             return newest_batches(connection, writers_of(connection, query, sink), limit)
+
+    def batch_jobs(self, sink: str | None = None, batch_key: str | None = None, limit: int = 20) -> list[StoredJob]:
+        """The newest ``limit`` batch jobs that were published; of one sink, or under one key, if these are given."""
+        with reading(self._url) as connection:
+            return newest_jobs(connection, limit, sink, batch_key)
 
     def starting_offsets(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> str:
         """

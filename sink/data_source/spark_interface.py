@@ -1,5 +1,5 @@
 """
-``df.writeStream.format("pgonce")``: what Spark calls, and where.
+``df.writeStream.format("pgonce")``: what Spark calls, and where. (``df.write`` is handed on to ``batch_jobs``.)
 
 The planner's worker and the commit worker both build the writer, for every batch; tasks run ``write``; the commit
 worker runs ``commit`` or ``abort``. Invariant: nothing is kept between calls but connections and receivers; identity
@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, DataSourceWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
@@ -23,6 +23,7 @@ from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.border import called_by_spark
 from pgonce.sink.changes.reader import reader_of
+from pgonce.sink.data_source.batch_jobs.job_writer import JobWriter, job_writer
 from pgonce.sink.data_source.carrier import Carrier
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.freeze_heap import settle
@@ -43,7 +44,7 @@ _log = logging.getLogger("pgonce")
 
 
 class PgonceDataSource(DataSource):
-    """The data source ``pgonce``: a streaming sink, and nothing else."""
+    """The data source ``pgonce``: a sink for streams and for batch jobs, and nothing else."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         self.options = options
@@ -62,19 +63,16 @@ class PgonceDataSource(DataSource):
     @called_by_spark
     def schema(self) -> StructType:
         """Spark asks for this when somebody reads."""
-        raise SparkError(
-            "NOT_A_SOURCE", "pgonce writes streams; it does not read.", NOTHING, "Read with Spark's jdbc source."
-        )
+        raise SparkError("NOT_A_SOURCE", "pgonce writes; it does not read.", NOTHING, "Read with Spark's jdbc source.")
 
     @called_by_spark
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:  # noqa: ARG002
-        """Spark calls this for a batch write, which has no offsets and so cannot be exactly-once."""
-        raise SparkError(
-            "NOT_A_BATCH_SINK",
-            "pgonce writes streams; a batch DataFrame has no batch id and no offsets.",
-            NOTHING,
-            "Use df.writeStream, or Spark's jdbc writer for a batch.",
-        )
+    def writer(self, schema: StructType, overwrite: bool) -> JobWriter:
+        """
+        Build the writer of one run of a batch job (``df.write``).
+
+        :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
+        """
+        return job_writer(self.options, schema, overwrite=overwrite)
 
     @called_by_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:

@@ -114,8 +114,11 @@ def _write_rows_in_tx(
     if over is not None:
         over.empty_in_tx(connection, table)
     if destination.mode == "complete":
-        # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty.
-        connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier))
+        # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. Whoever replaces all rows
+        # takes turns with others that do: of two at once, neither would see, and delete, the rows of the other.
+        replace = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0)); DELETE FROM {}"
+        whose_turn = sql.Literal(f"replacing all rows of {table.qualified_name}")
+        connection.execute(sql.SQL(replace).format(whose_turn, table.identifier), prepare=False)
     is_direct = rows.staged is None and upsert is None and not gathering.is_done
     if is_direct and _goes_straight(table, plan, rows.columns):
         try:

@@ -56,6 +56,7 @@ MIGRATIONS = (
     Migration(4, 1, "0004_targets.sql"),
     Migration(5, 1, "0005_sources_and_forget.sql"),
     Migration(6, 1, "0006_change_data.sql"),
+    Migration(7, 1, "0007_batch_jobs.sql"),
     Migration(8, 1, "0008_starting_over.sql"),
 )
 NEWEST = MIGRATIONS[-1].version

@@ -1,0 +1,150 @@
+"""
+Publish one batch job: all its rows and its key in one transaction, or nothing.
+
+Runs in the commit worker. Invariant: the key is recorded in the transaction that writes the rows. A key that is
+recorded is never published again, whichever scheduler runs the job, and however often.
+
+The steps of a try, in this order:
+
+1. begin, in a session of the try's own: ``session_of_a_try``, ``begin_in_tx``
+2. claim the key, which waits for another job that has claimed it: ``claim_in_tx``
+3. if it was published: by this attempt, whose COMMIT was not answered; or by another one, and this one is skipped; or
+   with other rows, and this one is refused: ``_skip_in_tx``
+4. publish the rows, and record the job: ``_publish_in_tx``
+5. COMMIT: ``send_commit``
+
+Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for the batches of a stream.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.retrying import tried
+from pgonce.offsets_store.commit.session import application_name, session_of_a_try
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Named, NameSink, Outcome
+from pgonce.offsets_store.errors import RefusedBatch
+from pgonce.offsets_store.ledger.batch_jobs import (
+    Job,
+    RecordedJob,
+    claim_in_tx,
+    record_job_in_tx,
+    record_skip_in_tx,
+)
+from pgonce.offsets_store.ledger.begin import TransactionState, begin_in_tx
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.one_round_trip import one_trip
+from pgonce.offsets_store.postgres.search_path import leave_in_tx
+
+_log = logging.getLogger("pgonce")
+
+
+class JobVerdict(enum.Enum):
+    """What became of one run of a batch job; the value says it in words."""
+
+    PUBLISHED = "its rows were written"
+    LANDED = "its rows had been written by an earlier try, whose COMMIT was not answered"
+    SKIPPED = "its key had been published, so nothing was written"
+
+
+@dataclass(frozen=True)
+class JobWork:
+    """What the commit of a job does; both run inside the transaction, and again at every try."""
+
+    name_sink: NameSink
+    publish: Callable[[Connection], Published]
+
+
+def commit_job(settings: CommitSettings, job: Job, work: JobWork) -> JobVerdict:
+    """
+    Publish the job's rows, or skip it because its key was published; the verdict says which.
+
+    :raises RefusedBatch: BATCH_CHANGED or BATCH_NOT_HASHED, if the job has a hash and the recorded one is not the same.
+    :raises TargetError: if the table or the rows are the reason.
+    :raises CommitError: if Postgres stayed away, or a lock was held, for longer than ``settings`` allow.
+    """
+
+    def once(watch: LockWatch, outcome: Outcome) -> JobVerdict:
+        return _publish_or_skip(settings, job, work, watch, outcome)
+
+    verdict = tried(settings, _named(job), once, Outcome())
+    _log.info("%s: %s", _named(job).full, verdict.value)
+    return verdict
+
+
+def _named(job: Job) -> Named:
+    name = f"batch job {job.batch_key!r}"
+    return Named(name, name, "run the job again")
+
+
+def _publish_or_skip(
+    settings: CommitSettings, job: Job, work: JobWork, watch: LockWatch, outcome: Outcome
+) -> JobVerdict:
+    with session_of_a_try(settings) as pooled:
+        # Whatever the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows
+        # of the job for which it has waited.
+        connection = pooled.execution_options(isolation_level="READ COMMITTED")
+        # Before our search_path is in force, because a table is found along the user's.
+        sink_name = work.name_sink(connection)
+        began = begin_in_tx(connection, application_name(str(job.attempt)), settings.lock_timeout)
+        one_transaction.refuse_lost_on_crash(began)
+        with watch.looking(began.backend_pid, may_end=True):
+            recorded = claim_in_tx(connection, sink_name, job)
+        # Whoever had the key before is done, so what is recorded now stays so.
+        outcome.unknown = False
+        if recorded is None:
+            with watch.looking(began.backend_pid, may_end=False):
+                _publish_in_tx(connection, sink_name, job, work, began)
+            verdict = JobVerdict.PUBLISHED
+        elif recorded.attempt == job.attempt:
+            return JobVerdict.LANDED
+        else:
+            _skip_in_tx(connection, sink_name, job, recorded)
+            verdict = JobVerdict.SKIPPED
+        one_transaction.send_commit(settings.url, connection, began.backend_pid, _named(job), outcome)
+    return verdict
+
+
+def _publish_in_tx(connection: Connection, sink_name: str, job: Job, work: JobWork, began: TransactionState) -> None:
+    leave_in_tx(driver_connection(connection))
+    published = work.publish(connection)
+    one_transaction.refuse_another_in_tx(connection, began)
+    with one_trip(connection):
+        record_job_in_tx(connection, sink_name, job, published)
+        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
+        leave_in_tx(driver_connection(connection))
+
+
+def _skip_in_tx(connection: Connection, sink_name: str, job: Job, recorded: RecordedJob) -> None:
+    """:raises RefusedBatch: BATCH_CHANGED or BATCH_NOT_HASHED."""
+    if job.content_hash is not None and job.content_hash != recorded.content_hash:
+        raise _refused(sink_name, job, recorded)
+    record_skip_in_tx(connection, sink_name, job)
+
+
+def _refused(sink_name: str, job: Job, recorded: RecordedJob) -> RefusedBatch:
+    was = f"batchKey {job.batch_key!r} was published for {sink_name} at {recorded.committed_at:%Y-%m-%d %H:%M:%S %Z}"
+    if recorded.content_hash is None:
+        return RefusedBatch(
+            "BATCH_NOT_HASHED",
+            f"{was}, but without batchHash, so nobody can tell whether it had the same rows as this job.",
+            "Nothing of this job was written; the rows of that one are in the table.",
+            "Leave batchHash out, and the job is skipped; or use another batchKey, and its rows are added.",
+        )
+    return RefusedBatch(
+        "BATCH_CHANGED",
+        f"{was} with {recorded.rows} rows, and they are not the rows of this job: batchHash is set, and the hashes "
+        "differ.",
+        "Nothing of this job was written; the rows of that one are in the table.",
+        "Find out why the input has changed. If the new rows are right, write them under another batchKey: with "
+        '.mode("overwrite") or mode=upsert they replace the old ones.',
+    )

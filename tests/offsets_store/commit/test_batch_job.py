@@ -1,0 +1,283 @@
+"""
+The commit of a batch job, without Spark: keys, lost answers, jobs that run at once, and hashes.
+
+Covers: offsets_store.ledger.batch_jobs.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from dataclasses import replace
+
+import psycopg
+import pytest
+from support.audit import waiting_commits
+from support.batches import make_batch
+from support.committed_rows import TABLE, appending, ids, rows, settings
+from support.fixtures.driver import wait_until
+from support.fixtures.postgres import url_with
+from support.patience import PATIENCE_SECONDS
+
+from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.session import application_name
+from pgonce.offsets_store.errors import CommitError, PgonceError, RefusedBatch
+from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publish_rows_in_tx
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything, with the target table made."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(TABLE)
+        yield connection
+
+
+def job(key="monday", content_hash=None):
+    """A run of the job with this key."""
+    return Job(key, uuid.uuid4(), content_hash)
+
+
+def writing(*of, mode="append", then=lambda: None, sink="public.events"):
+    """The work that writes rows with these ids into ``events``, and then does something more before COMMIT."""
+
+    def publish(connection):
+        publish_rows_in_tx(driver_connection(connection), destination("events", mode), rows(*of))
+        then()
+        return Published(len(of), "inline", targets={"public.events": 1})
+
+    return JobWork(lambda _: sink, publish)
+
+
+def skips(admin):
+    """How many runs were skipped."""
+    return admin.execute("SELECT count(*) FROM pgonce.batch_job_skips").fetchone()[0]
+
+
+def test_rows_and_key_are_written_together(admin, url):
+    """A new key leaves its rows and its record, and no streaming writer."""
+    first = job()
+    assert commit_job(settings(url), first, writing(1, 2)) is JobVerdict.PUBLISHED
+    assert ids(admin) == [1, 2]
+    recorded = admin.execute(
+        "SELECT sink_name, batch_key, attempt, rows, transport, content_hash, targets FROM pgonce.batch_jobs"
+    ).fetchall()
+    assert recorded == [("public.events", "monday", first.attempt, 2, "inline", None, {"public.events": 1})]
+    assert admin.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
+
+
+def test_the_same_key_again_is_skipped_and_counted(admin, url):
+    """Whoever runs it, and whatever its rows are: each run that is skipped counts once."""
+    commit_job(settings(url), job(), writing(1))
+    for _ in range(2):
+        assert commit_job(settings(url), job(), writing(2, 3)) is JobVerdict.SKIPPED
+    assert ids(admin) == [1]
+    assert skips(admin) == 2
+
+
+def test_another_key_or_another_sink_is_another_job(admin, url):
+    """A key counts for one sink."""
+    for key, sink in [("monday", "public.events"), ("tuesday", "public.events"), ("monday", "other")]:
+        assert commit_job(settings(url), job(key), writing(1, sink=sink)) is JobVerdict.PUBLISHED
+    assert ids(admin) == [1, 1, 1]
+
+
+def test_an_error_leaves_no_key(admin, url):
+    """Where the rows cannot be written the key is free, and the next run publishes."""
+
+    def fail():
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        commit_job(settings(url), job(), writing(1, then=fail))
+    assert commit_job(settings(url), job(), writing(1)) is JobVerdict.PUBLISHED
+    assert ids(admin) == [1]
+
+
+@pytest.mark.parametrize("fault", ["cut_before_commit", "cut_after_commit", "cut_during_commit", "cut_in_copy"])
+def test_a_cut_line_leaves_the_rows_written_once(fault, admin, url, proxy):
+    """Wherever the line is cut, the next try finds its own attempt, or writes; it never counts itself as skipped."""
+    ensure_ledger(url)
+    getattr(proxy, fault)(touching="events")
+    verdict = commit_job(settings(proxy.url), job(), writing(1, 2))
+    assert proxy.hits[fault] == 1
+    if fault == "cut_after_commit":
+        assert verdict is JobVerdict.LANDED
+    assert verdict is not JobVerdict.SKIPPED
+    assert ids(admin) == [1, 2]
+    assert skips(admin) == 0
+
+
+def test_a_skip_whose_answer_was_lost_counts_once(admin, url, proxy):
+    """The second try finds that its attempt was counted."""
+    commit_job(settings(url), job(), writing(1))
+    proxy.cut_after_commit(touching="batch_job_skips")
+    assert commit_job(settings(proxy.url), job(), writing(1)) is JobVerdict.SKIPPED
+    assert proxy.hits["cut_after_commit"] == 1
+    assert skips(admin) == 1
+
+
+def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy):
+    """Where the answer to COMMIT is lost and Postgres stays away, the error says so, and how to find out."""
+    ensure_ledger(proxy.url)
+    hold = proxy.hold_after_commit(touching="events")
+    lost = threading.Thread(target=lambda: (hold.wait(), proxy.stop()))
+    lost.start()
+    with pytest.raises(CommitError, match="COMMIT_UNKNOWN.*batch job 'monday'.*run the job again"):
+        commit_job(settings(proxy.url, retry_timeout=2), job(), writing(1))
+    lost.join()
+    assert commit_job(settings(url), job(), writing(1)) in (JobVerdict.SKIPPED, JobVerdict.PUBLISHED)
+    assert ids(admin) == [1]
+
+
+class TestTwoAtOnce:
+    """Two runs of one job, from two schedulers."""
+
+    def test_one_publishes_and_the_others_wait_and_skip(self, admin, url):
+        """Each that comes while the first one writes is skipped when that is done."""
+        ensure_ledger(url)
+        begun, go_on = threading.Event(), threading.Event()
+        patient = settings(url, lock_timeout=60, retry_timeout=60)
+        verdicts = []
+
+        def run(work):
+            verdicts.append(commit_job(patient, job(), work))
+
+        first = threading.Thread(target=run, args=[writing(1, then=lambda: (begun.set(), go_on.wait(60)))])
+        first.start()
+        assert begun.wait(60)
+        others = [threading.Thread(target=run, args=[writing(1)]) for _ in range(3)]
+        for other in others:
+            other.start()
+        assert wait_until(lambda: waiting_commits(admin) == 3, PATIENCE_SECONDS)
+        go_on.set()
+        for thread in (first, *others):
+            thread.join(PATIENCE_SECONDS)
+        assert sorted(verdict.name for verdict in verdicts) == ["PUBLISHED", *["SKIPPED"] * 3]
+        assert ids(admin) == [1]
+        assert skips(admin) == 3
+
+    def test_if_the_first_fails_the_second_publishes(self, admin, url):
+        """A key that was claimed and not committed is free again."""
+        ensure_ledger(url)
+        with psycopg.connect(url) as first:
+            claim = (
+                "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
+            )
+            first.execute(claim, [uuid.uuid4()])
+            threading.Timer(0.5, first.rollback).start()
+            assert commit_job(settings(url, lock_timeout=30), job(), writing(1)) is JobVerdict.PUBLISHED
+        assert ids(admin) == [1]
+
+    def test_a_stranger_that_holds_the_key_is_waited_for_and_named(self, admin, url):
+        """The wait has a bound, and nothing is written."""
+        ensure_ledger(url)
+        with psycopg.connect(url, application_name="somebody") as holder:
+            claim = (
+                "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
+            )
+            holder.execute(claim, [uuid.uuid4()])
+            with pytest.raises(PgonceError, match="LOCKED.*Batch job 'monday'.*somebody"):
+                commit_job(settings(url, retry_timeout=3), job(), writing(1))
+            holder.rollback()
+        assert ids(admin) == []
+
+    def test_a_frozen_job_that_holds_the_key_is_ended(self, admin, url):
+        """A stopped process of ours does not hold the key for ever: its uncommitted transaction is aborted."""
+        ensure_ledger(url)
+        with psycopg.connect(url, application_name=application_name("frozen")) as frozen:
+            claim = (
+                "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
+            )
+            frozen.execute(claim, [uuid.uuid4()])
+            assert commit_job(settings(url, retry_timeout=20), job(), writing(1)) is JobVerdict.PUBLISHED
+            with pytest.raises(psycopg.OperationalError):
+                frozen.execute("SELECT 1")
+        assert ids(admin) == [1]
+
+    @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])
+    @pytest.mark.parametrize("before", [(), (1, 2)])
+    def test_two_that_replace_all_rows_leave_the_rows_of_one(self, before, isolation, admin, url):
+        """With two keys, too, and whatever the role's isolation level: the second one deletes the first one's rows."""
+        commit_job(settings(url), job("before"), writing(*before))
+        begun, go_on = threading.Event(), threading.Event()
+        patient = settings(
+            url_with(url, options=f"-cdefault_transaction_isolation={isolation.replace(' ', chr(92) + ' ')}"),
+            lock_timeout=60,
+            retry_timeout=60,
+        )
+
+        def run(key, work):
+            commit_job(patient, job(key), work)
+
+        slow = writing(3, mode="complete", then=lambda: (begun.set(), go_on.wait(60)))
+        first = threading.Thread(target=run, args=["one", slow])
+        first.start()
+        assert begun.wait(60)
+        second = threading.Thread(target=run, args=["two", writing(4, mode="complete")])
+        second.start()
+        assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
+        # Whoever looks sees the rows of before until one of them is done.
+        assert ids(admin) == list(before)
+        go_on.set()
+        first.join(PATIENCE_SECONDS)
+        second.join(PATIENCE_SECONDS)
+        assert ids(admin) == [4]
+
+
+class TestHashes:
+    """With batchHash, the same key with other rows is refused."""
+
+    def test_the_same_hash_is_skipped(self, admin, url):
+        """It is a retry."""
+        commit_job(settings(url), job(content_hash="1:aa"), writing(1))
+        assert commit_job(settings(url), job(content_hash="1:aa"), writing(1)) is JobVerdict.SKIPPED
+
+    def test_another_hash_is_refused(self, admin, url):
+        """It is never skipped silently, and not counted as skipped."""
+        commit_job(settings(url), job(content_hash="1:aa"), writing(1))
+        with pytest.raises(RefusedBatch, match="BATCH_CHANGED.*'monday'.*public.events.* 1 rows"):
+            commit_job(settings(url), job(content_hash="1:bb"), writing(2))
+        assert ids(admin) == [1]
+        assert skips(admin) == 0
+
+    def test_a_job_that_was_not_hashed_cannot_be_compared(self, admin, url):
+        """That is refused as well. Without the option a run is skipped, whether or not the recorded one has a hash."""
+        commit_job(settings(url), job(), writing(1))
+        with pytest.raises(RefusedBatch, match="BATCH_NOT_HASHED"):
+            commit_job(settings(url), job(content_hash="1:bb"), writing(2))
+        commit_job(settings(url), job("hashed", "1:aa"), writing(3))
+        assert commit_job(settings(url), job("hashed"), writing(4)) is JobVerdict.SKIPPED
+        assert ids(admin) == [1, 3]
+
+
+def test_a_stream_and_batch_jobs_write_one_table(admin, url):
+    """Neither is the other's rival, and the ledger of the one says nothing to the other."""
+    assert commit_job(settings(url), job(), writing(1)) is JobVerdict.PUBLISHED
+    assert commit_batch(settings(url), make_batch(0), appending(2)) is Verdict.NEW
+    assert commit_job(settings(url), job("tuesday"), writing(3)) is JobVerdict.PUBLISHED
+    assert commit_batch(settings(url), make_batch(1), appending(4)) is Verdict.NEW
+    assert ids(admin) == [1, 2, 3, 4]
+
+
+def test_synchronous_commit_off_is_refused(admin, url):
+    """As for a stream: a crash would lose rows that the scheduler believes done."""
+    with pytest.raises(CommitError, match="SYNCHRONOUS_COMMIT_OFF"):
+        commit_job(settings(url_with(url, options="-csynchronous_commit=off")), job(), writing(1))
+
+
+def test_a_job_that_is_tried_again_has_its_name_in_the_log(admin, url, proxy, caplog):
+    """The lines say which job it is, and what became of it."""
+    ensure_ledger(url)
+    proxy.cut_after_commit(touching="events")
+    with caplog.at_level("INFO", logger="pgonce"):
+        commit_job(settings(proxy.url), replace(job(), batch_key="2026-11-20"), writing(1))
+    assert "batch job '2026-11-20': trying again in" in caplog.text
+    assert "batch job '2026-11-20': its rows had been written by an earlier try" in caplog.text

@@ -1,0 +1,129 @@
+"""Staging tables of batch jobs: whose they are, and when they are dropped."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.data_source.batch_jobs.job_staging import give_up, job_staging_table, sweep_jobs
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows, sweep
+
+STRUCT = t.StructType([t.StructField("id", t.LongType())])
+
+
+def stage(url, table):
+    """Put a row into a staging table."""
+    body = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: 0}).encode(pa.record_batch({"id": pa.array([1], pa.int64())}))
+    stage_rows(url, table, encoded_columns(STRUCT), [body])
+    return table
+
+
+def staged_for(url, key, label="events"):
+    """A run of this job that has staged a row: its id."""
+    run = uuid.uuid4()
+    stage(url, job_staging_table(key, label, run))
+    return run
+
+
+def publish(admin, key, sink="public.events"):
+    """Record a key as published, by some run."""
+    admin.execute(
+        "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES (%s, %s, %s)", [sink, key, uuid.uuid4()]
+    )
+
+
+def runs_with_tables(admin):
+    """The runs whose staging tables are there, as the ledger says and as the catalogue says."""
+    there = {name for (name,) in admin.execute("SELECT relname FROM pg_class WHERE relname LIKE 'staged\\_%\\_0'")}
+    registered = dict(admin.execute("SELECT table_name, run_id FROM pgonce.staged_tables").fetchall())
+    assert there == registered.keys()
+    return set(registered.values())
+
+
+def sweep_events(url):
+    """What the commit of any job of this sink does when it is done."""
+    with connect(url, autocommit=True) as connection:
+        sweep_jobs(connection, "events", "public.events")
+
+
+def test_two_runs_of_one_job_never_share_a_table():
+    """Not even with the same key: the run's random id is in the name."""
+    names = {job_staging_table("monday", "events", uuid.uuid4()).name for _ in range(3)}
+    assert len(names) == 3
+
+
+def test_tables_of_published_keys_are_swept(admin, url):
+    """Whoever staged for such a key can only be skipped; the tables of all other keys, sinks and streams are kept."""
+    ensure_ledger(url)
+    staged_for(url, "done")
+    killed = {str(staged_for(url, "killed")), str(staged_for(url, "killed"))}
+    others = {str(staged_for(url, "done", label="others")), "run 1"}
+    stage(url, StagingTable("query", "events", "run 1", 0))
+    publish(admin, "done")
+    sweep_events(url)
+    assert runs_with_tables(admin) == killed | others
+    # Once a later run has published that key, too, nothing of it is left.
+    publish(admin, "killed")
+    sweep_events(url)
+    assert runs_with_tables(admin) == others
+
+
+def test_a_run_that_is_given_up_leaves_nothing(admin, url):
+    """Its table is dropped at once; what a dying task of it stages afterwards is dropped by the next sweep."""
+    run = staged_for(url, "monday")
+    with connect(url, autocommit=True) as connection:
+        give_up(connection, "monday", "events", run)
+    assert runs_with_tables(admin) == set()
+    stage(url, job_staging_table("monday", "events", run))
+    sweep_events(url)
+    assert runs_with_tables(admin) == set()
+
+
+def test_a_table_that_is_written_to_is_left_for_the_next_sweep(admin, url):
+    """A task that is being killed may still hold it: nobody waits for long."""
+    run = staged_for(url, "monday")
+    table = job_staging_table("monday", "events", run)
+    with psycopg.connect(url) as writing:
+        writing.execute(f"LOCK TABLE pgonce.{table.name} IN ROW EXCLUSIVE MODE".encode())
+        with connect(url, autocommit=True) as connection:
+            give_up(connection, "monday", "events", run)
+        assert runs_with_tables(admin) == {str(run)}
+    sweep_events(url)
+    assert runs_with_tables(admin) == set()
+
+
+def test_a_streams_sweep_leaves_the_tables_of_jobs(admin, url):
+    """Its rule is about batch ids, which jobs do not have."""
+    run = staged_for(url, "monday")
+    with connect(url, autocommit=True) as connection:
+        sweep(connection, "batchKey", "events", "run 1", 10)
+    assert runs_with_tables(admin) == {str(run)}
+
+
+def test_runs_stage_side_by_side(admin, url):
+    """Two schedulers with one key: each has its own table, and the sweep after the first one's commit takes both."""
+    ensure_ledger(url)
+    threads = [threading.Thread(target=staged_for, args=[url, "monday"]) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(runs_with_tables(admin)) == 2
+    publish(admin, "monday")
+    sweep_events(url)
+    assert runs_with_tables(admin) == set()
+
+
+def test_without_a_ledger_nothing_was_staged(url):
+    """The caller is told by Postgres's own error."""
+    with connect(url, autocommit=True) as connection, pytest.raises(psycopg.errors.UndefinedTable):
+        give_up(connection, "monday", "events", uuid.uuid4())

@@ -1,0 +1,159 @@
+"""
+``df.write.format("pgonce")`` on a real Spark: what is published, skipped and refused.
+
+Covers: sink.data_source.batch_jobs.commit_job_parcels, sink.data_source.batch_jobs.job_task.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from support.batch_job import ROWS, frame, save
+from support.committed_rows import TABLE, ids
+
+pytestmark = pytest.mark.spark
+
+INLINE = {}
+STAGED = {"inlineBytes": 0}
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything, with the target table made."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(TABLE)
+        yield connection
+
+
+def jobs(admin):
+    """What the ledger has of each job: key, rows, transport, and how many runs were skipped."""
+    return admin.execute(
+        "SELECT batch_key, rows, transport, (SELECT count(*) FROM pgonce.batch_job_skips AS s "
+        "WHERE s.batch_key = j.batch_key) FROM pgonce.batch_jobs AS j ORDER BY committed_at"
+    ).fetchall()
+
+
+def staged(admin):
+    """How many staging tables there are."""
+    return admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone()[0]
+
+
+@pytest.mark.parametrize(("options", "transport"), [(INLINE, "inline"), (STAGED, "staged")])
+def test_a_job_is_published_once(options, transport, spark, admin, url):
+    """The second run with its key is skipped and counted, even with other rows; another key is another job."""
+    save(frame(spark), url, **options)
+    save(frame(spark, 7), url, **options)
+    save(frame(spark, 1), url, "tuesday", **options)
+    assert ids(admin) == sorted([*range(ROWS), 0])
+    # Of one row in two partitions, one is empty.
+    assert jobs(admin) == [("monday", ROWS, transport, 1), ("tuesday", 1, transport, 0)]
+    assert staged(admin) == 0
+    assert admin.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("options", [INLINE, STAGED])
+def test_overwrite_replaces_all_rows_at_once(options, spark, admin, observer, url):
+    """Whoever looks meanwhile sees the old rows or the new ones, and never an empty table."""
+    save(frame(spark), url)
+    seen, is_over = set(), threading.Event()
+
+    def look():
+        while not is_over.is_set():
+            seen.add(observer.execute("SELECT count(*) FROM events").fetchone()[0])
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    save(frame(spark, 3), url, "tuesday", "overwrite", **options)
+    is_over.set()
+    looking.join()
+    assert ids(admin) == [0, 1, 2]
+    assert seen <= {ROWS, 3}
+
+
+def test_upsert(spark, admin, url):
+    """The option mode chooses how rows are written, as for streams."""
+    admin.execute("ALTER TABLE events ADD PRIMARY KEY (id)")
+    save(frame(spark, 3), url, mode="append")
+    newer = spark.range(1, 5).selectExpr("id", "'newer' AS name")
+    # Spark does not mind the case of an option's name.
+    save(newer, url, "tuesday", "append", MODE="upsert", keys="id")
+    found = admin.execute("SELECT id, name FROM events ORDER BY id").fetchall()
+    assert found == [(0, "n0"), *((n, "newer") for n in range(1, 5))]
+
+
+@pytest.mark.parametrize("options", [INLINE, STAGED])
+def test_a_hash_does_not_depend_on_order_or_partitions(options, spark, admin, url):
+    """The same rows, split otherwise, are a retry; other rows under the same key are refused."""
+    save(frame(spark), url, batchHash="true", **options)
+    save(frame(spark).orderBy("id", ascending=False).repartition(3), url, batchHash="true")
+    assert jobs(admin)[0][3] == 1
+    with pytest.raises(PySparkException, match=r"BATCH_CHANGED.*40 rows"):
+        save(frame(spark, ROWS - 1), url, batchHash="true", **options)
+    assert ids(admin) == list(range(ROWS))
+    assert staged(admin) == 0
+
+
+def test_a_job_without_rows_is_recorded(spark, admin, url):
+    """Its key is taken; with overwrite, it empties the table."""
+    save(frame(spark), url)
+    save(frame(spark, 0), url, "tuesday")
+    assert ids(admin) == list(range(ROWS))
+    save(frame(spark, 0), url, "wednesday", "overwrite")
+    assert ids(admin) == []
+    assert [job[:2] for job in jobs(admin)] == [("monday", ROWS), ("tuesday", 0), ("wednesday", 0)]
+
+
+def test_without_a_key_it_is_refused_in_words(spark, admin, url):
+    """Before a row has moved."""
+    with pytest.raises(PySparkException, match=r"\[NO_BATCH_KEY\].*Help: .*batchKey"):
+        save(frame(spark), url, None)
+    assert ids(admin) == []
+
+
+def test_a_missing_table_is_refused_before_a_row_has_moved(spark, url):
+    """As for a stream."""
+    with pytest.raises(PySparkException, match="TARGET_MISSING"):
+        save(frame(spark), url)
+
+
+@pytest.mark.parametrize("mode", ["error", "errorifexists", "ignore"])
+def test_other_save_modes_are_refused_by_spark(mode, spark, admin, url):
+    """Spark knows two modes for a Python data source; its default is not among them."""
+    with pytest.raises(AnalysisException, match='UNSUPPORTED_DATA_SOURCE_SAVE_MODE.*"Append" or "Overwrite"'):
+        save(frame(spark), url, mode=mode)
+
+
+@pytest.mark.parametrize("options", [INLINE, STAGED])
+def test_a_task_that_fails_leaves_nothing(options, spark, admin, url):
+    """The key is free, and what was staged is dropped, at the latest after the next job of the sink."""
+    broken = frame(spark).selectExpr("id", "CASE WHEN id = 39 THEN name || char(0) ELSE name END AS name")
+    with pytest.raises(PySparkException, match="NUL_IN_TEXT"):
+        save(broken, url, **options)
+    assert ids(admin) == []
+    save(frame(spark, 5), url, "tuesday")
+    assert staged(admin) == 0
+    save(frame(spark), url, **options)
+    assert len(ids(admin)) == ROWS + 5
+
+
+def test_a_commit_that_fails_leaves_nothing(spark, admin, url):
+    """Spark aborts after a refused commit: the staged rows go, and the key is free."""
+    admin.execute("ALTER TABLE events ADD CHECK (id < 39)")
+    with pytest.raises(PySparkException, match="ROW_REFUSED|CHECK|check"):
+        save(frame(spark), url, **STAGED)
+    assert ids(admin) == []
+    assert staged(admin) == 0
+    assert jobs(admin) == []
+
+
+def test_a_lost_answer_to_commit(spark, admin, url, proxy):
+    """The commit asks the ledger for its own attempt: the rows are there once, and no run was skipped."""
+    save(frame(spark, 1), url, "before")
+    proxy.cut_after_commit(touching="events")
+    save(frame(spark), proxy.url)
+    assert proxy.hits["cut_after_commit"] == 1
+    assert sorted(ids(admin)) == sorted([0, *range(ROWS)])
+    assert jobs(admin) == [("before", 1, "inline", 0), ("monday", ROWS, "inline", 0)]
