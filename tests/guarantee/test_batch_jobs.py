@@ -13,7 +13,6 @@ from support.batch_job import ROWS, frame, save
 from support.committed_rows import TABLE, ids
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
-from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
@@ -54,7 +53,7 @@ def test_a_killed_driver_is_run_again(moment, inline_bytes, scheduled, spark, ad
     """SIGKILL before COMMIT: the next run publishes. After it: the next run is skipped. What was staged is gone."""
     hold = getattr(proxy, f"hold_{moment}")(touching="COPY" if inline_bytes != "0" else "pgonce_task_attempt")
     driver = scheduled(inlineBytes=inline_bytes)
-    hold.wait(PATIENCE_SECONDS)
+    driver.wait_for(hold.reached.is_set, "it came to COMMIT")
     driver.sigkill()
     hold.cut()
     is_published = moment == "after_commit"
@@ -68,7 +67,7 @@ def test_two_schedulers_run_one_job(scheduled, admin, url, proxy):
     """The second one waits until the first one has committed, and is skipped; neither takes the other's staged rows."""
     hold = proxy.hold_before_commit(touching="batch_jobs")
     first = scheduled(inlineBytes="0")
-    hold.wait(PATIENCE_SECONDS)
+    first.wait_for(hold.reached.is_set, "it came to COMMIT")
     second = scheduled(url, inlineBytes="0", lockTimeout="60")
     second.wait_for(lambda: waiting_commits(admin), "it waited for the first one's key")
     assert ids(admin) == []

@@ -8,20 +8,26 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from uuid import uuid4
 
 import psycopg
 import pytest
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
 
+from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.ledger.migrations import ledgers_seen, migrate
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import connect, engine_for
 from pgonce.offsets_store.progress.event import Heard
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.batch_jobs.job_staging import give_up, sweep_jobs
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.table import StagingTable, sweep
 
@@ -116,9 +122,21 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
     accepted = make_planned_batch(7, query_id=f"{query_id} 4", end=None, start=None)
     assert commit(url, accepted, COMPLETE) is Verdict.ACCEPTED
     assert OffsetsStore(url).latest(f"{query_id} 0").replays == 1
+    run_batch_jobs(url, query_id)
     with connect(url) as connection:
         connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped")
     store_progress(url, f"{query_id} 0")
+
+
+def run_batch_jobs(url: str, key: str) -> None:
+    """Publish a batch job, skip it, give one up that has staged rows, sweep, and look."""
+    work = JobWork(lambda _: "sales.orders", lambda _: Published(0, "inline"))
+    for verdict in (JobVerdict.PUBLISHED, JobVerdict.SKIPPED):
+        assert commit_job(CommitSettings(url, retry_timeout=0), Job(key, uuid4()), work) is verdict
+    with connect(url, autocommit=True) as connection:
+        give_up(connection, key, "sales.orders", uuid4())
+        sweep_jobs(connection, "sales.orders", "sales.orders")
+    assert [job.skips for job in OffsetsStore(url).batch_jobs(batch_key=key)] == [1]
 
 
 def store_progress(url: str, query_id: str) -> None:
@@ -159,7 +177,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 9 + 2 + 24 + 3
+    assert len(GRANTS) == 9 + 2 + 24 + 3 + 4 + 7
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):

@@ -1,7 +1,7 @@
 """
 The command ``pgonce``: its answers, its exit codes, and what it must not say.
 
-Covers: offsets_store.cli.output, offsets_store.cli.tables, offsets_store.cli.terms.
+Covers: offsets_store.cli.output, offsets_store.cli.tables, offsets_store.cli.terms, offsets_store.status.batch_jobs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlib.metadata import version
 import psycopg
 import pytest
 from support.fixtures.postgres import url_with
-from support.ledger_history import KAFKA, OTHER, QUERY, publish, replay, take_over
+from support.ledger_history import KAFKA, OTHER, QUERY, publish, publish_job, replay, take_over
 
 from pgonce.offsets_store.cli.main import ExitCode
 from pgonce.offsets_store.ledger.grants import init_sql
@@ -282,3 +282,49 @@ class TestTrouble:
         code = "import pgonce.offsets_store.cli.main, sys; print('pyspark' in sys.modules)"
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert ran.stdout == "False\n"
+
+
+class TestBatchJobs:
+    """Jobs have a command of their own; status and history are about streams."""
+
+    def test_for_people(self, url, pgonce):
+        """The table shows key, sink, rows, run, and how many runs were skipped."""
+        published = publish_job(url, "2026-11-20")
+        publish_job(url, "2026-11-20")
+        shown = pgonce("batch-jobs")
+        assert shown.exit_code == ExitCode.OK
+        for text in ("2026-11-20", "public.orders", "inline", str(published.attempt), "7", "last "):
+            assert text in shown.stdout
+        assert "2026-11-20" not in pgonce("status").stdout
+
+    def test_for_programs(self, url, pgonce):
+        """One object a job, the newest first; --sink, --key and --limit choose."""
+        for key in ("a", "b", "c"):
+            publish_job(url, key)
+        found = json.loads(pgonce("batch-jobs", "--json").stdout)
+        assert [job["batch_key"] for job in found] == ["c", "b", "a"]
+        assert set(found[0]) == {
+            "sink_name",
+            "batch_key",
+            "attempt",
+            "rows",
+            "transport",
+            "content_hash",
+            "targets",
+            "counts",
+            "application",
+            "committed_at",
+            "skips",
+            "last_skipped_at",
+        }
+        assert (found[0]["rows"], found[0]["skips"], found[0]["last_skipped_at"]) == (7, 0, None)
+        chosen = json.loads(pgonce("batch-jobs", "--key", "b", "--json").stdout)
+        assert [job["batch_key"] for job in chosen] == ["b"]
+        assert json.loads(pgonce("batch-jobs", "--sink", "another", "--json").stdout) == []
+        assert len(json.loads(pgonce("batch-jobs", "--limit", "2", "--json").stdout)) == 2
+
+    def test_none(self, url, pgonce):
+        """That none was published is said in words; and status says where to look if there are jobs only."""
+        ensure_ledger(url)
+        assert "No such batch job" in pgonce("batch-jobs").stdout
+        assert "pgonce batch-jobs" in pgonce("status").stdout
