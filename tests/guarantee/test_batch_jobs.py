@@ -51,7 +51,7 @@ def ledger(admin):
 @pytest.mark.parametrize("moment", ["before_commit", "after_commit"])
 def test_a_killed_driver_is_run_again(moment, inline_bytes, scheduled, spark, admin, url, proxy):
     """SIGKILL before COMMIT: the next run publishes. After it: the next run is skipped. What was staged is gone."""
-    hold = getattr(proxy, f"hold_{moment}")(touching="COPY" if inline_bytes != "0" else "pgonce_task_attempt")
+    hold = getattr(proxy, f"hold_{moment}")(touching="batch_jobs")
     driver = scheduled(inlineBytes=inline_bytes)
     driver.wait_for(hold.reached.is_set, "it came to COMMIT")
     driver.sigkill()

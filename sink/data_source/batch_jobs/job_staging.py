@@ -37,7 +37,7 @@ def give_up(connection: psycopg.Connection, batch_key: str, sink_label: str, run
     A task of it that is still being killed may stage rows a moment later. Because of the note, a later sweep knows that
     nobody needs them.
 
-    :raises psycopg.Error: UndefinedTable where there is no ledger, so nothing was staged; and what else Postgres says.
+    :raises psycopg.Error: what Postgres says.
     """
     with connection.transaction():
         enter_in_tx(connection, LOCK_SECONDS)

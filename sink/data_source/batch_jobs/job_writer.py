@@ -19,6 +19,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.border import called_by_spark
 from pgonce.sink.changes.reader import reader_of
@@ -78,13 +79,15 @@ class JobWriter(DataSourceArrowWriter):
         A commit that is still under way holds a lock on that table, so the table is never dropped under it.
         """
         # A task that failed has sent no message, and may have staged rows all the same.
-        if all(isinstance(message, JobParcel) and not isinstance(message.payload, Staged) for message in messages):
+        parcels = [message for message in messages if isinstance(message, JobParcel)]
+        is_complete = 0 < len(parcels) == len(messages)
+        if is_complete and not any(isinstance(parcel.payload, Staged) for parcel in parcels):
             return
         try:
             options = self.task.options
             with connect(options.commit.url, autocommit=True) as connection:
+                # A task that Spark is still killing may be about to create it, and to stage its rows.
+                ensure_ledger(options.commit.url, connection)
                 give_up(connection, options.batch_key, options.sink_label, self.task.run)
-        except psycopg.errors.UndefinedTable:
-            _log.debug("there is no ledger yet, so nothing was staged")
         except (psycopg.Error, PgonceError) as error:
             _log.warning("a staging table is left for a later batch job's sweep: %s", error)

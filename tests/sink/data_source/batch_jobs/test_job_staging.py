@@ -7,7 +7,6 @@ import uuid
 
 import psycopg
 import pyarrow as pa
-import pytest
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -121,9 +120,3 @@ def test_runs_stage_side_by_side(admin, url):
     publish(admin, "monday")
     sweep_events(url)
     assert runs_with_tables(admin) == set()
-
-
-def test_without_a_ledger_nothing_was_staged(url):
-    """The caller is told by Postgres's own error."""
-    with connect(url, autocommit=True) as connection, pytest.raises(psycopg.errors.UndefinedTable):
-        give_up(connection, "monday", "events", uuid.uuid4())
