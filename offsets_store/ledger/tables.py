@@ -188,7 +188,7 @@ tombstones = Table(
     Column("order_value", JSONB, nullable=False),
     _now("deleted_at"),
     Column("expires_at", DateTime(timezone=True), nullable=False),
-    Index("tombstones_expiry", "target", "expires_at"),
+    Index("tombstones_expiry", "expires_at"),
 )
 
 interventions = Table(

@@ -97,13 +97,16 @@ def refuse_untraceable(changes: ChangeTable) -> None:
 
 def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
     """Drop the changes that are older than the delete of their key; return how many."""
+    # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
+    # through all changes for each of them. This finds each change's tombstone in the index.
     return connection.execute(
         sql.SQL(
-            "DELETE FROM {} AS change USING pgonce.tombstones AS stone "
-            "WHERE stone.target OPERATOR(pg_catalog.=) {}::pg_catalog.oid AND stone.key OPERATOR(pg_catalog.=) {} "
-            "AND (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
-            "OPERATOR(pg_catalog.>) change.{}"
-        ).format(changes.name, changes.target.oid, _key(changes), _order_type(changes), _order(changes))
+            "DELETE FROM {} AS change WHERE ("
+            "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
+            "FROM pgonce.tombstones AS stone "
+            "WHERE stone.target OPERATOR(pg_catalog.=) {}::pg_catalog.oid AND stone.key OPERATOR(pg_catalog.=) {}"
+            ") OPERATOR(pg_catalog.>) change.{}"
+        ).format(changes.name, _order_type(changes), changes.target.oid, _key(changes), _order(changes))
     ).rowcount
 
 
@@ -147,17 +150,19 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
     cursor.nextset()
     remembered = cursor.rowcount
     if remembered:
-        _prune_in_tx(connection, changes.target, max(_PRUNED_AT_LEAST, 2 * remembered))
+        _prune_in_tx(connection, max(_PRUNED_AT_LEAST, 2 * remembered))
     return remembered
 
 
-def _prune_in_tx(connection: psycopg.Connection, table: TargetTable, most: int) -> None:
+def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:
+    # Of any table, because the index has nothing but the time: with the table in it, Postgres could take it for looking
+    # keys up. Whoever writes to another table may hold its tombstones.
     connection.execute(
         sql.SQL(
             "DELETE FROM pgonce.tombstones WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
-            "SELECT ctid FROM pgonce.tombstones WHERE target OPERATOR(pg_catalog.=) {}::pg_catalog.oid "
-            "AND expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() LIMIT {}))"
-        ).format(table.oid, most)
+            "SELECT ctid FROM pgonce.tombstones WHERE expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() "
+            "LIMIT {} FOR UPDATE SKIP LOCKED))"
+        ).format(most)
     )
 
 

@@ -8,7 +8,7 @@ CREATE TABLE pgonce.tombstones (
     expires_at  timestamptz NOT NULL,
     PRIMARY KEY (target, key)
 );
-CREATE INDEX tombstones_expiry ON pgonce.tombstones (target, expires_at);
+CREATE INDEX tombstones_expiry ON pgonce.tombstones (expires_at);
 COMMENT ON TABLE pgonce.tombstones IS 'Rows that were deleted with onlyNewer: an older change of the key is passed over while its tombstone is there.';
 COMMENT ON COLUMN pgonce.tombstones.target IS 'The table from which the row was deleted.';
 COMMENT ON COLUMN pgonce.tombstones.deleted_at IS 'When it was deleted.';

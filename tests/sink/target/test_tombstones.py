@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
+import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
@@ -56,3 +57,25 @@ def test_all_digits_of_a_float_are_remembered(digits, url, admin):
     late = (1, "late", order - 2**-50, WRITE), (2, "late", float("inf"), WRITE)
     assert apply(url, *late, **how) == {"passed_over": 2}
     assert apply(url, (1, "new", order + 2**-50, WRITE), **how) == {"written": 1}
+
+
+def test_a_key_is_looked_up_though_statistics_say_that_nothing_is_remembered(url, admin):
+    """As after a VACUUM while the table was empty: each change reads its own tombstone, and not those of all."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)")
+    fill = (
+        "INSERT INTO pgonce.tombstones SELECT 'events'::regclass, jsonb_build_array(id), '5', now(), now() + '1 day' "
+        "FROM generate_series(1, 2000) AS id"
+    )
+    admin.execute("ALTER TABLE pgonce.tombstones SET (autovacuum_enabled = off)")
+    admin.execute(fill)
+    admin.execute("DELETE FROM pgonce.tombstones")
+    admin.execute("VACUUM (TRUNCATE off) pgonce.tombstones")
+    admin.execute(fill)
+    with psycopg.connect(url) as connection:
+        rows = [(id_, "late", 4, WRITE) for id_ in range(1, 101)]
+        assert apply(connection, *rows, only_newer=True) == {"passed_over": 100}
+        read = connection.execute(
+            "SELECT pg_stat_get_xact_tuples_fetched(oid) + pg_stat_get_xact_tuples_returned(oid) FROM pg_class "
+            "WHERE oid = 'pgonce.tombstones'::regclass"
+        ).fetchone()
+    assert read[0] <= 200
