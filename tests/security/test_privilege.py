@@ -12,8 +12,10 @@ from uuid import uuid4
 
 import psycopg
 import pytest
+from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
+from support.sent_rows import publish
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -37,6 +39,7 @@ CREATE SCHEMA sales;
 CREATE TABLE sales.orders (id bigint, name text);
 CREATE TABLE sales.totals (id bigint PRIMARY KEY, name text);
 CREATE TABLE sales.report (id bigint, name text);
+CREATE TABLE sales.copy (id bigint PRIMARY KEY, seq bigint);
 CREATE TABLE sales.wages (id bigint, name text);
 """
 APPEND = destination("sales.orders", "append", (), None)
@@ -122,10 +125,25 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
     accepted = make_planned_batch(7, query_id=f"{query_id} 4", end=None, start=None)
     assert commit(url, accepted, COMPLETE) is Verdict.ACCEPTED
     assert OffsetsStore(url).latest(f"{query_id} 0").replays == 1
+    apply_changes(url)
     run_batch_jobs(url, query_id)
     with connect(url) as connection:
         connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped")
     store_progress(url, f"{query_id} 0")
+
+
+CHANGES = t.StructType([
+    t.StructField("id", t.LongType()),
+    t.StructField("seq", t.LongType()),
+    t.StructField("gone", t.BooleanType()),
+])  # fmt: skip
+
+
+def apply_changes(url: str) -> None:
+    """Write and delete rows, and remember the deletes."""
+    how = {"mode": "apply", "delete_when": "gone", "order_by": "seq", "only_newer": True, "table": "sales.copy"}
+    for rows in ([(1, 1, False), (2, 1, False)], [(1, 2, True), (2, 2, False)]):
+        publish(url, "inline", CHANGES, rows, **how)
 
 
 def run_batch_jobs(url: str, key: str) -> None:
@@ -177,7 +195,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 9 + 2 + 24 + 3 + 4 + 7
+    assert len(GRANTS) == 13 + 2 + 24 + 3 + 4 + 7
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):
