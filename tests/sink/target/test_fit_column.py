@@ -629,7 +629,7 @@ class TestComposites:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("way", [way for way in WAYS if way.name != "writer_upsert"], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", [way for way in WAYS if not way.upserts], ids=lambda way: way.name)
 def test_they_travel_by_every_way_in(spark, way, url_with, tmp_path):
     """Vectors, hstores and composites of a stream arrive inline, staged, received, and by foreachBatch."""
     (tmp_path / "in").mkdir()
