@@ -55,7 +55,9 @@ _counter = itertools.count()
 
 def needs_changes(upsert: Upsert, changes: Changes | None) -> bool:
     """Whether rows must be reduced before they are written, because they do more than replace a stored row."""
-    return changes is not None or upsert.existing.only_newer or upsert.existing.keep_where is not None
+    existing = upsert.existing
+    has_first_values = bool(existing.update_columns) and upsert.order_by is not None
+    return changes is not None or existing.only_newer or existing.keep_where is not None or has_first_values
 
 
 def apply_in_tx(
@@ -81,23 +83,24 @@ def apply_in_tx(
         lock_tombstones_in_tx(connection, table)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
+    has_deletes = deletes > counts["ignored"]
     has_tombstones = traced and has_tombstones_in_tx(connection, table)
-    if batch.unread and compared.newer_by:
-        # What is older than the stored row must not say what a newer change could not read.
+    if batch.puts_together and compared.newer_by:
+        # What is older than the stored row, or than its delete, must not say anything of a newer change.
         given = replace(batch, name=_name())
         connection.execute(given.create_of_all(source, wanted), prepare=False)
-        _lock_rows_in_tx(connection, given, deletes=bool(deletes))
+        _lock_rows_in_tx(connection, given, deletes=has_deletes)
         older = pass_over_in_tx(connection, given) if has_tombstones else 0
         counts["passed_over"] = older + _pass_over_stored_in_tx(connection, given)
         kept = connection.execute(batch.create_from(given), prepare=False).rowcount
     else:
-        kept = connection.execute(batch.create(source, wanted), prepare=False).rowcount
+        kept = connection.execute(batch.create(source, wanted, has_deletes=has_deletes), prepare=False).rowcount
     counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
         raise _doubled(compared, counts["superseded"])
     left = kept - (pass_over_in_tx(connection, batch) if has_tombstones else 0)
     counts["passed_over"] += kept - left
-    deletes = 0 if counts["ignored"] or not deletes else count_deletes_in_tx(connection, batch)
+    deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
     if deletes or batch.unread:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     is_soft = changes is not None and changes.deletes == "soft"

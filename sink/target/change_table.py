@@ -33,8 +33,6 @@ DELETED = sql.Identifier(DELETED_COLUMN)
 NEW = sql.Identifier("pgonce_new")
 _ORDER = "pgonce_order"
 _MODIFIER = re.compile(r"\(.*?\)")
-# Of changes with the same order a write is the last: feeds tell an update as a delete and an insert of one version.
-_LAST_FIRST = sql.SQL("{} DESC NULLS LAST, {}, pgonce_place DESC")
 
 
 @dataclass(frozen=True)
@@ -70,11 +68,18 @@ class ChangeTable:
         found = [c.target for c in self._of_rows if c.source in texts and c not in compared]
         return {name: sql.Identifier(f"pgonce_unread_{number}") for number, name in enumerate(found)}
 
-    def create(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+    def create(self, source: sql.Identifier, wanted: sql.Composable, *, has_deletes: bool) -> sql.Composed:
         """The statement that fills this table from the wanted rows of ``source``; its answer counts the changes."""
-        if self._is_simple:
+        # Without an order, rows of one key are refused, and each change is the last one.
+        is_last_enough = not self.unread and (self.upsert.order_by is None or not (self._frozen or has_deletes))
+        if is_last_enough:
             return self._created(self._last_of_each(source, wanted))
         return self._created(self._by_windows(sql.SQL("({})").format(self._all(source, wanted))))
+
+    @property
+    def puts_together(self) -> bool:
+        """Whether a written row has values of several changes of its key."""
+        return bool(self.unread or self._frozen)
 
     def create_of_all(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
         """The statement that fills this table with every wanted row of ``source``, several of a key among them."""
@@ -150,13 +155,13 @@ class ChangeTable:
         return sql.SQL("target.{0} {1} {2}.{0}{3}").format(sql.Identifier(name), equal, sql.Identifier(change), collate)
 
     @property
-    def _is_simple(self) -> bool:
-        return not self.unread and not self._keeps_two
-
-    @property
-    def _keeps_two(self) -> bool:
-        """Whether a key has two changes here if it ends in a delete: that one, and the last write before it."""
-        return self.upsert.order_by is not None and bool(self.changes and self.changes.deletes == "soft")
+    def _frozen(self) -> list[str]:
+        """Columns that a row has from its first write, because updateColumns does not name them."""
+        if not self.upsert.existing.update_columns:
+            return []
+        changed = self.reduced_upsert.changed(self.written)
+        keys = {key.target for key in self.upsert.keys}
+        return [column.target for column in self._of_rows if column.target not in (*changed, *keys)]
 
     @property
     def _deletes(self) -> sql.Composable:
@@ -224,14 +229,13 @@ class ChangeTable:
 
     def _last_of_each(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
         last_first = sql.SQL(", {} DESC NULLS LAST").format(sql.Identifier(self._order)) if self._order else sql.SQL("")
-        return sql.SQL("SELECT DISTINCT ON ({}) {} FROM {} WHERE {} ORDER BY {}{}, {}, ctid DESC").format(
+        return sql.SQL("SELECT DISTINCT ON ({}) {} FROM {} WHERE {} ORDER BY {}{}, ctid DESC").format(
             self._distinct(),
             sql.SQL(", ").join(self._values()),
             source,
             self._wanted(wanted),
             self.keys_in_order(),
             last_first,
-            DELETED,
         )
 
     def _all(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
@@ -246,61 +250,68 @@ class ChangeTable:
 
     def _by_windows(self, rows: sql.Composable) -> sql.Composed:
         """
-        The same where an earlier change of a key counts too: for a soft delete, and for values that were not read.
+        The same where an earlier change of a key counts too, so that the batch leaves what its changes leave in turn.
 
-        A soft delete leaves the row with the values of the last write before it. A value that was not read is that of
-        the last change of the batch which has one, unless the key was deleted since.
+        A row that was deleted and written again is deleted first: it loses what others put into it. A soft delete
+        leaves the values of the last write before it. A value that was not read is that of the last write which has
+        one, and a column that may not change has that of the first write, each since the key was last deleted.
         """
-        is_soft = self._keeps_two
-        order = sql.Identifier(self._order) if self._order else sql.SQL("NULL::pg_catalog.int4")
+        is_soft = bool(self.changes and self.changes.deletes == "soft")
         keys = self._distinct()
-        last_first = _LAST_FIRST.format(order, DELETED)
         # How many deletes of the key come later; a soft delete takes no value away.
         counted = "pg_catalog.count(*) FILTER (WHERE {}) OVER (newest ROWS UNBOUNDED PRECEDING)"
-        later = sql.SQL(
-            "SELECT *, pg_catalog.first_value({deleted}) OVER newest AS pgonce_ends, {later} AS pgonce_epoch "
-            "FROM {rows} AS given WINDOW newest AS (PARTITION BY {keys} ORDER BY {last_first})"
+        ranked = sql.SQL(
+            "SELECT *, pg_catalog.first_value({deleted}) OVER newest AS pgonce_ends, {later} AS pgonce_later, "
+            "pg_catalog.row_number() OVER newest AS pgonce_rank FROM {rows} AS given "
+            "WINDOW newest AS (PARTITION BY {keys} ORDER BY {last_first})"
         ).format(
             deleted=DELETED,
             later=sql.SQL("0") if is_soft else sql.SQL(counted).format(DELETED),
             rows=rows,
             keys=keys,
-            last_first=last_first,
+            last_first=self._last_first(),
         )
-        known = []
+        gone = sql.SQL("{} OR pgonce_later OPERATOR(pg_catalog.<>) 0").format(DELETED)
+        window = sql.SQL("(PARTITION BY {} ORDER BY {}, pgonce_rank {})")
+        first = window.format(keys, gone, sql.SQL("DESC"))
+        known = [
+            sql.SQL("pg_catalog.first_value({0}) OVER {1} AS {0}").format(sql.Identifier(name), first)
+            for name in self._frozen
+        ]
         for name, is_unread in self.unread.items():
-            useless = sql.SQL("({} OR {} OR pgonce_epoch OPERATOR(pg_catalog.<>) 0)").format(is_unread, DELETED)
-            window = sql.SQL("(PARTITION BY {} ORDER BY {}, {})").format(keys, useless, last_first)
-            has_epochs = sql.SQL("pg_catalog.max(pgonce_epoch) OVER (PARTITION BY {})").format(keys)
-            known.append(
-                sql.SQL(
-                    "CASE WHEN pg_catalog.first_value({useless}) OVER {window} THEN NULL "
-                    "ELSE pg_catalog.first_value({name}) OVER {window} END AS {name}, "
-                    "pg_catalog.first_value({useless}) OVER {window} "
-                    "AND {has_epochs} OPERATOR(pg_catalog.=) 0 AS {is_unread}"
-                ).format(
-                    useless=useless,
-                    window=window,
-                    name=sql.Identifier(name),
-                    has_epochs=has_epochs,
-                    is_unread=is_unread,
+            useless = sql.SQL("({} OR {})").format(is_unread, gone)
+            last = window.format(keys, useless, sql.SQL("ASC"))
+            known.append(sql.SQL("pg_catalog.first_value({}) OVER {} AS {}").format(useless, last, is_unread))
+            if name not in self._frozen:
+                value = sql.SQL("pg_catalog.first_value({}) OVER {}").format(sql.Identifier(name), last)
+                known.append(
+                    sql.SQL("CASE WHEN pg_catalog.first_value({}) OVER {} THEN NULL ELSE {} END AS {}").format(
+                        useless, last, value, sql.Identifier(name)
+                    )
                 )
-            )
-        rest = [sql.Identifier(c.target) for c in self.written if c.target not in self.unread]
+        rest = [sql.Identifier(c.target) for c in self.written if c.target not in {*self.unread, *self._frozen}]
         rest += [sql.Identifier(_ORDER)] if self._order == _ORDER else []
-        chosen = sql.SQL("SELECT {} FROM ({}) AS epochs").format(
-            sql.SQL(", ").join([*rest, DELETED, NEW, sql.SQL("pgonce_ends, pgonce_place"), *known]), later
+        chosen = sql.SQL("SELECT {} FROM ({}) AS ranked").format(
+            sql.SQL(", ").join([*rest, DELETED, NEW, sql.SQL("pgonce_ends, pgonce_rank"), *known]), ranked
         )
-        # Of each key the last write; and for a soft delete also the delete, if it is the last change.
+        # Of each key the last write and the last delete, but one of them only if it is the last change: a write before
+        # a delete that removes the row, or a soft delete before a write.
         return sql.SQL(
             "SELECT DISTINCT ON ({keys}, {deleted}) * FROM ({chosen}) AS chosen "
-            "WHERE {deleted} OPERATOR(pg_catalog.=) pgonce_ends OR ({is_soft} AND NOT {deleted}) "
-            "ORDER BY {in_order}, {deleted}, {last_first}"
+            "WHERE pgonce_ends OPERATOR(pg_catalog.=) {deleted} OR {earlier} "
+            "ORDER BY {in_order}, {deleted}, pgonce_rank"
         ).format(
             keys=keys,
             deleted=DELETED,
             chosen=chosen,
-            is_soft=sql.Literal(is_soft),
+            earlier=sql.SQL("NOT {}" if is_soft else "{}").format(DELETED),
             in_order=self.keys_in_order(),
-            last_first=last_first,
+        )
+
+    def _last_first(self) -> sql.Composable:
+        order = sql.SQL("{} DESC NULLS LAST, ").format(sql.Identifier(self._order)) if self._order else sql.SQL("")
+        # A version of a table that deletes a row and inserts it again has replaced it.
+        replaces = self.changes is not None and self.changes.feed in ("delta", "spark")
+        return sql.SQL("{}{}pgonce_place DESC").format(
+            order, sql.SQL("{}, ").format(DELETED) if replaces else sql.SQL("")
         )

@@ -54,6 +54,11 @@ def _others(batch: ChangeTable) -> sql.Composed:
     left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(newer)) if newer_by else batch.exists()
     if batch.changes is None or batch.changes.deletes != "hard":
         left = sql.SQL("false")
+    # A key that is written again has a row.
+    again = sql.SQL("EXISTS (SELECT FROM {} AS target WHERE NOT target.{} AND {})").format(
+        batch.name, DELETED, batch.same_key()
+    )
+    left = sql.SQL("{} AND NOT {}").format(left, again)
     return sql.SQL(
         "SELECT pg_catalog.count(*) FROM {} AS change WHERE CASE WHEN change.{} THEN {} ELSE NOT {} END"
     ).format(batch.name, DELETED, left, written)

@@ -79,3 +79,55 @@ def test_texts_are_ordered_by_the_collation_of_their_column(url, admin):
     assert stored(admin) == [(1, "last", "B")]
     apply(url, (1, None, "C", DELETE), struct=struct, only_newer=True)
     assert apply(url, (1, "late", "b", WRITE), struct=struct, only_newer=True) == {"passed_over": 1}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("mode", ["apply", "upsert"])
+def test_columns_that_may_not_change_are_those_of_the_first_row(mode, at_once, url, admin):
+    """However the rows of a key are cut into batches; after a delete it begins anew."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone bool)")
+    rows = [(1, "first", 1, WRITE), (1, "second", 2, WRITE), (2, "gone", 1, WRITE)]
+    rows += [(2, None, 2, DELETE), (2, "again", 3, WRITE), (2, "later", 4, WRITE)] if mode == "apply" else []
+    how = {"mode": mode, "delete_when": "gone" if mode == "apply" else None, "update_columns": ["seq"]}
+    for batch in [rows] if at_once else [[row] for row in rows]:
+        apply(url, *batch, **how)
+    assert [row[:3] for row in stored(admin)] == [
+        (1, "first", 2),
+        (2, "again", 4) if mode == "apply" else (2, "gone", 1),
+    ]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("only_newer", [True, False])
+def test_a_row_that_is_deleted_and_comes_back_is_a_new_one(at_once, only_newer, url, admin):
+    """It loses what others put into columns that the rows do not have, and its children, in one batch as in two."""
+    admin.execute(
+        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, note text DEFAULT 'new'); "
+        "CREATE TABLE parts (id bigint REFERENCES events ON DELETE CASCADE); "
+        "CREATE FUNCTION same() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN coalesce(NEW, OLD); END $$; "
+        "CREATE TRIGGER same BEFORE INSERT OR UPDATE OR DELETE ON events FOR EACH ROW EXECUTE FUNCTION same(); "
+        "INSERT INTO events VALUES (1, 'a', 1, 'of others'), (2, 'newer', 6, 'of others'); "
+        "INSERT INTO parts VALUES (1), (2)"
+    )
+    rows = [(1, None, 2, DELETE), (1, "b", 3, WRITE), (2, None, 5, DELETE), (2, "c", 7, WRITE)]
+    for batch in [rows] if at_once else [[row] for row in rows]:
+        apply(url, *batch, only_newer=only_newer)
+    kept = [(2, "c", 7, "of others" if only_newer else "new")]
+    assert stored(admin) == [(1, "b", 3, "new"), *kept]
+    assert admin.execute("SELECT id FROM parts").fetchall() == ([(2,)] if only_newer else [])
+
+
+@pytest.mark.parametrize("operations", [["delete", "insert"], ["insert", "delete"]])
+def test_a_version_that_deletes_a_row_and_inserts_it_has_replaced_it(operations, url, admin):
+    """Whichever of the two comes first, both have the version of the commit as their order."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); INSERT INTO events VALUES (1, 'old')")
+    struct = t.StructType([
+        t.StructField("id", t.LongType()),
+        t.StructField("name", t.StringType()),
+        t.StructField("_commit_version", t.LongType()),
+        t.StructField("pgonce_deleted", t.BooleanType()),
+    ])  # fmt: skip
+    how = {"delete_when": None, "change_feed": "delta", "order_by": "_commit_version", "struct": struct}
+    rows = [(1, "new" if operation == "insert" else "old", 7, operation == "delete") for operation in operations]
+    assert apply(url, *rows, **how) == {"deleted": 1, "written": 1}
+    assert stored(admin) == [(1, "new")]
