@@ -218,7 +218,9 @@ def target_for(
     if table is None:
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
-        of_rows = [column for column in encoded if column.name not in destination.only_if_there]
+        # The order is among them, as in an upsert of any other new table.
+        about_changes = destination.changes.about_changes if destination.changes else frozenset()
+        of_rows = [column for column in encoded if column.name not in about_changes]
         create_table(connection, found.schema, found.name, of_rows, destination.keys)
         found, table = lock(None)
     if table is None:
