@@ -7,6 +7,7 @@ with the batch's offsets, or not at all.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Unpack
@@ -21,6 +22,7 @@ from pgonce.sink.by_key import DELETED_COLUMN, Changes
 from pgonce.sink.foreach_batch.frame_rows import collected_rows
 from pgonce.sink.option_hints import column_names
 from pgonce.sink.settings import Destination, TableOptions, destination
+from pgonce.sink.target.apply import WRITTEN
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 
@@ -37,10 +39,16 @@ class BatchTransaction:
         self._batch = batch
         self.rows = 0
         """Rows handed to ``append``, ``upsert`` and ``replace`` so far."""
+        self._counts: Counter[str] = Counter()
         self.targets: dict[str, int] = {}
         """The tables that these went into: qualified name to oid."""
         self.notes: dict[str, str] = {}
         """What was altered about them for their rows, or was left out of the rows, in a sentence for each table."""
+
+    @property
+    def counts(self) -> dict[str, int] | None:
+        """What became of the rows so far, if any were applied by key; the others were simply written."""
+        return dict(self._counts) if set(self._counts) - {WRITTEN} else None
 
     @property
     def batch_id(self) -> int:
@@ -125,11 +133,12 @@ class BatchTransaction:
 
     def _write(self, frame: DataFrame, where: Destination) -> int:
         with collected_rows(frame, where) as rows:
-            table, _ = publish_rows_in_tx(driver_connection(self._connection), where, rows)
+            table, counts = publish_rows_in_tx(driver_connection(self._connection), where, rows)
             self.targets[table.qualified_name] = table.oid
             earlier = self.notes.get(table.qualified_name, "")
             if table.note not in earlier:
                 self.notes[table.qualified_name] = f"{earlier} {table.note}".strip()
             count = rows.count()
+        self._counts.update({WRITTEN: count} if counts is None else counts)
         self.rows += count
         return count

@@ -81,14 +81,15 @@ def transactional_batch(
                 positions.check(frame.schema)
 
             def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
-                transaction = BatchTransaction(connection, batch)
+                tx = BatchTransaction(connection, batch)
+                dropped = 0
                 if positions is None:
-                    function(frame, transaction)
-                    return Published(transaction.rows, "function", targets=transaction.targets, notes=transaction.notes)
-                is_stored = stored_already(positions, stored, batch.span)
-                function(frame.where(~is_stored), transaction)
-                dropped = frame.where(is_stored).count() if stored else 0
-                return Published(transaction.rows, "function", dropped, transaction.targets, notes=transaction.notes)
+                    function(frame, tx)
+                else:
+                    is_stored = stored_already(positions, stored, batch.span)
+                    function(frame.where(~is_stored), tx)
+                    dropped = frame.where(is_stored).count() if stored else 0
+                return Published(tx.rows, "function", dropped, tx.targets, counts=tx.counts, notes=tx.notes)
 
             work = Work(lambda _: name, publish, sealed=True)
             verdict = commit_batch(settings.commit, settings.batch_of(frame, batch_id), work)

@@ -47,7 +47,8 @@ from pgonce.sink.target.trigger_outcome import refuse_other_outcome
 from pgonce.sink.target.upsert import compare_in_tx, null_keys
 from pgonce.sink.target.write_changes import write_in_tx
 
-STAGES = ("written", "deleted", "superseded", "passed_over", "not_found", "ignored")
+WRITTEN = "written"
+STAGES = (WRITTEN, "deleted", "superseded", "passed_over", "not_found", "ignored")
 """What becomes of a row: each is counted as one of these, and in ``pgonce.batches`` they add up to the batch's rows."""
 
 _counter = itertools.count()
@@ -106,8 +107,8 @@ def apply_in_tx(
     is_soft = changes is not None and changes.deletes == "soft"
     if deletes and not is_soft:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
-    counts["written"] = write_in_tx(connection, batch, left - deletes)
-    counts["passed_over"] += left - deletes - counts["written"]
+    counts[WRITTEN] = write_in_tx(connection, batch, left - deletes)
+    counts["passed_over"] += left - deletes - counts[WRITTEN]
     if deletes and is_soft:
         delete_softly_in_tx(connection, batch, deletes, counts, traced=traced)
     refuse_other_outcome(connection, batch)
