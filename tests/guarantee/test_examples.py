@@ -18,6 +18,8 @@ from types import ModuleType
 import psutil
 import psycopg
 import pytest
+from change_feed import COLUMNS, ChangeFeed
+from change_feed_topic import send
 from confluent_kafka import Producer
 from maven import ROOT
 from support.fixtures.driver import Driver
@@ -133,6 +135,29 @@ class TestExamples:
         assert newest == [("customer-0", 198), ("customer-1", 199), ("customer-2", 200)]
         assert one(observer, "SELECT count(*) FROM pgonce.replays") == (1,)
         assert one(observer, "SELECT sum(end_offset::text::int) FROM pgonce.current_offsets") == (200,)
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    @pytest.mark.kafka
+    def test_cdc(self, run_example, kafka, topic, url, observer, tmp_path):
+        """The copy is the source's table, though a batch was run again, and old events come again in both runs."""
+        name, checkpoint = topic(partitions=2), tmp_path / "checkpoint"
+        feed = ChangeFeed(2, keys=40, events=500, replays=4, large_notes=0.4)
+        records = list(feed.records())
+        with psycopg.connect(url) as connection:
+            connection.execute(f"CREATE TABLE orders ({COLUMNS}, lsn bigint)")
+        for part in (records[: len(records) // 2], records[len(records) // 2 :]):
+            send(part, kafka.bootstrap_servers, name)
+            arguments = (kafka.bootstrap_servers, name, checkpoint, url)
+            succeeded(run_example(EXAMPLES / "cdc.py", *arguments, kafka=True))
+            forget_last_commit(checkpoint)
+        rows = observer.execute("SELECT id, customer, amount, note, updated_at FROM orders").fetchall()
+        assert sorted(rows) == sorted(feed.final_state().values())
+        assert one(observer, "SELECT array_agg(batch_id) FROM pgonce.replays") == ([0],)
+
+    def test_cdc_is_short(self):
+        """A job that follows another database fits on a page."""
+        assert len((EXAMPLES / "cdc.py").read_text().splitlines()) <= 40
 
     @pytest.mark.spark
     @pytest.mark.slow
