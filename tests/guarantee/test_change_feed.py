@@ -150,30 +150,32 @@ class TestDebezium:
         assert one.wrong(observer, "staged") == again.wrong(observer, "staged") == []
 
     def test_killed_drivers(self, followed_feed, observer, kafka, url, tmp_path, start_driver):
-        """A driver that runs a query for each way in is killed four times; no change is lost, and none comes back."""
+        """A driver that runs a query for each way in is killed three times; no change is lost, and none comes back."""
         one = followed_feed(FEEDS["few_keys"], *WAYS)
         settings = spark_settings(tmp_path, kafka=True) | KILLED_IN_ITS_FIRST_BATCH
         job = Job(url, str(tmp_path), settings, kafka.bootstrap_servers, one.topic, RECORDS_OF_A_BATCH, WAYS)
         env = with_tests_on_path("testbed")
         again = {way: [] for way in WAYS}
-        for share in (0.25, 0.5, 0.75, 1):
+        for share in (0.3, 0.6, 1):
             seen = {way: _batches(observer, way, tmp_path) for way in WAYS}
             one.send(share)
             driver = start_driver(Path(feed_job.__file__), job.to_json(), env=env)
             driver.wait_for(
-                lambda seen=seen: all(_batches(observer, way, tmp_path) > seen[way] + 1 for way in WAYS),
-                "each query had two more batches",
+                lambda seen=seen: all(_batches(observer, way, tmp_path) > seen[way] for way in WAYS),
+                "each query had one more batch",
             )
             assert reasons(driver) == []
             driver.sigkill()
             for way in WAYS:
-                if _last_commit(way, tmp_path) == _batches(observer, way, tmp_path) - 1:
+                # If the next batch is planned already, Spark would begin with that one.
+                noted = _newest("commits", way, tmp_path)
+                if noted == _newest("offsets", way, tmp_path) == _batches(observer, way, tmp_path) - 1:
                     again[way].append(one.rewind(way))
         for way in WAYS:
             one.run(way)
             assert one.wrong(observer, way) == [], way
             assert set(again[way]) <= set(replays(observer, checkpoint_of(way, tmp_path)))
-        assert sum(map(len, again.values())) > 0
+        assert any(replays(observer, checkpoint_of(way, tmp_path)) for way in WAYS)
 
 
 def _batches(observer, way, directory):
@@ -184,10 +186,10 @@ def _batches(observer, way, directory):
     return len(recorded(observer, checkpoint_of(way, directory))) if metadata.exists() else 0
 
 
-def _last_commit(way, directory):
-    """The last batch that Spark has noted as committed."""
-    commits = Path(checkpoint_of(way, directory)) / "commits"
-    return max((int(file.name) for file in commits.glob("[0-9]*")), default=-1)
+def _newest(log, way, directory):
+    """The last batch in one of the logs that Spark keeps in the checkpoint."""
+    files = (Path(checkpoint_of(way, directory)) / log).glob("[0-9]*")
+    return max((int(file.name) for file in files), default=-1)
 
 
 class Versions:
