@@ -247,6 +247,17 @@ CLAIMS: tuple[Claim, ...] = (
         "waited for in vain for 10 seconds",
         (f"{_RUNNING}::test_a_session_that_a_dead_host_left", f"{_RUNNING}::test_a_commit_that_holds_its_row"),
     ),
+    Claim(
+        "an older snapshot does not see what was committed while it waited",
+        ("tests/sink/target/test_start_over.py::TestRefused::test_other_isolation_levels",),
+    ),
+    Claim(
+        "if a query is in the middle of a batch for more than 10 seconds (`RECOVERY_RUNNING`)",
+        (
+            "tests/offsets_store/rebuild/test_swap.py::TestRefused::test_a_writer_in_the_middle_of_a_batch",
+            "tests/offsets_store/rebuild/test_swap.py::TestRefused::test_a_reader_that_holds_a_table",
+        ),
+    ),
     # security.md
     Claim(
         "after 10 s at most each, one that draws out the handshake",
