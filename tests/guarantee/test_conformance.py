@@ -35,14 +35,14 @@ from support.audit import (
 from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish, rewind, run_elsewhere
-from support.ways_in import WAYS, InForeachBatch, Sink
+from support.ways_in import APPLYING_WAYS, WAYS, InForeachBatch, Sink
 
 pytestmark = pytest.mark.spark
 
 IN_FOREACH_BATCH = [way for way in WAYS if isinstance(way, InForeachBatch)]
 
 
-@pytest.fixture(params=WAYS, ids=lambda way: way.name)
+@pytest.fixture(params=(*WAYS, *APPLYING_WAYS), ids=lambda way: way.name)
 def way(request):
     """One of the ways in."""
     return request.param

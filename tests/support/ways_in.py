@@ -140,6 +140,8 @@ WAYS: tuple[WayIn, ...] = (
     InForeachBatch("writer_append", _writer("append"), _writer("complete")),
     InForeachBatch("writer_upsert", _upserting_writer, _upserting_writer, upserts=True),
     InForeachBatch("function", _appending_function, _replacing_function),
+)
+APPLYING_WAYS: tuple[WayIn, ...] = (
     DataSource("applied", inline_bytes=0, upserts=True),
     InForeachBatch("function_apply", _applying_function, _replacing_function, upserts=True),
 )
