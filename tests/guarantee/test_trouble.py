@@ -645,7 +645,7 @@ def test_a_batch_whose_offsets_are_committed_already_is_not_planned(spark, admin
     ("arguments", "code"),
     [
         ({"table": ""}, "NO_TABLE"),
-        ({"table": "t", "mode": "upsert"}, "NO_KEYS"),
+        ({"table": "t", "mode": "upsert", "create_table": True}, "NO_KEYS"),
         ({"table": "t", "mode": "merge"}, "BAD_OPTION"),
         ({"table": "t", "retain_batches": 5}, "BAD_OPTION"),
     ],
