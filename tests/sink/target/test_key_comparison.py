@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-
 import psycopg
 import pytest
-from embedded_postgres import EmbeddedPostgres
-from maven import MissingTool
-from postgres_binaries import bin_dir
 from pyspark.sql import types as t
-from support.fixtures.skips import unavailable
 from support.sent_rows import publish
 
 import pgonce.sink.target.upsert
@@ -27,34 +21,6 @@ CI = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', determini
 PADDED = [("a", 1, "old"), ("a  ", 2, "new"), ("b ", 5, "new"), ("b", 4, "old"), ("c", 1, "only")]
 PADDED_LEFT = [("a", 2, "new"), ("b", 5, "new"), ("c", 1, "only")]
 CASED = [("a", 1, "old"), ("A", 2, "new"), ("B", 5, "new"), ("b", 4, "old"), ("c", 1, "only")]
-
-
-@pytest.fixture(scope="session")
-def icu_server(postgres_server):
-    """A server with ICU and contrib; the embedded wheel is built without."""
-    with psycopg.connect(postgres_server.url("postgres"), autocommit=True) as connection:
-        has_icu = connection.execute("SELECT FROM pg_collation WHERE collprovider = 'i' AND collname <> 'unicode'")
-        has_citext = connection.execute("SELECT FROM pg_available_extensions WHERE name = 'citext'")
-        if has_icu.fetchone() and has_citext.fetchone():
-            yield postgres_server.url("postgres")
-            return
-    try:
-        with EmbeddedPostgres(bin_dir=bin_dir(17)) as server:
-            yield server.uri()
-    except MissingTool as missing:
-        unavailable(str(missing))
-
-
-@pytest.fixture
-def icu_url(icu_server):
-    """A database of its own on that server."""
-    name = f"pgonce_test_{secrets.token_hex(6)}"
-    with psycopg.connect(icu_server, autocommit=True) as connection:
-        create = f"CREATE DATABASE {name} TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'"
-        connection.execute(create.encode())
-    yield psycopg.conninfo.make_conninfo(icu_server, dbname=name)
-    with psycopg.connect(icu_server, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
 
 def execute(url, query):
