@@ -55,7 +55,7 @@ FROM (SELECT *, max(position) OVER (PARTITION BY stream) AS top FROM {t}) AS row
 # delete that is remembered keeps it away.
 _APPLIED = """
 WITH tops AS (SELECT stream, max(position) + 1 AS top FROM {t} GROUP BY stream)
-SELECT stream, count(*), count(*) - count(DISTINCT position),
+SELECT stream, top, count(*) - count(DISTINCT position),
        (SELECT count(*) FROM generate_series(0, top - 1) AS p WHERE p % 3 <> 2 OR p = top - 1)
        - count(DISTINCT position),
        count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
