@@ -7,7 +7,7 @@ order of their keys before any is changed; and the statement that writes a row i
 The steps, in this order:
 
 1. look at the rows and at the target's indexes: ``compare_in_tx``
-2. reduce the rows to one change for each key: ``ChangeTable``
+2. reduce the rows of each key to the changes that decide what is left of it: ``ChangeTable``
 3. pass over what is older than a delete that is remembered: ``pass_over_in_tx``
 4. lock the stored rows in the order of their keys: ``_lock_rows_in_tx``
 5. delete, and remember what was deleted: ``delete_in_tx``

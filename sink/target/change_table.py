@@ -1,5 +1,5 @@
 """
-How do the changes of a batch become one change for each key?
+Which changes of each key decide what a batch leaves of it?
 
 Pure; runs in the commit, for rows that were gathered. Invariant: which change of a key is the last does not depend on
 how Spark cut the stream into batches: what a batch leaves in the table is what its changes would leave one by one.
@@ -38,7 +38,7 @@ _MODIFIER = re.compile(r"\(.*?\)")
 @dataclass(frozen=True)
 class ChangeTable:
     """
-    One change for each key, in a temporary table called ``name``.
+    The changes that decide, in a temporary table called ``name``: of each key the last one, and at most one before it.
 
     ``plan`` says how the gathered columns get into the target; ``changes`` is None if no row deletes.
     """

@@ -10,29 +10,13 @@ from __future__ import annotations
 import psycopg
 import pytest
 from pyspark.sql import types as t
+from support.applied_changes import DELETE, PLAIN, WRITE, apply
 from support.sent_rows import publish
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.sink.target.apply import STAGES
 
-STRUCT = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("name", t.StringType()),
-    t.StructField("seq", t.LongType()),
-    t.StructField("gone", t.BooleanType()),
-])  # fmt: skip
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
-WRITE, DELETE = False, True
-
-
-def apply(url, *rows, transport="inline", order_by="seq", **options):
-    """Apply rows of id, name, seq and whether the row deletes; what became of them, without what is zero."""
-    how = {"mode": "apply", "delete_when": "gone", **options}
-    _, counts = publish(url, transport, STRUCT, rows, order_by=order_by, **how)
-    assert set(counts) == set(STAGES)
-    assert sum(counts.values()) == len(rows)
-    return {stage: count for stage, count in counts.items() if count}
 
 
 def stored(admin):
@@ -104,7 +88,7 @@ def test_a_delete_is_remembered(url, admin, events):
 def test_an_upsert_heeds_the_deletes_of_others(url, admin, events):
     """Tombstones belong to the table: a query that only upserts must not bring rows back either."""
     apply(url, (1, None, 5, DELETE), only_newer=True)
-    struct = t.StructType(STRUCT.fields[:3])
+    struct = t.StructType(PLAIN.fields[:3])
     _, counts = publish(url, "inline", struct, [(1, "late", 4)], mode="upsert", order_by="seq", only_newer=True)
     assert (counts["passed_over"], stored(admin)) == (1, [])
 
@@ -186,7 +170,7 @@ def test_what_is_older_than_the_stored_row_says_nothing_of_a_newer_one(url, admi
 def test_a_version_that_deletes_and_inserts_has_replaced_the_row(how, url, admin):
     """The change feeds of Spark and Delta may tell an update so, in any order."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, marked bool)")
-    struct = t.StructType([*STRUCT.fields[:3], t.StructField("pgonce_deleted", t.BooleanType())])
+    struct = t.StructType([*PLAIN.fields[:3], t.StructField("pgonce_deleted", t.BooleanType())])
     rows = [(1, "b", 1, WRITE), (1, None, 1, DELETE), (2, None, 1, DELETE), (2, "b", 1, WRITE)]
     publish(url, "inline", struct, rows, mode="apply", change_feed="spark", order_by="seq", **how)
     assert [row[:3] for row in stored(admin)] == [(1, "b", 1), (2, "b", 1)]
