@@ -14,21 +14,23 @@ PACKED := pyproject.toml README.md LICENSE pyspark_pgonce.py $(wildcard docs/*.m
 export PYTHONSAFEPATH := 1
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
+# The version that `make connect` runs with.
+PYSPARK = 4.3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HATCH_QUIET := 1
 
 # The first Python that is new enough and can make environments; name another with `make PYTHON=...`.
-PYTHON = $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
-	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+PYTHON = $(shell for python in python3 python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	&& command -v $$python && break; done)
 
 ifneq ($(shell command -v uv),)
-CREATE = uv venv --quiet --allow-existing --python "$(or $(PYTHON),>=3.11)" $(VENV)
+CREATE = uv venv --quiet --allow-existing --python "$(or $(PYTHON),>=3.10)" $(VENV)
 INSTALL = uv pip install --quiet --python $(BIN)/python
 INSTALLER = true
 else
 CREATE = $(if $(PYTHON),$(PYTHON) -m venv $(VENV),\
-	{ echo "Python 3.11 or newer is missing: install python3 and python3-venv, or uv." >&2; exit 1; })
+	{ echo "Python 3.10 or newer is missing: install python3 and python3-venv, or uv." >&2; exit 1; })
 INSTALL = $(BIN)/python -m pip install --quiet
 # An environment that uv made has no pip; and dependency groups came with pip 25.1.
 INSTALLER = { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null; } \
@@ -40,7 +42,7 @@ BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .bui
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all lint package check bench bench-async bench-changes bench-features bench-kafka bench-latency bench-ledger bench-upserts picture soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix picture soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -51,10 +53,24 @@ demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 r
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/examples/demo $(BIN)/python examples/demo/main.py $(if $(KAFKA),--kafka)
 
 test: setup ## the whole guarantee in small; ARGS="tests/sink -k upsert" runs what it names
-	$(BIN)/pytest $(if $(ARGS),$(ARGS),$(TOGETHER) -m "not thorough" --junitxml .build/test.xml)
+	$(BIN)/pytest $(if $(ARGS),$(ARGS),$(TOGETHER) -m "not thorough and not long" --junitxml .build/test.xml)
 
 test-all: test ## the same, and then all other tests
 	$(BIN)/pytest $(TOGETHER) -m thorough --junitxml .build/test-all.xml
+
+test-long: setup ## the tests that take too long for test-all; ARGS=... as above
+	$(BIN)/pytest $(if $(ARGS),$(ARGS),$(TOGETHER)) -m long --junitxml .build/test-long.xml
+
+matrix: setup ## the conformance suite on each PySpark, Postgres and Python; ONLY="pyspark=3.5 python=3.10", SUITE=short, see CONTRIBUTING.md
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/matrix/run.py $(if $(ONLY),--only "$(ONLY)") \
+	$(if $(SUITE),--suite $(SUITE))
+
+connect: setup ## what docs/connect.md says, with another PySpark: PYSPARK=4.1; ARGS="-k killed" runs what it names
+	test -x .build/connect/$(PYSPARK)/bin/python || $(BIN)/python -m venv .build/connect/$(PYSPARK)
+	.build/connect/$(PYSPARK)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
+	.build/connect/$(PYSPARK)/bin/python -m pip install --quiet --group test 'pyspark[connect]==$(PYSPARK).*'
+	.build/connect/$(PYSPARK)/bin/python -m pip install --quiet --no-deps --force-reinstall .build/wheel/*.whl
+	.build/connect/$(PYSPARK)/bin/python -m pytest $(or $(ARGS),tests/guarantee/test_connect.py tests/guarantee/test_connect_conformance.py)
 
 chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., see CONTRIBUTING.md
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
@@ -91,6 +107,9 @@ bench-async: setup ## trigger times with and without asynchronous progress track
 bench-changes: setup ## changes with deletes from Kafka, beside Debezium's JDBC sink; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/changes.py $(if $(SMALL),--small)
 
+bench-cluster: setup ## rows a second with 1, 2 and 4 executors of one core, on a real cluster; SMALL=1 for a quick look
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/cluster.py $(if $(SMALL),--small)
+
 bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, beside Spark JDBC, Debezium, Flink XA and a consumer by hand
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
 
@@ -105,6 +124,16 @@ bench-features: setup ## the receiver, and transactions that begin beside Spark'
 
 bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/upsert_statements.py
+
+bench-bad-rows: setup ## commits with dead letters, without a bad row and with one in a thousand
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/bad_rows.py
+
+bench-routes: setup ## one batch of 100,000 rows into 100 tables, beside one table and beside 100 batches, without Spark
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/routes.py
+
+bench-scale: setup ## what grows with what; PART=tasks runs one: rates, tasks, partitions, offsets, writers, columns, rows, model
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/scale.py \
+	$(if $(PART),--part $(PART)) $(SCALE)
 
 clean: ## remove .venv, .build and caches
 	rm -rf $(VENV) .build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

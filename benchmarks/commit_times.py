@@ -8,7 +8,7 @@ disturbs the sink nor blurs its time. Needs `track_commit_timestamp`.
 from __future__ import annotations
 
 import time
-from typing import Protocol, Self
+from typing import Protocol
 
 import psycopg
 from change_records import ChangeLoad, Marks
@@ -16,6 +16,7 @@ from cpu_seconds import CpuWatch, Used
 from kafka_json import JsonLoad
 from psycopg import sql
 from stretches import cut
+from typing_extensions import Self
 
 _LONGEST_SECONDS = 600.0
 _LOOK_EVERY_SECONDS = 0.5

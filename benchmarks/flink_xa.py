@@ -11,13 +11,13 @@ import os
 import subprocess
 import uuid
 from pathlib import Path
-from typing import Self
 
 import psycopg
 from jvm import Jvm
 from kafka_json import TOPIC, JsonLoad
 from maven import MissingTool, build_once, jars_of_pom, java
 from psycopg import sql
+from typing_extensions import Self
 
 # Postgres's, for Flink: each of the two tasks prepares a transaction at each checkpoint.
 FLINK_SETTINGS = {"max_prepared_transactions": "64"}

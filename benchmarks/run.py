@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -168,7 +168,8 @@ def servers() -> Iterator[tuple[Bench, str]]:
 
 
 @contextmanager
-def spark_session(*jars: Path) -> Iterator[SparkSession]:
+def spark_session(*jars: Path, settings: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A driver of its own, in this process unless the settings name a cluster."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     warnings.filterwarnings("ignore", module="pyspark")
     # stop() interrupts a batch, which cuts this server's line, and it would print a traceback.
@@ -189,6 +190,8 @@ def spark_session(*jars: Path) -> Iterator[SparkSession]:
         .config("spark.sql.warehouse.dir", str(directory / "warehouse"))
         .config("spark.sql.session.timeZone", "UTC")
     )
+    for name, value in (settings or {}).items():
+        builder = builder.config(name, value)
     session = builder.getOrCreate()
     # A query that is stopped within a batch logs errors although nothing is wrong.
     session.sparkContext.setLogLevel("OFF")

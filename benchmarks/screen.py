@@ -12,7 +12,7 @@ import platform
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib.metadata import version
 from operator import itemgetter
 from pathlib import Path
@@ -77,7 +77,7 @@ def about_this_run(postgres_settings: Mapping[str, str], server_version: str) ->
     """Where the figures come from."""
     return {
         "commit": _commit(),
-        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cores": os.cpu_count(),
         "machine": platform.machine(),
         "python": platform.python_version(),

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import traceback
 
+from typing_extensions import Self
+
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
 # What an error means for the data where no batch was written: a person asked a question.
@@ -33,6 +35,10 @@ class PgonceError(Exception):
         self.what = what
         self.data = data
         self.remedy = remedy
+
+    def beginning(self, where: str) -> Self:
+        """The same error, with a sentence that begins by saying ``where`` it is."""
+        return type(self)(self.code, f"{where}: {self.what}", self.data, self.remedy)
 
     def __str__(self) -> str:
         return f"[{self.code}] {self.what} {self.data} Help: {self.remedy}"

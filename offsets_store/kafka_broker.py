@@ -8,52 +8,57 @@ Invariant: it only reads metadata; it joins no consumer group and commits nothin
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from pgonce.offsets_store.errors import UNCHANGED, ConfigurationError, OffsetsError
+from pgonce.offsets_store.kafka_settings import Brokers
 
+_Answer = TypeVar("_Answer")
 TopicPartition = tuple[str, int]
 """A topic, and the number of one of its partitions."""
 
 _TIMEOUT_SECONDS = 15
 
 
-def partitions_of(topics: Iterable[str], bootstrap_servers: str) -> set[TopicPartition]:
+def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
     """
     Every partition of ``topics``; a topic that does not exist has none.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
-    return set(_with_consumer(lambda consumer: _partitions(consumer, topics), bootstrap_servers))
+    return set(_with_consumer(lambda consumer: _partitions(consumer, topics), brokers))
 
 
-def ends_of(topics: Iterable[str], bootstrap_servers: str) -> dict[TopicPartition, tuple[int | None, int]]:
+def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
     """
     Each partition's earliest offset, and the one that its next row will get.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
-    return dict(_with_consumer(lambda consumer: _ends(consumer, topics), bootstrap_servers))
+    return dict(_with_consumer(lambda consumer: _ends(consumer, topics), brokers))
 
 
-def topic_ids(topics: Iterable[str], bootstrap_servers: str) -> dict[str, str]:
+def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
     """
     Kafka's id of each topic that exists: a topic that was deleted and recreated has another id.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
     names = sorted(topics)
-    return _asked(lambda: dict(_topic_ids(names, bootstrap_servers)), bootstrap_servers) if names else {}
+    return asked(lambda settings: dict(_topic_ids(names, settings)), brokers) if names else {}
 
 
-def _with_consumer(ask: Any, bootstrap_servers: str) -> Any:
-    return _asked(lambda: _ask_consumer(ask, bootstrap_servers), bootstrap_servers)
+def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer:
+    """
+    What ``ask`` answers, given the settings of a client for these brokers. It polls its client before it gives up,
+    because only then librdkafka says why there was no answer.
 
-
-def _asked(ask: Callable[[], Any], bootstrap_servers: str) -> Any:
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
     try:
         from confluent_kafka import KafkaException
     except ImportError as error:
@@ -63,50 +68,82 @@ def _asked(ask: Callable[[], Any], bootstrap_servers: str) -> Any:
             UNCHANGED,
             "Install it (pip install 'pgonce[kafka]'), or leave out the bootstrap servers.",
         ) from error
+    heard: list[Any] = []
+    # Otherwise every failed connection would be a line on stderr; our error says it once.
+    settings = {**brokers.client, "log_level": 0, "error_cb": heard.append}
     try:
-        return ask()
+        return ask(settings)
     except (KafkaException, ValueError) as error:
-        raise OffsetsError(
-            "KAFKA_UNREACHABLE",
-            f"The brokers {bootstrap_servers} gave no answer: {error}.",
+        raise _no_answer(brokers, error, heard) from None
+
+
+_ABOUT_LOGIN = ("_AUTHENTICATION", "_SSL", "_INVALID_ARG", "_UNSUPPORTED_FEATURE", "SASL_AUTHENTICATION_FAILED")
+
+
+def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsError:
+    from confluent_kafka import KafkaError
+
+    cause = error.args[0] if error.args and isinstance(error.args[0], KafkaError) else None
+    # "All brokers are down" and the like add nothing to what was said of one of them.
+    reasons = [each for each in heard if each.name() != "_ALL_BROKERS_DOWN"]
+    refusals = [each for each in [*reasons, cause] if each is not None and each.name() in _ABOUT_LOGIN]
+    words = brokers.scrub(
+        "; ".join(dict.fromkeys(each.str() for each in [*(refusals or reasons)[-1:], cause] if each)) or str(error)
+    )
+    if refusals:
+        return OffsetsError(
+            "KAFKA_REFUSED",
+            f"The brokers {brokers.servers} did not let this client in, or its settings cannot work: {words}.",
             UNCHANGED,
-            "Check the bootstrap servers (host:port, several with commas) and that they are reachable from here.",
-        ) from error
+            "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
+            "Spark has them, kafka.security.protocol and so on (`pgonce explain offsets-for-others`).",
+        )
+    return OffsetsError(
+        "KAFKA_UNREACHABLE",
+        f"The brokers {brokers.servers} gave no answer: {words}.",
+        UNCHANGED,
+        "Check the bootstrap servers (host:port, several with commas), that they are reachable from here, and whether "
+        "they want TLS or a login (kafka.security.protocol).",
+    )
 
 
-# Otherwise every failed connection would be a line on stderr; our error says it once.
-_QUIET = {"log_level": 0}
+def _with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers) -> _Answer:
+    return asked(lambda settings: _ask_consumer(ask, settings), brokers)
 
 
-def _ask_consumer(ask: Any, bootstrap_servers: str) -> Any:
+def _ask_consumer(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _Answer:
     from confluent_kafka import Consumer
 
-    settings = {
-        "bootstrap.servers": bootstrap_servers,
-        # librdkafka insists on a group; nothing joins or commits to it.
-        "group.id": "pgonce-reads-metadata-only",
-        "enable.auto.commit": False,
-        "allow.auto.create.topics": False,
-        **_QUIET,
-    }
-    consumer = Consumer(settings)
+    consumer = Consumer(
+        {
+            **settings,
+            # librdkafka insists on a group; nothing joins or commits to it.
+            "group.id": "pgonce-reads-metadata-only",
+            "enable.auto.commit": False,
+            "allow.auto.create.topics": False,
+        }
+    )
     try:
         return ask(consumer)
+    except BaseException:
+        consumer.poll(0)
+        raise
     finally:
         consumer.close()
 
 
-def _topic_ids(topics: list[str], bootstrap_servers: str) -> Iterator[tuple[str, str]]:
+def _topic_ids(topics: list[str], settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from confluent_kafka import KafkaError, KafkaException, TopicCollection
     from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **_QUIET})
+    admin = AdminClient(settings)
     answers = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_SECONDS)
     for topic, answer in answers.items():
         try:
             yield topic, str(answer.result().topic_id)
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                admin.poll(0)
                 raise
 
 

@@ -10,13 +10,13 @@ Without a handler, as in Spark's Python workers, Python writes only the text of 
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 LOGGERS = ("pgonce", "pgonce.staging", "pgonce.receiver")
 
 
 def date_lines_without_handler() -> None:
-    """Put the time, in UTC, before the lines of pgonce that have no handler."""
+    """Put the time, in timezone.utc, before the lines of pgonce that have no handler."""
     for name in LOGGERS:
         # A filter of a logger does not see the lines of the loggers below it.
         logging.getLogger(name).addFilter(_dated)
@@ -24,6 +24,10 @@ def date_lines_without_handler() -> None:
 
 def _dated(record: logging.LogRecord) -> bool:
     if not logging.getLogger(record.name).hasHandlers():
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        at = (
+            datetime.fromtimestamp(record.created, timezone.utc)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
         record.msg = f"{at} {record.msg}"
     return True

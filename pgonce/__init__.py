@@ -8,21 +8,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgonce.offsets_store.errors import PgonceError
+    from pgonce.offsets_store.postgres.passwords.login import Login
+    from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
     from pgonce.offsets_store.progress.listener import OffsetsListener
     from pgonce.offsets_store.recovery.recover import recover_checkpoint
     from pgonce.offsets_store.status.store import OffsetsStore
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
     from pgonce.sink.foreach_batch.transaction import BatchTransaction
     from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
+    from pgonce.sink.pipeline_sink_options import pipeline_sink_options
     from pgonce.sink.recover_and_start import recover_and_start
 else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _MODULES = {
         "BatchTransaction": "pgonce.sink.foreach_batch.transaction",
+        "Login": "pgonce.offsets_store.postgres.passwords.login",
         "OffsetsListener": "pgonce.offsets_store.progress.listener",
         "OffsetsStore": "pgonce.offsets_store.status.store",
         "PgonceError": "pgonce.offsets_store.errors",
         "PostgresBatchWriter": "pgonce.sink.foreach_batch.batch_writer",
+        "PostgresUrl": "pgonce.offsets_store.postgres.passwords.postgres_url",
+        "pipeline_sink_options": "pgonce.sink.pipeline_sink_options",
         "recover_and_start": "pgonce.sink.recover_and_start",
         "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
         "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",
@@ -41,10 +47,13 @@ else:
 
 __all__ = [
     "BatchTransaction",
+    "Login",
     "OffsetsListener",
     "OffsetsStore",
     "PgonceError",
     "PostgresBatchWriter",
+    "PostgresUrl",
+    "pipeline_sink_options",
     "recover_and_start",
     "recover_checkpoint",
     "transactional_batch",

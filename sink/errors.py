@@ -24,3 +24,13 @@ class StagingError(PgonceError):
 
 class SparkError(PgonceError):
     """Spark is used in a way that cannot be exactly-once through pgonce."""
+
+
+def without_data_sources() -> SparkError:
+    """Say that this Spark has no data sources written in Python, and what works there."""
+    return SparkError(
+        "SPARK_TOO_OLD",
+        'format("pgonce") needs PySpark 4.0 or newer: older ones have no data sources that are written in Python.',
+        "Nothing was written.",
+        "Use foreachBatch(PostgresBatchWriter(url, table=...)) or transactional_batch, which work on PySpark 3.5, too.",
+    )

@@ -20,7 +20,10 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _IN_URL = "It is a part of url (postgresql://user@host:5432/database); libpq's PG* variables can say it, too."
-_PASSWORD = "Write it in ~/.pgpass, a service file or PGPASSWORD, or in url (postgresql://user:password@host/database)."  # noqa: S105
+_LOGIN = (
+    "Write the password in ~/.pgpass, a service file or PGPASSWORD, or in url "
+    "(postgresql://user:password@host/database); or let passwordFrom name a function that gives it."
+)
 _TABLE = "Set table, for example to sales.orders."
 _NOT_NEEDED = "Leave it out: it is an option of Spark's jdbc writer, and pgonce does without it."
 
@@ -37,7 +40,7 @@ _OF_OTHER_WRITERS = {
     "dbname": _IN_URL,
     "database": _IN_URL,
     "sslmode": _IN_URL,
-    "password": _PASSWORD,
+    "password": _LOGIN,
     "driver": _NOT_NEEDED,
     "batchsize": _NOT_NEEDED,
     "isolationlevel": _NOT_NEEDED,
@@ -60,7 +63,7 @@ _OF_SOURCES = frozenset({
     "inferschema", "sep", "delimiter", "encoding", "timestampformat", "dateformat", "rowspersecond", "rowsperbatch",
     "ignorechanges", "ignoredeletes", "startingversion", "withwatermark",
 })  # fmt: skip
-_OF_THE_SINK_ALONE = frozenset({"inlinebytes", "receiver", "offsetsfrom"})
+_OF_THE_SINK_ALONE = frozenset({"executorurl", "inlinebytes", "receiver", "offsetsfrom"})
 
 
 def refuse_unknown_options(given: Iterable[str], known: Mapping[str, str]) -> None:
@@ -118,7 +121,12 @@ def _hint(name: str, known: Mapping[str, str]) -> str:
     plain = name.replace("_", "")
     if plain in _OF_OTHER_WRITERS:
         return f"{_OF_OTHER_WRITERS[plain]} "
-    if name.startswith("kafka.") or plain in _OF_SOURCES:
+    if name.startswith("kafka."):
+        return (
+            "It is an option of the source: set it on spark.readStream, before load(). Here it says how to log in to "
+            "bootstrapServers, which is not set. "
+        )
+    if plain in _OF_SOURCES:
         return "It is an option of the source: set it on spark.readStream, before load(). "
     near = difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
     return f"Did you mean {known[near[0]]}? " if near else ""

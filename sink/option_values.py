@@ -1,5 +1,5 @@
 """
-What does an option's value say: one of several words, yes or no, a number?
+What does an option's value say: one of several words, yes or no, a number, a database?
 
 Pure: runs wherever options are parsed. Invariant: the options are given by their names in lower case, as Spark hands
 them over; an error has the name as users write it.
@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.postgres.connect import parse_url
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 
 _Default = TypeVar("_Default")
 
@@ -37,6 +39,28 @@ def flag(given: Mapping[str, str], name: str) -> bool:
     :raises ConfigurationError: if it is neither true nor false.
     """
     return choice(given, name, ("true", "false"), "false") == "true"
+
+
+def postgres_url(given: Mapping[str, str]) -> PostgresUrl:
+    """
+    Which database is meant, and where the password for it comes from.
+
+    :raises ConfigurationError: if there are two passwords, or the source of one cannot be read.
+    """
+    return PostgresUrl(given.get("url", ""), given.get("passwordfrom"), given.get("passwordcommand"))
+
+
+def executor_url(given: Mapping[str, str]) -> str | None:
+    """
+    The option executorUrl, with the source of its password; None if tasks reach Postgres as the driver does.
+
+    :raises ConfigurationError: if libpq cannot read it, or if there are two passwords.
+    """
+    url = given.get("executorurl")
+    if url is None:
+        return None
+    parse_url(url)
+    return PostgresUrl(url, given.get("passwordfrom"), given.get("passwordcommand"))
 
 
 def number(given: Mapping[str, str], name: str, default: _Default, *, least: int) -> int | _Default:

@@ -8,7 +8,7 @@ in conflict with another is refused before any row moves, and the error suggests
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 from pgonce.offsets_store.commit.settings import (
@@ -18,26 +18,33 @@ from pgonce.offsets_store.commit.settings import (
     commit_settings,
 )
 from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.kafka_settings import PREFIX, Brokers, brokers
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.option_hints import column_names, refuse_unknown_options
-from pgonce.sink.option_values import choice, flag, number
+from pgonce.sink.option_values import choice, executor_url, flag, number, postgres_url
 from pgonce.sink.positions.columns import PositionColumns, position_columns
+from pgonce.sink.route_options import ROUTE_OPTIONS, parse_where
+from pgonce.sink.routes import Routes, sink_name_of
 from pgonce.sink.settings import (
     Destination,
     Mode,
     asynchronous_progress,
     refuse_unfit_positions,
 )
-from pgonce.sink.table_options import TABLE_OPTIONS, parse_destination
+from pgonce.sink.table_options import TABLE_OPTIONS
 
 OffsetsFrom = Literal["checkpoint", "listener"]
 
 # The names as users write them; Spark hands them over in lower case.
 OPTIONS = (
     "url",
+    "passwordFrom",
+    "passwordCommand",
+    "executorUrl",
     "table",
+    *ROUTE_OPTIONS,
     *TABLE_OPTIONS,
     "sinkName",
     "inlineBytes",
@@ -48,6 +55,7 @@ OPTIONS = (
     "positionColumns",
     "writePositions",
     "bootstrapServers",
+    "notifyChannel",
     "adoptCheckpoint",
     "replaces",
     "startOver",
@@ -74,13 +82,13 @@ class SinkOptions:
     """
     The Data Source's options, parsed.
 
-    ``inline_bytes`` bounds what one task puts in its commit message; ``receiver`` is the address at which a receiver
-    listens, "auto", or None; ``async_interval_ms`` is None without asynchronous progress tracking, and 0 if every entry
-    is written.
+    ``executor_url`` is how tasks reach Postgres, if not as the driver does; ``inline_bytes`` bounds what one task puts
+    in its commit message; ``receiver`` is the address at which a receiver listens, "auto", or None;
+    ``async_interval_ms`` is None without asynchronous progress tracking, and 0 if every entry is written.
     """
 
     commit: CommitSettings
-    destination: Destination
+    destination: Destination | Routes
     checkpoint_location: str
     sink_name: str | None = None
     query_name: str | None = None
@@ -89,12 +97,18 @@ class SinkOptions:
     offsets_from: OffsetsFrom = "checkpoint"
     positions: PositionColumns | None = None
     async_interval_ms: int | None = None
-    bootstrap_servers: str | None = None
+    brokers: Brokers | None = None
+    executor_url: str | None = field(default=None, repr=False)
+
+    @property
+    def staging_url(self) -> str:
+        """How tasks reach Postgres when they stage rows."""
+        return self.commit.url if self.executor_url is None else self.executor_url
 
     @property
     def sink_label(self) -> str:
         """Tells this sink from others before Postgres has been asked which table is meant."""
-        return self.sink_name or self.destination.table
+        return self.sink_name or sink_name_of(self.destination)
 
     @property
     def has_sparse_log(self) -> bool:
@@ -125,22 +139,25 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     if positions:
         refuse_unfit_positions(mode, judged_by_ids=offsets_from == "listener")
     receiver = _receiver(given, positions)
+    independent = choice(given, "independent", ("true", "false", "byname"), "false")
     inline_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
         commit=commit_settings(
-            url=given.get("url", ""),
+            url=postgres_url(given),
             remedies=Remedies(
                 adopt_checkpoint=number(given, "adoptCheckpoint", None, least=0),
                 replaces=given.get("replaces") or None,
-                independent=flag(given, "independent"),
+                independent=independent == "true",
                 start_over=choice(given, "startOver", ("off", "truncate"), "off") == "truncate",
+                independent_by_name=independent == "byname",
             ),
             retain_batches=number(given, "retainBatches", RETAINED_BATCHES, least=1),
             lock_timeout=number(given, "lockTimeout", LOCK_TIMEOUT_SECONDS, least=1),
             retry_timeout=number(given, "retryTimeout", RETRY_SECONDS, least=0),
             pin_table=flag(given, "pinTable"),
+            notify_channel=given.get("notifychannel"),
         ),
-        destination=parse_destination(given, mode),
+        destination=parse_where(given, mode),
         checkpoint_location=given["checkpointlocation"],
         sink_name=given.get("sinkname") or None,
         query_name=given.get("queryname") or None,
@@ -149,13 +166,20 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         offsets_from=offsets_from,
         positions=positions,
         async_interval_ms=_async_interval(given, positions, offsets_from),
-        bootstrap_servers=given.get("bootstrapservers") or None,
+        brokers=brokers(given.get("bootstrapservers") or None, _of_kafka(given)),
+        executor_url=executor_url(given),
     )
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
-    ours = (name for name in given if name not in _SPARK_OPTIONS and not name.startswith(_SPARK_PREFIXES))
+    # Without brokers of ours, Kafka's settings can only have been meant for the source.
+    theirs = (*_SPARK_PREFIXES, PREFIX) if given.get("bootstrapservers") else _SPARK_PREFIXES
+    ours = (name for name in given if name not in _SPARK_OPTIONS and not name.startswith(theirs))
     refuse_unknown_options(ours, {name.lower(): name for name in OPTIONS})
+
+
+def _of_kafka(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in given.items() if name.startswith(PREFIX)}
 
 
 def _positions(given: Mapping[str, str]) -> PositionColumns | None:

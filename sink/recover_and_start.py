@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from py4j.protocol import Py4JError
@@ -19,7 +20,7 @@ from pgonce.offsets_store.errors import NOTHING, RecoveryError
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
-from pgonce.sink.errors import SparkError
+from pgonce.sink.errors import SparkError, without_data_sources
 
 # Spark allows asynchronous progress tracking only for sinks that it knows. This internal option of Spark's lifts that.
 _LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"
@@ -45,8 +46,9 @@ def recover_and_start(
     :param quiet_seconds: how long nobody may have written to the checkpoint or the ledger, if files must be changed.
     :param retry_timeout: seconds to wait for a Postgres that is away, as a commit does.
     :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; or if the query is running.
-    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE.
+    :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE; SPARK_TOO_OLD.
     """
+    _refuse_old_spark(writer)
     _refuse_update_mode(writer)
     with _unknown_to_the_ledger():
         recover_checkpoint(
@@ -71,6 +73,12 @@ def _refuse_old_executors(planned: Recovery) -> None:
             NOTHING,
             f"End this application, run `pgonce recover {planned.location} --yes`, and start the query in a new one.",
         )
+
+
+def _refuse_old_spark(writer: DataStreamWriter) -> None:
+    # There Spark says that it cannot find a data source of this name, but not why.
+    if _asked_of(writer)[0] == "pgonce" and find_spec("pyspark.sql.datasource") is None:
+        raise without_data_sources()
 
 
 def _refuse_update_mode(writer: DataStreamWriter) -> None:

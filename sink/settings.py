@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Unpack, cast, get_args
+from typing import Literal, cast, get_args
+
+from typing_extensions import Unpack
 
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
@@ -19,17 +21,32 @@ Mode = Literal["append", "upsert", "apply", "complete"]
 BY_KEY = ("upsert", "apply")
 SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
 
+DEAD_LETTERS = "pgonce.dead_letters"
+MOST_DEAD_LETTERS = 100
+"""Few, because many bad rows at once have a common cause, which should be found first."""
+
 
 class TableOptions(ByKeyOptions, total=False):
     """
     The keyword arguments that say how rows go into a table, beside mode, keys and order_by.
 
     ``create_table`` creates the table from the frame's schema if it is missing. ``schema_evolution`` says what becomes
-    of columns that the table lacks: ``strict``, ``addColumns`` or ``ignoreExtra``.
+    of columns that the table lacks: ``strict``, ``addColumns`` or ``ignoreExtra``. ``dead_letters`` is the table for
+    rows that cannot be written for their own values, or True for the ledger's; at most ``max_dead_letters`` of a batch.
     """
 
     create_table: bool
     schema_evolution: str
+    dead_letters: str | bool | None
+    max_dead_letters: int | None
+
+
+@dataclass(frozen=True)
+class DeadLetters:
+    """The table for rows that cannot be written for their own values, and how many a batch may have."""
+
+    table: str = DEAD_LETTERS
+    most: int = MOST_DEAD_LETTERS
 
 
 @dataclass(frozen=True)
@@ -37,7 +54,9 @@ class Destination:
     """
     Where rows go and how: the table as the user wrote it, the write mode, and what writing by key needs.
 
-    Without ``keys``, the table's primary key tells rows apart.
+    Without ``keys``, the table's primary key tells rows apart. ``aside`` are columns of the rows that are about
+    something else than a row of this table, such as the one that chooses among several tables. ``may_be_temporary`` is
+    for a function, which may have made a table for a step in between.
     """
 
     table: str
@@ -48,6 +67,9 @@ class Destination:
     schema_evolution: SchemaEvolution = "strict"
     changes: Changes | None = None
     existing: Existing = field(default_factory=Existing)
+    dead_letters: DeadLetters | None = None
+    aside: frozenset[str] = frozenset()
+    may_be_temporary: bool = False
 
     @property
     def order_column(self) -> str | None:
@@ -57,9 +79,14 @@ class Destination:
         return self.order_by
 
     @property
+    def not_of_the_row(self) -> frozenset[str]:
+        """Columns of the rows that say what is to be done with a row; a table that is created does not get them."""
+        return self.aside | (self.changes.about_changes if self.changes else frozenset())
+
+    @property
     def only_if_there(self) -> frozenset[str]:
         """Columns of the rows that are written only if the table has them."""
-        about = self.changes.about_changes if self.changes else frozenset()
+        about = self.not_of_the_row
         return about | {self.order_column} if self.order_column and not self.existing.only_newer else about
 
 
@@ -117,7 +144,26 @@ def destination(
         cast("SchemaEvolution", evolution),
         changes(mode, options),
         existing(mode, order_by, options),
+        _dead_letters(options.get("dead_letters"), options.get("max_dead_letters")),
     )
+
+
+def _dead_letters(table: str | bool | None, most: int | None) -> DeadLetters | None:
+    if table is None or table is False:
+        if most is not None:
+            raise bad_option(
+                "CLASHING_OPTIONS",
+                "maxDeadLetters has no effect without deadLetters.",
+                "Set deadLetters to true, or to a table.",
+            )
+        return None
+    name = DEAD_LETTERS if table is True else str(table).strip()
+    refuse_unstorable(deadLetters=name)
+    if not name:
+        raise bad_option("BAD_OPTION", "deadLetters is empty.", f"Set it to true, which is {DEAD_LETTERS}, or a table.")
+    if most is not None and most < 1:
+        raise bad_option("BAD_OPTION", f"maxDeadLetters={most} is less than one row.", "Set 1 or more.")
+    return DeadLetters(name, MOST_DEAD_LETTERS if most is None else most)
 
 
 def asynchronous_progress() -> ConfigurationError:

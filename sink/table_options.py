@@ -8,7 +8,7 @@ keyword argument of the same name does in ``foreachBatch``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import get_args
+from typing import Any, get_args
 
 from pgonce.sink.by_key import TOMBSTONE_DAYS, OnConflict
 from pgonce.sink.option_hints import column_names
@@ -30,12 +30,14 @@ TABLE_OPTIONS = (
     "updateColumns",
     "keepWhere",
     "schemaEvolution",
+    "deadLetters",
+    "maxDeadLetters",
 )
 
 
-def parse_destination(given: Mapping[str, str], mode: str) -> Destination:
+def parse_destination(given: Mapping[str, Any], mode: str) -> Destination:
     """
-    Where rows go, from options whose names are in lower case.
+    Where rows go, from options whose names are in lower case; lists of columns may be texts or sequences.
 
     :raises ConfigurationError: if an option is bad, missing or in conflict with another.
     """
@@ -48,7 +50,7 @@ def parse_destination(given: Mapping[str, str], mode: str) -> Destination:
     )
 
 
-def _how(given: Mapping[str, str]) -> TableOptions:
+def _how(given: Mapping[str, Any]) -> TableOptions:
     how = TableOptions(
         create_table=flag(given, "createTable"),
         delete_when=given.get("deletewhen") or None,
@@ -66,6 +68,11 @@ def _how(given: Mapping[str, str]) -> TableOptions:
         how["on_conflict"] = choice(given, "onConflict", get_args(OnConflict), "update")
     if "schemaevolution" in given:
         how["schema_evolution"] = _one_of(given["schemaevolution"], get_args(SchemaEvolution))
+    if "deadletters" in given:
+        word = given["deadletters"].strip()
+        how["dead_letters"] = {"true": True, "false": False}.get(word.lower(), word)
+    if "maxdeadletters" in given:
+        how["max_dead_letters"] = number(given, "maxDeadLetters", 1, least=1)
     return how
 
 

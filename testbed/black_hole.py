@@ -17,10 +17,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Collection
-from typing import Literal, Self
+from typing import Literal
 
 import psutil
 from maven import MissingTool
+from typing_extensions import Self
 
 Lost = Literal["requests", "answers", "both"]
 """What is lost: what clients send to the port, what it answers, or both."""

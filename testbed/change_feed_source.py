@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Literal, NamedTuple
 
@@ -21,7 +21,7 @@ UNAVAILABLE = "__debezium_unavailable_value"
 Identity = Literal["default", "full"]
 Op = Literal["r", "c", "u", "d"]
 
-_BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+_BEGIN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 _FIRST_LSN = 24_000_000
 _FIRST_TRANSACTION = 700
 # Postgres stores a text of more than two kilobytes apart from its row, unless it can be compressed.

@@ -21,7 +21,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Self
+from typing import Literal
 from urllib.parse import quote
 
 import postgres_binaries
@@ -29,6 +29,7 @@ import psutil
 import psycopg
 from free_ports import free_port
 from safety_net import SafetyNet, wait_until_gone
+from typing_extensions import Self
 
 TEST_SETTINGS: Mapping[str, str] = {
     # These servers never lose power, and without fsync a SIGKILL loses nothing.
@@ -49,6 +50,7 @@ class EmbeddedPostgres:
 
     :param directory: where the data is kept after :meth:`stop`; None for a temporary directory.
     :param bin_dir: programs of any major version (see :mod:`postgres_binaries`); None for the embedded wheel's.
+    :param also_at: a further address at which it listens, and from whose network (/24) everybody is trusted.
     :param settings: these are added to ``TEST_SETTINGS``, or replace settings there.
     """
 
@@ -57,6 +59,7 @@ class EmbeddedPostgres:
         directory: Path | None = None,
         *,
         bin_dir: Path | None = None,
+        also_at: str | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
         programs = bin_dir or postgres_binaries.bin_dir()
@@ -70,6 +73,7 @@ class EmbeddedPostgres:
         self._settings = {**TEST_SETTINGS, **(settings or {})}
         self._net: SafetyNet | None = None
         self.host = "127.0.0.1"
+        self.also_at = also_at
         self.port = free_port()
 
     def __enter__(self) -> Self:
@@ -97,6 +101,9 @@ class EmbeddedPostgres:
         self._run("initdb", *initdb, "-D", str(self.data))
         with (self.data / "postgresql.conf").open("a") as conf:
             conf.write("\ninclude_if_exists 'testbed.conf'\n")
+        if self.also_at:
+            with (self.data / "pg_hba.conf").open("a") as hba:
+                hba.write(f"\nhost all all {self.also_at}/24 trust\n")
 
     def _start(self, attempts: int) -> None:
         self._write_settings()
@@ -123,11 +130,21 @@ class EmbeddedPostgres:
 
         :param by_sigkill: SIGKILL every process of the server, instead of an immediate stop.
         """
+        self.halt("sigkill" if by_sigkill else "immediate")
+        time.sleep(down_seconds)
+        self.start()
+
+    def halt(self, how: Literal["fast", "immediate", "sigkill"] = "immediate") -> None:
+        """
+        Stop, and keep the data: :meth:`start` brings it back at the same address.
+
+        :param how: in order, once standbys have received everything; as in a crash; or as if its host had lost power.
+        """
         postmaster = psutil.Process(self.pid)
         if self._net:
             self._net.release()
             self._net = None
-        if by_sigkill:
+        if how == "sigkill":
             # The postmaster first, or it would start new helpers for those that die.
             for process in (postmaster, *postmaster.children()):
                 with suppress(psutil.NoSuchProcess):
@@ -137,10 +154,8 @@ class EmbeddedPostgres:
             for lock in (self.data / "postmaster.pid", *self._home.glob(".s.PGSQL.*")):
                 lock.unlink(missing_ok=True)
         else:
-            postmaster.send_signal(signal.SIGQUIT)
+            postmaster.send_signal(signal.SIGINT if how == "fast" else signal.SIGQUIT)
             wait_until_gone(postmaster.pid, 30)
-        time.sleep(down_seconds)
-        self.start()
 
     @property
     def pid(self) -> int:
@@ -194,14 +209,17 @@ class EmbeddedPostgres:
 
     def _write_settings(self) -> None:
         where = {
-            "listen_addresses": self.host,
+            "listen_addresses": ",".join(filter(None, (self.host, self.also_at))),
             "port": str(self.port),
             "unix_socket_directories": str(self._home),
         }
         lines = [
             f"{name} = '{value.replace(chr(39), chr(39) * 2)}'\n" for name, value in {**self._settings, **where}.items()
         ]
-        (self.data / "testbed.conf").write_text("".join(lines))
+        configuration = self.data / "testbed.conf"
+        configuration.write_text("".join(lines))
+        # pg_rewind opens every file of the data directory for writing.
+        self._own(configuration)
 
     def _reachable(self, programs: Path) -> Path:
         """Copy the programs if the server's account cannot reach them (an environment under /root)."""

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from maven import java
@@ -26,16 +26,27 @@ class Jvm:
     One JVM at a time, and a temporary directory ``home`` that stays from one to the next, until :meth:`remove`.
 
     :param name: what runs there; the directory's name begins with it, and errors name it.
+    :param env: the whole environment; None for this process's own.
+    :param within: a command that starts another one in some other place, such as ``ip netns exec NAME``.
     :raises MissingTool: if Java is missing.
     """
 
-    def __init__(self, name: str, jars: Sequence[Path], options: Sequence[str]) -> None:
+    def __init__(
+        self,
+        name: str,
+        jars: Sequence[Path],
+        options: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        within: Sequence[str] = (),
+    ) -> None:
         program = java()
         self._name = name
         self.home = Path(tempfile.mkdtemp(prefix=f"pgonce-{name}-"))
         # Native libraries are unpacked there, and a JVM that is killed leaves them behind.
         options = (*options, f"-Djava.io.tmpdir={self.home}")
-        self._command = [program, *options, "-cp", os.pathsep.join(map(str, jars))]
+        self._env = env
+        self._command = [*within, program, *options, "-cp", os.pathsep.join(map(str, jars))]
         self._process: subprocess.Popen[bytes] | None = None
         self._net: SafetyNet | None = None
 
@@ -70,6 +81,7 @@ class Jvm:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=self.home,
+                env=self._env,
                 start_new_session=True,
             )
         self._net = SafetyNet(self._process.pid, signal.SIGKILL, self.home)
@@ -93,9 +105,13 @@ class Jvm:
         self.end(signal.SIGTERM)
         shutil.rmtree(self.home, ignore_errors=True)
 
+    def log_text(self) -> str:
+        """All that it has printed."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
     def log_end(self) -> str:
         """The last 4,000 characters it has printed."""
-        return self._log.read_text(errors="replace")[-4000:] if self._log.exists() else ""
+        return self.log_text()[-4000:]
 
     @property
     def _log(self) -> Path:

@@ -12,11 +12,11 @@ import signal
 import time
 import uuid
 from pathlib import Path
-from typing import Self
 
 from free_ports import free_ports
 from jvm import Jvm
 from maven import MissingTool, jars_of_pom
+from typing_extensions import Self
 
 __all__ = ["KafkaBroker", "MissingTool", "postgres_jdbc_jar", "spark_connector_jars"]
 
@@ -49,6 +49,7 @@ class KafkaBroker:
     def __init__(self) -> None:
         self._jvm = Jvm("kafka", jars_of_pom(_POMS / "broker" / "pom.xml"), _OPTIONS)
         self._port, self._controller_port = free_ports(2)
+        self._format_options: tuple[str, ...] = ()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -69,7 +70,8 @@ class KafkaBroker:
             cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
             # A leading dash would read as an option.
             cluster_id = cluster_id.replace("-", "A")
-            self._jvm.run("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+            format_ = ("kafka.tools.StorageTool", "format", "-t", cluster_id, "-c", str(properties))
+            self._jvm.run(*format_, *self._format_options)
         self._jvm.start("kafka.Kafka", str(properties))
         self._wait_until_it_answers()
         return self
@@ -88,7 +90,10 @@ class KafkaBroker:
         return self._jvm.pid
 
     def _properties(self) -> str:
-        values = {
+        return "".join(f"{name}={value}\n" for name, value in self._values().items())
+
+    def _values(self) -> dict[str, str]:
+        return {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller_port}",
@@ -112,7 +117,6 @@ class KafkaBroker:
             "broker.session.timeout.ms": "2000",
             "broker.heartbeat.interval.ms": "200",
         }
-        return "".join(f"{name}={value}\n" for name, value in values.items())
 
     def _wait_until_it_answers(self) -> None:
         from confluent_kafka import KafkaException

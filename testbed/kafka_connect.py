@@ -11,13 +11,14 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, build_opener
 
 from free_ports import free_port
 from jvm import Jvm
 from maven import jars_of_pom
+from typing_extensions import Self
 
 _POM = Path(__file__).resolve().parent / "connect" / "pom.xml"
 _READY_SECONDS = 60.0

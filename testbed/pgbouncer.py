@@ -17,13 +17,14 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import psycopg
 from free_ports import free_port
 from maven import MissingTool
 from psycopg.conninfo import make_conninfo
 from safety_net import SafetyNet
+from typing_extensions import Self
 
 PoolMode = Literal["transaction", "session", "statement"]
 

@@ -53,7 +53,8 @@ def run(directory: Path) -> None:
 
 
 def _collect(batch: DataFrame, _batch_id: int) -> None:
-    batch.toArrow()
+    # PySpark 3.5 has no toArrow.
+    batch.toArrow() if hasattr(batch, "toArrow") else batch.toPandas()
     batch.count()
 
 

@@ -1,5 +1,7 @@
 """The fixtures, one noun a module; each module says what it gives."""
 
+from importlib.util import find_spec
+
 # After those that it imports: pytest rewrites the assertions of a plugin before its first import.
 pytest_plugins = [
     "support.fixtures.skips",
@@ -12,7 +14,11 @@ pytest_plugins = [
     "support.fixtures.pgbouncer",
     "support.fixtures.black_hole",
     "support.fixtures.kafka",
+    "support.fixtures.object_store",
     "support.fixtures.spark",
+    "support.fixtures.connect",
     "support.fixtures.driver",
-    "support.fixtures.receiver",
 ]
+# PySpark 3.5, on which `make matrix` runs, has no data sources written in Python, and so nothing that is received.
+if find_spec("pyspark.sql.datasource"):
+    pytest_plugins.append("support.fixtures.receiver")

@@ -11,7 +11,7 @@ import json
 import random
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Protocol
 
@@ -111,7 +111,7 @@ class Customers:
 
 
 def _as_json(orders: Sequence[tuple[int, int]]) -> Iterator[tuple[str, str]]:
-    placed_at = datetime.now(UTC).isoformat()
+    placed_at = datetime.now(timezone.utc).isoformat()
     for order_id, cents in orders:
         customer = f"customer-{random.randint(1, 500)}"
         order = {"order_id": order_id, "customer": customer, "amount": cents / 100, "placed_at": placed_at}

@@ -8,13 +8,13 @@ below it changes.
 from __future__ import annotations
 
 import time
-from typing import Self
 
 from outcome import Verdict
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from typing_extensions import Self
 
 _PLAIN_LINE_EVERY_SECONDS = 3.0
 

@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pgonce.offsets_store.errors import CheckpointError
 
 T = TypeVar("T")
 
+_S3_PATIENCE = {"connect_timeout": 10.0, "request_timeout": 30.0}
+_PAUSES = (0.1, 0.4, 1.6)
+# What a store says that will say the same again.
+_FOR_GOOD = ("ACCESS_DENIED", "NO_SUCH_BUCKET", "INVALID_ACCESS_KEY", "SIGNATURE_DOES_NOT_MATCH", "EXPIRED_TOKEN")
 # Hadoop's schemes, and pyarrow's names for the same stores.
 _ARROW_SCHEMES = {
     "s3": "s3",
@@ -42,6 +47,11 @@ _AZURE_SECRET = re.compile(r"(//[^/@:]*):.*@", re.DOTALL)
 
 class CheckpointFiles(ABC):
     """The few questions that a checkpoint is asked. Names are relative to it, with slashes."""
+
+    lists_late = False
+    """Whether a file that can be read by its name may be missing in a listing."""
+    read_by: Literal["python", "pyarrow", "spark"]
+    """What reads them."""
 
     def __init__(self, shown: str) -> None:
         self.shown = shown
@@ -123,6 +133,8 @@ def without_credentials(location: str) -> str:
 class LocalFiles(CheckpointFiles):
     """A folder on this machine."""
 
+    read_by = "python"
+
     def __init__(self, path: str) -> None:
         # Spark resolves a relative path in the driver's working directory, which its Python workers inherit.
         super().__init__(os.path.abspath(path))  # noqa: PTH100 (a Path costs more than the reading)
@@ -158,6 +170,9 @@ class ArrowFiles(CheckpointFiles):
     :param root: the store's URI for pyarrow, without the path, because pyarrow would percent-decode a path.
     """
 
+    lists_late = True
+    read_by = "pyarrow"
+
     def __init__(self, root: str, path: str, shown: str, *, has_secrets: bool) -> None:
         super().__init__(shown.rstrip("/"))
         self._root = root
@@ -178,11 +193,15 @@ class ArrowFiles(CheckpointFiles):
         from pyarrow.fs import FileSystem
 
         store, base = FileSystem.from_uri(self._root)
+        if store.type_name == "s3":
+            # A URI cannot say how long to wait. Without this, an answer that took four seconds was given up.
+            make_store, (settings,) = store.__reduce__()
+            store = make_store({**settings, **_S3_PATIENCE})
         return store, f"{base.rstrip('/')}/{self._folder}".rstrip("/")
 
     def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)
         try:
-            return question(self.path(name))
+            return self._ask_again(question, name)
         except FileNotFoundError:
             return None
         except (OSError, ValueError, NotImplementedError, ImportError) as error:
@@ -192,6 +211,19 @@ class ArrowFiles(CheckpointFiles):
             said = f"{type(error).__name__} (its text is left out, since the location holds credentials)"
         # Outside the except block, so that no traceback shows pyarrow's text either.
         raise _unreadable(path, said)
+
+    def _ask_again(self, question: Callable[[str], T], name: str) -> T:
+        """Ask, and ask again where the store has failed: pyarrow itself does not, when a file's bytes break off."""
+        for pause in _PAUSES:
+            try:
+                return question(self.path(name))
+            except FileNotFoundError:
+                raise
+            except OSError as error:
+                if any(word in str(error) for word in _FOR_GOOD):
+                    raise
+                time.sleep(pause)
+        return question(self.path(name))
 
     def _read(self, path: str) -> bytes:
         with self.store.open_input_stream(path) as stream:
@@ -226,5 +258,6 @@ def _unreadable(path: str, said: str) -> CheckpointError:
         "Nothing was written.",
         "Let the user that runs Spark's Python workers read the checkpoint. Stores other than disks are "
         "read through pyarrow, which takes credentials, region and endpoint from the environment (such as "
-        "AWS_*), not from Spark's settings.",
+        "AWS_*), not from Spark's settings. Where only Spark can read the store, use PostgresBatchWriter in "
+        "foreachBatch, which reads it through Spark.",
     )

@@ -44,6 +44,8 @@ class Checkpoint:
         self._files = open_location(location) if isinstance(location, str) else location
         self.location = self._files.shown
         """Where the checkpoint is, as it may be shown and stored: without credentials."""
+        self.read_by = self._files.read_by
+        """What reads it: Python itself, pyarrow, or Spark."""
 
     def query_id(self) -> str:
         """
@@ -157,7 +159,14 @@ class Checkpoint:
 
     def _numbers(self, folder: str) -> list[int]:
         # Beside the entries there are .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
-        return [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
+        found = [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
+        if self._files.lists_late:
+            # Some object stores list a new file later than they let it be read. Spark's numbers have no holes.
+            number = max(found, default=-1) + 1
+            while self._files.read(f"{folder}/{number}") is not None:
+                found.append(number)
+                number += 1
+        return found
 
     def _offsets_not_found(self, batch_id: int, waited: float) -> CheckpointError:
         kept = sorted(self._numbers("offsets"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -72,7 +72,7 @@ class CheckpointWriter:
         """When a file was written, by its store's clock; None if there is no such file, or the store does not say."""
         if isinstance(self.files, LocalFiles):
             seconds = self._ask(lambda path: Path(path).stat().st_mtime, name)
-            return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+            return None if seconds is None else datetime.fromtimestamp(seconds, timezone.utc)
         files = self._arrow()
         info = self._ask(lambda path: files.store.get_file_info(path), name)  # noqa: PLW0108 (as above)
         return info.mtime if info is not None else None

@@ -9,9 +9,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+
+import psycopg
+
+from pgonce.offsets_store.postgres.refused_rows import code_of
 
 _LINK = re.compile(r"\[([^\]^]+)\]\(([a-z-]*)(?:\.md)?(?:#[^)]*)?\)")
 
@@ -46,9 +50,20 @@ def entries(errors: str) -> Iterator[Entry]:
 
 
 def explanation(name: str) -> str | None:
-    """What the documents say about a code, or a whole page by its name; None where there is neither."""
+    """What the documents say about a code, an SQLSTATE, or a whole page by its name; None where there is none."""
     found = {entry.code: str(entry) for entry in entries(pages()["errors"])}
-    return found.get(name.upper().strip("[]")) or pages().get(name.lower())
+    code = name.upper().strip("[]")
+    return found.get(code) or pages().get(name.lower()) or _sqlstate(code, found)
+
+
+def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:
+    try:
+        condition = psycopg.errors.lookup(sqlstate).__name__
+    except KeyError:
+        return None
+    code = code_of(sqlstate)
+    begins = f"{sqlstate} is Postgres's SQLSTATE for {condition}. If Postgres says so of a batch's rows, it fails with"
+    return f"{begins} {code}.\n\n{found[code]}"
 
 
 def nearest(name: str) -> list[str]:

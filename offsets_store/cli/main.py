@@ -1,5 +1,5 @@
 """
-``pgonce``: the command line, and its commands that ask the ledger and prepare it.
+``pgonce``: its commands that ask the ledger and prepare it, and the application to which all commands belong.
 
 Runs in a shell, without Spark. Invariant: an answer goes to stdout and an error to stderr, as text. The exit code says
 which kind of error it was, and no password is ever shown.
@@ -13,8 +13,10 @@ from typing import Annotated
 import psycopg
 import typer
 
-from pgonce.offsets_store.cli import by_hand, recover, swap, tables
+from pgonce.offsets_store.cli import by_hand, export_group, recover, swap, tables
+from pgonce.offsets_store.cli.connecting import Application
 from pgonce.offsets_store.cli.explain import explanation, nearest
+from pgonce.offsets_store.cli.kafka_terms import KafkaConfig, Servers, kafka_options
 from pgonce.offsets_store.cli.output import print_json
 from pgonce.offsets_store.cli.terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
 from pgonce.offsets_store.ledger.grants import grants, init_sql
@@ -25,7 +27,7 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 
-app = typer.Typer(
+app = Application(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
     epilog="Exit codes: " + "; ".join(f"{int(code)}: {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
@@ -33,16 +35,6 @@ app = typer.Typer(
     # A traceback with local variables would show connection strings.
     pretty_exceptions_enable=False,
 )
-
-Brokers = Annotated[
-    str | None,
-    typer.Option("--bootstrap-servers", help="Kafka brokers (host:port,...) to ask for partitions and ends."),
-]
-
-
-def main() -> None:
-    """Run the command line; the entry point of the distribution."""
-    app()
 
 
 @app.command()
@@ -69,17 +61,18 @@ def offsets(
     starting_offsets: Annotated[
         bool, typer.Option("--starting-offsets", help="Print only the JSON for Kafka's startingOffsets.")
     ] = False,
-    bootstrap_servers: Brokers = None,
+    bootstrap_servers: Servers = None,
+    kafka_config: KafkaConfig = None,
     as_json: Json = False,
 ) -> None:
     """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
     with errors_as_text():
-        store = OffsetsStore(url)
+        store, login = OffsetsStore(url), kafka_options(kafka_config) if bootstrap_servers else None
         if starting_offsets:
             # This is JSON for a program in any case, so --json changes nothing.
-            typer.echo(store.starting_offsets(query, sink, bootstrap_servers))
+            typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
             return
-        found = store.status_of(query, sink, bootstrap_servers)
+        found = store.status_of(query, sink, bootstrap_servers, login)
         if as_json:
             print_json(tables.offsets_records(found))
             return
@@ -184,3 +177,4 @@ app.command()(by_hand.retire)
 app.command()(by_hand.forget)
 app.command("new-checkpoint")(recover.new_checkpoint)
 app.command()(swap.swap)
+app.command("export-group")(export_group.export)

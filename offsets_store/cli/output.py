@@ -54,6 +54,11 @@ def _offset(offset: Any) -> str:
     )
 
 
+def tables_text(tables: Mapping[str, int] | None) -> str:
+    """How many rows went into each table, a line each; empty where they all went into one."""
+    return "\n".join(f"{count} into {table}" for table, count in tables.items()) if tables and len(tables) > 1 else ""
+
+
 def counts_text(counts: Mapping[str, int] | None) -> str:
     """What became of a batch's rows, one line for each outcome that any row had."""
     return "\n".join(f"{count} {outcome.replace('_', ' ')}" for outcome, count in (counts or {}).items() if count)

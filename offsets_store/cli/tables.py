@@ -14,12 +14,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pgonce.offsets_store.cli.output import counts_text, json_text, offsets_text, printable, text_of
+from pgonce.offsets_store.cli.output import counts_text, json_text, offsets_text, printable, tables_text, text_of
 from pgonce.offsets_store.status.batch_jobs import StoredJob
+from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.lag import Status, total_lag
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
 
 _WIDTH_FOR_WHOLE_IDS = 100
+_LONGEST_ROW = 400
 
 
 def status_records(status: Iterable[Status]) -> list[dict[str, Any]]:
@@ -32,6 +34,10 @@ def status_records(status: Iterable[Status]) -> list[dict[str, Any]]:
         }
         for writer, lag in status
     ]
+
+
+# A checkpoint on a disk is read by Python itself, and judging by ids is said beside it.
+_READ_BY = {"pyarrow": "offsets read by pyarrow", "spark": "offsets read by Spark"}
 
 
 def status_table(status: Sequence[Status]) -> Table:
@@ -54,6 +60,7 @@ def status_table(status: Sequence[Status]) -> Table:
                 _time(writer.updated_at),
                 counts_text(writer.counts),
                 "judged by ids (weaker)" if writer.guarantee == "ids" else "",
+                _READ_BY.get(writer.offsets_read_by or "", ""),
                 f"{writer.disagreements} disagree" if writer.disagreements else "",
             ),
             offsets_text(writer.end_offsets),
@@ -128,6 +135,7 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
                 str(batch.rows),
                 f"{batch.dropped_rows} dropped" if batch.dropped_rows else "",
                 counts_text(batch.counts),
+                tables_text(batch.tables),
             ),
             offsets_text(batch.start_offsets),
             offsets_text(batch.end_offsets),
@@ -151,6 +159,27 @@ def job_table(jobs: Iterable[StoredJob]) -> Table:
             job.sink_name,
             _lines(str(job.rows), counts_text(job.counts), "hashed" if job.content_hash else ""),
             _lines(str(job.skips), f"last {_time(job.last_skipped_at)}" if job.last_skipped_at else ""),
+        )
+    return table
+
+
+def letter_records(letters: Iterable[StoredLetter]) -> list[dict[str, Any]]:
+    """One object a dead letter, with the whole row, which is the text of a JSON object."""
+    return [dataclasses.asdict(letter) for letter in letters]
+
+
+def letter_table(letters: Iterable[StoredLetter]) -> Table:
+    """One row a dead letter; a long row of the batch is cut."""
+    table = _table("Id, time", "Batch, target", "Position", "Column, code, message", "Row")
+    for letter in letters:
+        row = letter.row_data
+        _add_row(
+            table,
+            _lines(str(letter.dead_letter_id), _time(letter.made_at)),
+            _lines(f"batch {letter.batch_id}", letter.target),
+            "-" if letter.position is None else json_text(letter.position),
+            _lines(letter.column_name or "-", letter.code, letter.message),
+            row if len(row) <= _LONGEST_ROW else f"{row[:_LONGEST_ROW]}... (--json shows all)",
         )
     return table
 

@@ -37,21 +37,32 @@ class ExitCode(IntEnum):
     NEEDS_PERSON = 6
     UNREADABLE = 7
     RUNNING = 8
+    NOT_FIT = 9
 
 
 EXIT_CODES = {
     ExitCode.OK: "the answer is on stdout; with doctor: checkpoint and ledger agree",
     ExitCode.FAILED: "Postgres or Kafka gave an error, or the ledger is missing, too new or not permitted",
     ExitCode.USAGE: "the command line or the connection string cannot be read",
-    ExitCode.NOT_FOUND: "no query or sink has that name, or several have",
+    ExitCode.NOT_FOUND: "no query, sink or dead letter has that name or id, or several queries have",
     ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
     ExitCode.RECOVERABLE: "doctor: the next start would be refused or fail, and `pgonce recover` repairs that",
     ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide; with doctor "
     "also: it depends on what neither checkpoint nor ledger says",
     ExitCode.UNREADABLE: "there is no checkpoint, or it cannot be read or written",
     ExitCode.RUNNING: "the query seems to run",
+    ExitCode.NOT_FIT: "check: a promise would not hold on this server",
 }
-_NOT_FOUND = {"QUERY_NOT_FOUND", "QUERY_AMBIGUOUS", "SINK_NOT_FOUND", "SINK_NEEDED"}
+_NOT_FOUND = {
+    "QUERY_NOT_FOUND",
+    "QUERY_AMBIGUOUS",
+    "SINK_NOT_FOUND",
+    "SINK_NEEDED",
+    "DEAD_LETTER_NOT_FOUND",
+    "DEAD_LETTERS_TABLE",
+}
+_FOR_A_PERSON = {"GROUP_IN_USE", "GROUP_NOT_OURS"}
+_SOMETHING_IS_NOT_INSTALLED = {"NO_KAFKA_CLIENT", "NO_PYSPARK"}
 
 Url = Annotated[
     str,
@@ -96,11 +107,13 @@ def _fail(error: PgonceError) -> NoReturn:
 def exit_code(error: PgonceError) -> ExitCode:
     """The exit code for an error: it says which kind of error it was."""
     if isinstance(error, ConfigurationError):
-        return ExitCode.FAILED if error.code == "NO_KAFKA_CLIENT" else ExitCode.USAGE
+        return ExitCode.FAILED if error.code in _SOMETHING_IS_NOT_INSTALLED else ExitCode.USAGE
     if isinstance(error, RecoveryError):
         return ExitCode.RUNNING if error.code == "RECOVERY_RUNNING" else ExitCode.NEEDS_PERSON
+    if error.code in _FOR_A_PERSON:
+        return ExitCode.NEEDS_PERSON
     if isinstance(error, CheckpointError):
         return ExitCode.UNREADABLE
-    if not isinstance(error, OffsetsError) or error.code == "KAFKA_UNREACHABLE":
+    if not isinstance(error, OffsetsError) or error.code in {"KAFKA_UNREACHABLE", "KAFKA_REFUSED"}:
         return ExitCode.FAILED
     return ExitCode.NOT_FOUND if error.code in _NOT_FOUND else ExitCode.NO_ANSWER

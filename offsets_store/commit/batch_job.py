@@ -26,10 +26,11 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.notification import notify_in_tx
 from pgonce.offsets_store.commit.retrying import tried
 from pgonce.offsets_store.commit.session import application_name, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import Named, NameSink, Outcome
+from pgonce.offsets_store.commit.work import Named, Outcome
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.ledger.batch_jobs import (
     Job,
@@ -60,7 +61,7 @@ class JobVerdict(enum.Enum):
 class JobWork:
     """What the commit of a job does; both run inside the transaction, and again at every try."""
 
-    name_sink: NameSink
+    name_sink: Callable[[Connection], str]
     publish: Callable[[Connection], Published]
 
 
@@ -103,7 +104,7 @@ def _publish_or_skip(
         outcome.unknown = False
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
-                _publish_in_tx(connection, sink_name, job, work, began)
+                _publish_in_tx(settings, connection, sink_name, job, work, began)
             verdict = JobVerdict.PUBLISHED
         elif recorded.attempt == job.attempt:
             return JobVerdict.LANDED
@@ -114,12 +115,15 @@ def _publish_or_skip(
     return verdict
 
 
-def _publish_in_tx(connection: Connection, sink_name: str, job: Job, work: JobWork, began: TransactionState) -> None:
+def _publish_in_tx(
+    settings: CommitSettings, connection: Connection, sink_name: str, job: Job, work: JobWork, began: TransactionState
+) -> None:
     leave_in_tx(driver_connection(connection))
     published = work.publish(connection)
     one_transaction.refuse_another_in_tx(connection, began)
     with one_trip(connection):
         record_job_in_tx(connection, sink_name, job, published)
+        notify_in_tx(connection, settings.notify_channel, published, sink=sink_name, batch_key=job.batch_key)
         # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
         leave_in_tx(driver_connection(connection))
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.notification import notify_in_tx
 from pgonce.offsets_store.commit.session import application_name, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import NameSink, Outcome, Work, named
@@ -121,14 +122,15 @@ def _decided_transaction(
     start_over = settings.remedies.start_over
     with session_of_a_try(settings) as connection:
         # Before our search_path is in force, because a table is found along the user's.
-        batch = planned.into(name_sink(connection))
+        sink = name_sink(connection)
+        batch = planned.into(sink) if isinstance(sink, str) else planned.into(sink.name, sink.tables)
         began = begin_in_tx(connection, application, settings.lock_timeout)
         one_transaction.refuse_lost_on_crash(began)
         with watch.looking(began.backend_pid, may_end=True):
             try:
                 locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over)
             except SnapshotTooOldError:
-                began = begin_again_in_tx(connection, batch.sink_name, application, settings.lock_timeout)
+                began = begin_again_in_tx(connection, batch.places, application, settings.lock_timeout)
                 locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over, sees_rivals=True)
         outcome.unknown = False
         verdict = decide(locked.ledger, batch, settings.remedies)
@@ -156,8 +158,8 @@ def _publish_in_tx(transaction: Try, work: Work, stored: Offsets | None) -> tupl
     over = starts_over(transaction.verdict, transaction.locked.ledger, transaction.settings.remedies)
     published = work.publish(transaction.connection, replace(transaction.batch, starts_over=over), below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
-    pinned, is_one_table = transaction.settings.pin_table, not work.sealed
-    tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=is_one_table)
+    pinned = transaction.settings.pin_table
+    tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=work.is_one_table)
     one_transaction.refuse_another_in_tx(transaction.connection, transaction.began)
     return published, tables
 
@@ -173,8 +175,23 @@ def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables,
             record.replace_writer_in_tx(connection, locked, batch, replaces)
             if published.emptied is not None:
                 record.note_start_over_in_tx(connection, locked, published.emptied, replaces)
+        _notify_in_tx(transaction, published)
         # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
         leave_in_tx(driver_connection(connection))
+
+
+def _notify_in_tx(transaction: Try, published: Published) -> None:
+    batch = transaction.batch
+    notify_in_tx(
+        transaction.connection,
+        transaction.settings.notify_channel,
+        published,
+        query_id=batch.query_id,
+        query_name=batch.query_name,
+        sink=batch.sink_name,
+        generation=record.generation_of(transaction.locked, batch),
+        batch_id=batch.batch_id,
+    )
 
 
 def _skip_in_tx(transaction: Try) -> None:
@@ -203,6 +220,11 @@ def _commit(transaction: Try, outcome: Outcome) -> None:
 
 # The last batch that this process has committed, by connection string, query and sink.
 _done: dict[tuple[str, str, str], int] = {}
+
+
+def has_committed(url: str) -> bool:
+    """Whether this process has committed a batch by this connection string."""
+    return any(used == url for used, _, _ in _done)
 
 
 def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:

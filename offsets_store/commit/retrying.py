@@ -15,7 +15,7 @@ from typing import TypeVar
 import psycopg
 import sqlalchemy.exc
 
-from pgonce.offsets_store.commit.one_try import ask_or_skip, publish_or_skip
+from pgonce.offsets_store.commit.one_try import ask_or_skip, has_committed, publish_or_skip
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Named, NameSink, Outcome, Work, named
 from pgonce.offsets_store.errors import NOTHING, CommitError, ConnectError, PgonceError
@@ -26,6 +26,7 @@ from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import (
     driver_error,
     is_ledger_gone,
+    is_standby,
     is_statement_pooling,
     ledger_error,
     passes,
@@ -90,7 +91,7 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
     def may_pass(error: Exception) -> bool:
         # While the outcome is unknown, only the ledger can tell it, so whatever prevents asking it is tried again.
         is_of_postgres = isinstance(error, ConnectError) or not isinstance(error, PgonceError)
-        return passes(error) or (outcome.unknown and is_of_postgres)
+        return passes(error) or (outcome.unknown and is_of_postgres) or _will_be_promoted(error, settings.url)
 
     def failed(error: Exception, is_time_up: bool) -> Exception:
         if outcome.unknown:
@@ -113,6 +114,13 @@ def _translated(error: Exception, url: str) -> Exception:
     return target_error(cause)
 
 
+def _will_be_promoted(error: Exception, url: str) -> bool:
+    # Where this process has committed before, it now meets a standby: in a failover, its name or address may lead there
+    # before it is promoted, or to a primary that has just become a standby.
+    cause = driver_error(error)
+    return cause is not None and is_standby(cause) and has_committed(url)
+
+
 def _is_lock_timeout(error: Exception) -> bool:
     cause = driver_error(error)
     return cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
@@ -129,8 +137,8 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
             f"End that session or wait for it, then {what.again}; lockTimeout and retryTimeout set how long a batch "
             "waits.",
         )
-    if isinstance(error, ConnectError):
-        return error
+    if isinstance(error, ConnectError) or _will_be_promoted(error, settings.url):
+        return _translated(error, settings.url)
     return CommitError(
         "RETRIES_EXHAUSTED",
         f"{what.begins} could not be committed within {seconds:g} s; the last reason: {reason}.",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from pgonce.offsets_store.commit.notification import refuse_unfit_channel
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.connect import parse_url
@@ -31,6 +32,7 @@ class CommitSettings:
     lock_timeout: float = LOCK_TIMEOUT_SECONDS
     retry_timeout: float = RETRY_SECONDS
     pin_table: bool = False
+    notify_channel: str | None = None
 
 
 def commit_settings(
@@ -41,6 +43,7 @@ def commit_settings(
     lock_timeout: float,
     retry_timeout: float,
     pin_table: bool = False,
+    notify_channel: str | None = None,
 ) -> CommitSettings:
     """
     Checked :class:`CommitSettings`, for every way in.
@@ -76,5 +79,6 @@ def commit_settings(
             "Set replaces=<query id> of the query that feeds the table now; `pgonce status` shows it.",
         )
     refuse_unstorable(replaces=remedies.replaces)
+    refuse_unfit_channel(notify_channel)
     parse_url(url)
-    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table)
+    return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table, notify_channel)

@@ -7,8 +7,8 @@ own, and at most one of these is committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
@@ -16,8 +16,21 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
-NameSink = Callable[[Connection], str]
-"""Says inside the transaction, before our search_path is in force, into which sink a batch goes."""
+
+@dataclass(frozen=True)
+class NamedSink:
+    """The name of a sink, and the tables that it may write to, with their oids; None for one that is to be created."""
+
+    name: str
+    tables: Mapping[str, int | None] = field(default_factory=dict)
+
+
+NameSink = Callable[[Connection], str | NamedSink]
+"""
+Says inside the transaction, before our search_path is in force, into which sink a batch goes.
+
+A name alone is enough where the tables are not known before something is written to them.
+"""
 
 
 @dataclass(frozen=True)
@@ -26,12 +39,19 @@ class Work:
     What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
     ``publish`` is told below which positions rows are stored already; None means that no row is dropped. Both run
-    inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user.
+    inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user, and
+    ``has_several_tables`` for work that chooses among tables by the rows.
     """
 
     name_sink: NameSink
     publish: Callable[[Connection, Batch, Offsets | None], Published]
     sealed: bool = False
+    has_several_tables: bool = False
+
+    @property
+    def is_one_table(self) -> bool:
+        """Whether all batches go into one table, so that another one is a change."""
+        return not (self.sealed or self.has_several_tables)
 
 
 @dataclass(frozen=True)

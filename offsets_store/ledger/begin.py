@@ -7,6 +7,7 @@ the user's SQL our search_path is in force, and every setting ends with the tran
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -54,6 +55,13 @@ _BEGIN = _STATE.add_columns(
 _BEGIN_17 = _BEGIN.add_columns(func.pg_catalog.set_config("transaction_timeout", "0", True))
 
 
+PLACES_IN_ORDER = """
+(SELECT pg_catalog.hashtextextended(p.name, 0) AS key
+ FROM pg_catalog.unnest(CAST({} AS pg_catalog.text[])) AS p(name) ORDER BY 1) AS k
+"""
+"""The keys of the locks that let new writers of a sink, or of a table, in one by one; in one order for all."""
+
+
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
     """
     Begin: set our search_path, lift the session's time limits, and say which transaction this is.
@@ -72,17 +80,22 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
 
 
 def begin_again_in_tx(
-    connection: Connection, sink_name: str, application: str, lock_timeout_seconds: float
+    connection: Connection, places: Sequence[str], application: str, lock_timeout_seconds: float
 ) -> TransactionState:
-    """Begin another transaction, which sees all queries that have fed this sink and keeps new ones out meanwhile."""
+    """
+    Begin another transaction, which sees all queries that have fed these places and keeps new ones out meanwhile.
+
+    :param places: the names of the sink and of its tables.
+    """
     # One text, so that no pooler can give the session to others while the session holds a lock. AND CHAIN keeps the
     # user's isolation level. The second lock takes the new snapshot, under the protection of the first. (If another
     # driver of this writer holds its row and waits for the lock, Postgres reports a deadlock, and the batch is tried
     # again.)
     again = sql.SQL(
-        "SELECT pg_catalog.pg_advisory_lock({key}); ROLLBACK AND CHAIN; "
-        "SELECT pg_catalog.pg_advisory_xact_lock({key}); SELECT pg_catalog.pg_advisory_unlock({key})"
-    ).format(key=sql.SQL("pg_catalog.hashtextextended({}, 0)").format(sql.Literal(sink_name)))
+        "SELECT pg_catalog.pg_advisory_lock(k.key) FROM {keys}; ROLLBACK AND CHAIN; "
+        "SELECT pg_catalog.pg_advisory_xact_lock(k.key) FROM {keys}; "
+        "SELECT pg_catalog.pg_advisory_unlock(k.key) FROM {keys}"
+    ).format(keys=sql.SQL(PLACES_IN_ORDER).format(sql.Literal(list(places))))
     driver_connection(connection).execute(again)
     return begin_in_tx(connection, application, lock_timeout_seconds)
 

@@ -15,11 +15,11 @@ from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
 from pgonce.offsets_store.postgres.search_path import SET_OURS
 
 # A test revokes them one by one.
-_PRIVILEGES = {
+PRIVILEGES = {
     "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs"),
     "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
-    "SELECT, INSERT": ("runs", "target_changes", "batch_job_skips", "batch_job_aborts"),
+    "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),
     "SELECT": ("schema_version", *VIEWS),
 }
 
@@ -48,6 +48,6 @@ def grants(role: str) -> tuple[str, ...]:
         f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
         *(
             f"GRANT {privileges} ON {', '.join(f'{SCHEMA}.{relation}' for relation in relations)} TO {name}"
-            for privileges, relations in _PRIVILEGES.items()
+            for privileges, relations in PRIVILEGES.items()
         ),
     )

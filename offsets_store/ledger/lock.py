@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, bindparam, func, literal, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, bindparam, literal, select, text
 from sqlalchemy.dialects import postgresql
 
 from pgonce.offsets_store.ledger.acceptances import is_open
+from pgonce.offsets_store.ledger.begin import PLACES_IN_ORDER
 from pgonce.offsets_store.ledger.neighbours import neighbours_in_tx
 from pgonce.offsets_store.ledger.tables import batches, replays, runs, writers
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Writer
@@ -58,8 +59,8 @@ def lock_writer_in_tx(
         connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
         row = connection.execute(_LOCK, _identity(batch)).one()
     if row.last_batch_id is None:
-        # Without this lock, two new queries of one sink that start together would not see each other as rivals.
-        isolation = connection.execute(_ONE_FIRST_CONTACT, {"sink": batch.sink_name}).one().isolation
+        # Without these locks, two new queries of one sink or table that start together would not meet as rivals.
+        isolation = connection.execute(_ONE_FIRST_CONTACT, {"places": list(batch.places)}).all()[0].isolation
         # Under read committed, a statement sees what was committed before it. Under a snapshot, it does not see a rival
         # that was recorded since, though it has waited for it. (This has happened: both queries fed the sink.)
         if isolation != "read committed" and not sees_rivals:
@@ -89,9 +90,9 @@ _SWAPPED_TO = (
     .where(writers.c.sink_name != bindparam("sink"))
     .limit(1)
 )
-_ONE_FIRST_CONTACT = select(
-    func.pg_advisory_xact_lock(func.hashtextextended(bindparam("sink"), 0)),
-    func.current_setting("transaction_isolation").label("isolation"),
+_ONE_FIRST_CONTACT = text(
+    "SELECT pg_advisory_xact_lock(k.key), current_setting('transaction_isolation') AS isolation FROM "
+    + PLACES_IN_ORDER.format(":places")
 )
 _CREATE = (
     postgresql.insert(writers)

@@ -34,6 +34,7 @@ _MOVED = (
     "end_offsets",
     "guarantee",
     "targets",
+    "offsets_read_by",
 )
 _MOVE = (
     update(writers)
@@ -76,6 +77,7 @@ def record_batch_in_tx(
             "positions": batch.span and furthest(stored, batch.span.next),
             "dropped_rows": published.dropped,
             "counts": published.counts,
+            "tables": published.tables,
             "stateful": batch.stateful,
             # If the brokers were not asked this time, what was known stays known.
             "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
@@ -92,6 +94,7 @@ def record_batch_in_tx(
             "to_last_batch_id": batch.batch_id,
             "to_end_offsets": end,
             "to_guarantee": batch.guarantee,
+            "to_offsets_read_by": batch.offsets_read_by,
             "to_targets": tables.known or (locked.ledger.writer and locked.ledger.writer.targets),
         },
     )

@@ -72,6 +72,7 @@ writers = Table(
     Column("targets", JSONB(none_as_null=True)),
     Column("sources", JSONB(none_as_null=True)),
     Column("swapped_from", Text),
+    Column("offsets_read_by", Text),
     UniqueConstraint("query_id", "sink_name"),
     CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
     Index("writers_sink_name", "sink_name"),
@@ -105,6 +106,7 @@ batches = Table(
     Column("stateful", Boolean),
     Column("topic_ids", JSONB(none_as_null=True)),
     Column("counts", JSONB(none_as_null=True)),
+    Column("tables", JSONB(none_as_null=True)),
 )
 
 last_batches = batches.alias("last")
@@ -204,10 +206,29 @@ interventions = Table(
     _now("made_at"),
     Column("used_at", DateTime(timezone=True)),
     CheckConstraint(
-        "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'start-over', 'swap')",
+        "kind IN ('accept', 'retire', 'recover', 'undo', 'new-checkpoint', 'forget', 'start-over', 'swap', "
+        "'replay-dead-letters', 'discard-dead-letters')",
         name="interventions_kind_check",
     ),
     Index("interventions_writer", "writer_id", "kind", "batch_id"),
+)
+
+dead_letters = Table(
+    "dead_letters",
+    metadata,
+    Column("dead_letter_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("query_id", Text, nullable=False),
+    Column("sink_name", Text, nullable=False),
+    Column("batch_id", BigInteger, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("position", JSONB(none_as_null=True)),
+    Column("row_data", JSONB, nullable=False),
+    Column("column_name", Text),
+    Column("code", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("destination", JSONB, nullable=False),
+    _now("made_at"),
+    Index("dead_letters_writer", "query_id", "sink_name", "batch_id"),
 )
 
 batch_jobs = Table(

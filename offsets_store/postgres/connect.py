@@ -23,6 +23,8 @@ from sqlalchemy import Connection, Engine, create_engine, event
 
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError
 from pgonce.offsets_store.postgres.bounds import with_line_bounds
+from pgonce.offsets_store.postgres.passwords.connect_asking import connect_asking
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.postgres.search_path import SET_OURS
 from pgonce.offsets_store.postgres.translate import connect_error
 
@@ -81,16 +83,21 @@ _let_in: set[str] = set()
 
 def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
-    A new connection, for one owner.
+    A new connection, for one owner. A :class:`PostgresUrl` says where its password is to be asked for.
 
     :raises ConnectError: if none can be made.
     """
+    was_let_in, parameters = url in _let_in, {**parse_url(url), **overrides, **_FORCED}
+    asks = isinstance(url, PostgresUrl) and url.has_source
     try:
-        # Server-side prepared statements fail behind poolers that share sessions.
-        connection = psycopg.connect(**{**parse_url(url), **overrides, **_FORCED}, prepare_threshold=None)
+        if isinstance(url, PostgresUrl) and asks:
+            connection = connect_asking(url, parameters, was_let_in=was_let_in)
+        else:
+            # Server-side prepared statements fail behind poolers that share sessions.
+            connection = psycopg.connect(**parameters, prepare_threshold=None)
     except psycopg.Error as error:
         # Without its cause: psycopg's own text and frames may contain connection parameters.
-        raise connect_error(error, was_let_in=url in _let_in) from None
+        raise connect_error(error, was_let_in=was_let_in, asked=asks) from None
     _let_in.add(url)
     return connection
 

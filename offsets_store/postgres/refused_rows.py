@@ -10,7 +10,7 @@ from __future__ import annotations
 import psycopg
 
 from pgonce.offsets_store.errors import NOTHING, PgonceError, TargetError
-from pgonce.offsets_store.postgres.translate import ledger_error, scrub
+from pgonce.offsets_store.postgres.translate import PRIMARY_NEEDED, ledger_error, scrub
 
 _AFTERWARDS = "Then start the query again: Spark runs the batch again from its source."
 
@@ -31,12 +31,13 @@ _REMEDIES = {
               "on expressions."),
     "25P02": ("STATEMENT_FAILED", "A statement failed, and the function caught its error: let the error out of the "
               "function, or run the statement in tx.connection.begin_nested()."),
-    "25006": ("READ_ONLY", "Point url at the primary (target_session_attrs=read-write with several hosts)."),
+    "25006": ("READ_ONLY", PRIMARY_NEEDED),
     "42P01": ("TARGET_MISSING", "Create the table, or correct its name."),
     "53100": ("DISK_FULL", "Make room on the server's disk."),
     "54011": ("TOO_MANY_COLUMNS", "Combine some columns, for example in a struct, which becomes jsonb."),
-    "54000": ("ROW_TOO_LARGE", "A row must fit on a page of 8 kB, without its long texts, and an index entry on a "
-              "third of a page: shorten the value, take it out of the index, or combine columns, for example in a "
+    "54000": ("ROW_TOO_LARGE", "A value has at most 1 GB, and a text inside jsonb 256 MB: write larger ones elsewhere, "
+              "and their place here. A row must fit on a page of 8 kB, without its long texts, and an index entry on "
+              "a third of a page: shorten the value, take it out of the index, or combine columns, for example in a "
               "struct."),
     "57014": ("CANCELLED", "Somebody cancelled the statement (pg_cancel_backend), or a timeout that the function "
               "had set ended it: find out which, and why."),
@@ -82,11 +83,21 @@ def target_error(error: psycopg.Error) -> PgonceError:
     return TargetError(code, _sentence(error), NOTHING, f"{remedy} {_AFTERWARDS}")
 
 
+def code_of(sqlstate: str) -> str:
+    """The code of the error that a batch fails with, where Postgres says this of its rows."""
+    return (_REMEDIES.get(sqlstate) or _REMEDIES.get(sqlstate[:2], _UNKNOWN))[0]
+
+
 def _sqlstate_of_client(error: psycopg.Error) -> str | None:
     # psycopg itself refuses what it cannot send: a NUL (DataError), or parameters that do not fit the placeholders.
     if isinstance(error, psycopg.DataError):
         return "22021"
     return "42601" if isinstance(error, (psycopg.ProgrammingError, psycopg.NotSupportedError)) else None
+
+
+def add_note(error: psycopg.Error, note: str) -> None:
+    """Add a sentence to what an error says, as ``BaseException.add_note`` does from Python 3.11 on."""
+    vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
 
 
 def _sentence(error: psycopg.Error) -> str:

@@ -96,18 +96,31 @@ def is_statement_pooling(error: psycopg.Error) -> bool:
 _OF_THE_LEDGER = re.compile(r"(?<![\w.])pgonce\b(?!\.staged_[0-9a-f]{24}_)")
 
 
+PRIMARY_NEEDED = (
+    "If the server is a standby (SELECT pg_is_in_recovery()), point url at the primary; with several hosts in url, add "
+    "target_session_attrs=read-write, and libpq looks for it. Otherwise clear default_transaction_read_only for this "
+    "role or database."
+)
+
+
+def is_standby(error: psycopg.Error) -> bool:
+    """Whether the server has refused a function because it is a standby. (Its message may be in any language.)"""
+    return error.sqlstate == "25006" and error.diag.source_function == "PreventCommandDuringRecovery"
+
+
 def is_ledger_gone(error: psycopg.Error) -> bool:
     """Whether schema pgonce, or a table of the ledger in it, does not exist."""
     is_missing = error.sqlstate in ("42P01", "3F000")
     return is_missing and _OF_THE_LEDGER.search(error.diag.message_primary or "") is not None
 
 
-def connect_error(error: psycopg.Error, *, was_let_in: bool = False) -> ConnectError:
+def connect_error(error: psycopg.Error, *, was_let_in: bool = False, asked: bool = False) -> ConnectError:
     """
     The error for a connection that could not be made.
 
     :param was_let_in: whether this process has connected with the same url before: then a login that is refused now
         may be accepted again (a password is being rotated).
+    :param asked: whether the password came from passwordFrom or passwordCommand.
     """
     text = scrub(" ".join(str(error).split()))
     is_refused = _REFUSED_AT_THE_DOOR.search(text) is not None
@@ -116,6 +129,11 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False) -> ConnectE
             "Check user, password, database and TLS settings of url; libpq's PG* variables, service file and ~/.pgpass "
             "count too."
         )
+        if asked:
+            remedy = (
+                "Check user, database and TLS settings of url, and that what passwordFrom or passwordCommand gives is "
+                "meant for this role, host and database: it was asked twice where Postgres wanted a password."
+            )
         if was_let_in:
             remedy += (
                 " They worked earlier in this process, so they have changed since, or what the server asks for has."
@@ -160,8 +178,7 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
             "READ_ONLY",
             f"The server takes no writes while {doing}: {text}.",
             "Nothing was written.",
-            "Point url at the primary (target_session_attrs=read-write with several hosts), or clear "
-            "default_transaction_read_only for this role.",
+            PRIMARY_NEEDED,
         )
     return LedgerError(
         "LEDGER_FAILED",

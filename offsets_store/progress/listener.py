@@ -24,6 +24,7 @@ from pyspark.sql.streaming.listener import (
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import checked_out, parse_url
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 from pgonce.offsets_store.progress.event import parse_progress
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx
@@ -45,13 +46,15 @@ class OffsetsListener(StreamingQueryListener):
     ``dropped`` count the events that were stored, and those that could not be.
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
-    :raises ConfigurationError: BAD_URL. Nothing else is ever raised: while the server is away, a warning is logged once
-        a minute.
+    :param password_from: ``module:function`` that returns the password for each new connection.
+    :param password_command: instead, a command that prints it.
+    :raises ConfigurationError: BAD_URL, or a source of passwords that cannot be read. Nothing else is ever raised:
+        while the server is away, a warning is logged once a minute.
     """
 
-    def __init__(self, url: str = "") -> None:
+    def __init__(self, url: str = "", *, password_from: str | None = None, password_command: str | None = None) -> None:
         parse_url(url)
-        self._url = url
+        self._url = PostgresUrl(url, password_from, password_command)
         self._events: queue.Queue[Any] = queue.Queue(QUEUED_EVENTS)
         self._lock = threading.Lock()
         self._dropped = 0

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
@@ -45,7 +45,7 @@ class Kept:
 
 def kept_folder() -> str:
     """The folder in which a recovery that begins now keeps what it replaces."""
-    return f"{FOLDER}/{datetime.now(UTC):%Y-%m-%dT%H-%M-%S.%fZ}"
+    return f"{FOLDER}/{datetime.now(timezone.utc):%Y-%m-%dT%H-%M-%S.%fZ}"
 
 
 def keep_aside(

@@ -69,7 +69,7 @@ def forget_query(
             found[0].query_name,
             living,
             {known.sink_name: _tables(connection, known) for known in living},
-            {known.sink_name: _others(connection, known.sink_name, found[0].query_id) for known in living},
+            {known.sink_name: _others(connection, known, found[0].query_id) for known in living},
         )
     if not living:
         refuse_gone(sinks[0])
@@ -99,16 +99,24 @@ _TABLES = text(
 
 def _tables(connection: Connection, sink: SinkFacts) -> tuple[str, ...]:
     """The tables that a sink has written to, as SQL names them: those that it recorded, and the one of its name."""
-    recorded = select(writers.c.targets).where(writers.c.writer_id == sink.writer_id)
-    targets = connection.execute(recorded).scalar_one() or {}
+    targets = _targets(connection, sink)
     found = connection.execute(_TABLES, {"oids": list(targets.values()), "names": [sink.sink_name, *targets]})
     return tuple(found.scalars())
 
 
-def _others(connection: Connection, sink_name: str, query_id: str) -> tuple[str, ...]:
-    others = read_neighbours(connection, sink_name).get(sink_name, ())
+def _targets(connection: Connection, sink: SinkFacts) -> dict[str, int]:
+    recorded = select(writers.c.targets).where(writers.c.writer_id == sink.writer_id)
+    return connection.execute(recorded).scalar_one() or {}
+
+
+def _others(connection: Connection, sink: SinkFacts, query_id: str) -> tuple[str, ...]:
+    """The other queries that feed the sink, or one of its tables."""
+    fed = read_neighbours(connection)
+    others = [other for name in (sink.sink_name, *_targets(connection, sink)) for other in fed.get(name, ())]
     return tuple(
-        f"{other.query_id} ({other.query_name or 'no name'})" for other in others if other.query_id != query_id
+        dict.fromkeys(
+            f"{other.query_id} ({other.query_name or 'no name'})" for other in others if other.query_id != query_id
+        )
     )
 
 

@@ -115,13 +115,18 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
 
 
 def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Neighbour, ...]]:
-    """The living queries of every sink, or of one, by the sink's name."""
+    """
+    The living queries of every sink, or of one, by the sink's name.
+
+    A sink that is called like its table is also fed by those that write to this table under another name.
+    """
     found: dict[str, tuple[Neighbour, ...]] = {}
     for row in connection.execute(NEIGHBOURS.where(IS_LIVING).order_by(writers.c.sink_name, writers.c.writer_id)):
-        if sink_name in (None, row.sink_name):
-            known = neighbour(row)
-            place = _as_opened(known.checkpoint_location)
-            found[row.sink_name] = (*found.get(row.sink_name, ()), replace(known, checkpoint_location=place))
+        for name in {row.sink_name, *(row.targets or {})}:
+            if sink_name in (None, name):
+                known = neighbour(row)
+                place = _as_opened(known.checkpoint_location)
+                found[name] = (*found.get(name, ()), replace(known, checkpoint_location=place))
     return found
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from sqlalchemy import Connection, extract, func, select, text
@@ -160,6 +160,6 @@ def _young_files(writer: CheckpointWriter, checkpoint: CheckpointFacts, quiet_se
     signs = []
     for name in [*entries, *sorted(checkpoint.unfinished)]:
         written = writer.written_at(name)
-        if written is not None and (datetime.now(UTC) - written).total_seconds() < quiet_seconds:
+        if written is not None and (datetime.now(timezone.utc) - written).total_seconds() < quiet_seconds:
             signs.append(f"{name} was written at {written:%H:%M:%S.%f}, less than {quiet_seconds:g} s ago")
     return signs

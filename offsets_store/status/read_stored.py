@@ -57,6 +57,7 @@ _WRITERS = (
         .scalar_subquery()
         .label("target_change"),
         last_batches.c.counts,
+        writers.c.offsets_read_by,
     )
     .select_from(writers_and_last_batches)
     .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)
@@ -121,6 +122,7 @@ def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit
             skipped.scalar_subquery().label("replays"),
             newest.c.committed_at,
             newest.c.counts,
+            newest.c.tables,
         )
         .join_from(writers, newest, true())
         .where(

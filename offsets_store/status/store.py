@@ -7,18 +7,29 @@ answer comes from one snapshot of the ledger.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import time
+from collections.abc import Collection, Mapping
+from datetime import datetime, timezone
+
+from sqlalchemy import desc
 
 from pgonce.offsets_store.kafka_broker import ends_of, partitions_of
+from pgonce.offsets_store.kafka_settings import brokers
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets.compare import kafka_topics
 from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.status.batch_jobs import StoredJob, newest_jobs
+from pgonce.offsets_store.status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
 from pgonce.offsets_store.status.find_writer import the_writer, where_to_resume
 from pgonce.offsets_store.status.lag import Newest, Status, lag_of
+from pgonce.offsets_store.status.reached import RecordOffsets, has_reached, living_writers, parse_records
 from pgonce.offsets_store.status.read_stored import newest_batches, newest_progress, stored_writers, writers_of
 from pgonce.offsets_store.status.starting_offsets import kafka_end, starting_offsets_json
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
+
+# Between two looks of wait_for; the function in SQL has the same pauses.
+LONGEST_PAUSE_SECONDS = 0.1
 
 
 class OffsetsStore:
@@ -29,13 +40,15 @@ class OffsetsStore:
     or this code cannot read it), and OffsetsError (the question has no single answer).
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
-    :raises ConfigurationError: BAD_URL.
+    :param password_from: ``module:function`` that returns the password for each new connection.
+    :param password_command: instead, a command that prints it.
+    :raises ConfigurationError: BAD_URL, or a source of passwords that cannot be read.
     """
 
-    def __init__(self, url: str = "") -> None:
+    def __init__(self, url: str = "", *, password_from: str | None = None, password_command: str | None = None) -> None:
+        self._url = PostgresUrl(url, password_from, password_command)
         # Raises at once if the connection string cannot be read.
-        engine_for(url)
-        self._url = url
+        engine_for(self._url)
 
     def queries(self) -> list[StoredWriter]:
         """One entry a writer (a query and one of its sinks), by name and sink; replaced ones too."""
@@ -57,7 +70,35 @@ class OffsetsStore:
         with reading(self._url) as connection:
             return newest_jobs(connection, limit, sink, batch_key)
 
-    def starting_offsets(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> str:
+    def dead_letters(
+        self,
+        query: str,
+        sink: str | None = None,
+        limit: int = 20,
+        *,
+        code: str | None = None,
+        ids: Collection[int] = (),
+        table: str | None = None,
+    ) -> list[StoredLetter]:
+        """
+        The newest ``limit`` rows that a query has put aside (``deadLetters``), newest first.
+
+        :param code: only those with this SQLSTATE, or this code of pgonce.
+        :param ids: only these, if any are given.
+        :param table: where the query puts them, if that is not ``pgonce.dead_letters``.
+        """
+        found = letters_table(self._url, table)
+        with reading(self._url) as connection:
+            chosen = letters_of(found, writers_of(connection, query, sink), ids=ids, code=code)
+            return as_letters(connection, chosen.order_by(desc(found.c.dead_letter_id)).limit(limit))
+
+    def starting_offsets(
+        self,
+        query: str,
+        sink: str | None = None,
+        bootstrap_servers: str | None = None,
+        kafka_options: Mapping[str, str] | None = None,
+    ) -> str:
         """
         The JSON text that Spark's Kafka source takes as ``startingOffsets``, for a new checkpoint.
 
@@ -67,13 +108,20 @@ class OffsetsStore:
         :raises OffsetsError: where the query does not read exactly one source, Kafka, from one place.
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
+        kafka = brokers(bootstrap_servers, kafka_options)
         with reading(self._url) as connection:
             end = kafka_end(where_to_resume(writers_of(connection, query, sink), query))
-        if bootstrap_servers is None:
+        if kafka is None:
             return starting_offsets_json(end)
-        return starting_offsets_json(end, partitions_of({topic for topic, _ in end}, bootstrap_servers))
+        return starting_offsets_json(end, partitions_of({topic for topic, _ in end}, kafka))
 
-    def lag(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> list[PartitionLag]:
+    def lag(
+        self,
+        query: str,
+        sink: str | None = None,
+        bootstrap_servers: str | None = None,
+        kafka_options: Mapping[str, str] | None = None,
+    ) -> list[PartitionLag]:
         """
         How far a query is behind: one row a sink and topic and partition (Kafka), or a sink and source otherwise.
 
@@ -82,18 +130,48 @@ class OffsetsStore:
 
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
-        return [row for _, rows in self.status_of(query, sink, bootstrap_servers) for row in rows]
+        return [row for _, rows in self.status_of(query, sink, bootstrap_servers, kafka_options) for row in rows]
 
-    def status_of(self, query: str, sink: str | None = None, bootstrap_servers: str | None = None) -> list[Status]:
+    def status_of(
+        self,
+        query: str,
+        sink: str | None = None,
+        bootstrap_servers: str | None = None,
+        kafka_options: Mapping[str, str] | None = None,
+    ) -> list[Status]:
         """The writers of a query, each with its lag as :meth:`lag` gives it, in one snapshot of the ledger."""
+        kafka = brokers(bootstrap_servers, kafka_options)
         with reading(self._url) as connection:
             chosen = writers_of(connection, query, sink)
             newest = newest_progress(connection, [chosen[0].query_id]).get(chosen[0].query_id)
-        if bootstrap_servers is not None:
+        if kafka is not None:
             topics = {topic for writer in chosen for topic in kafka_topics(writer.end_offsets or {})}
-            kafka = ends_of(topics, bootstrap_servers)
-            newest = Newest(kafka, newest.other if newest else {}, datetime.now(UTC))
+            newest = Newest(ends_of(topics, kafka), newest.other if newest else {}, datetime.now(timezone.utc))
         return [(writer, lag_of(writer, newest)) for writer in chosen]
+
+    def wait_for(self, query: str, offsets: RecordOffsets, timeout: float = 10, sink: str | None = None) -> bool:
+        """
+        Wait until the rows of these Kafka records are in Postgres, to read what one has written.
+
+        ``offsets`` are those of the records, as a producer returns them: ``{"orders": {0: 41}}``. Of several sinks, all
+        have to hold the rows, or ``sink``. Each look at the ledger is a short transaction of its own.
+
+        :param timeout: seconds; 0 looks once.
+        :return: whether the rows are in. After the timeout it is False.
+        :raises ConfigurationError: BAD_OFFSETS.
+        """
+        records = parse_records(offsets)
+        until = time.monotonic() + timeout
+        pauses = [0.005, 0.01, 0.02, 0.05, LONGEST_PAUSE_SECONDS]
+        while True:
+            with reading(self._url) as connection:
+                found = living_writers(writers_of(connection, query, sink), query)
+            if has_reached(found, records):
+                return True
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(left, pauses.pop(0) if len(pauses) > 1 else pauses[0]))
 
     def status(self) -> list[Status]:
         """Every writer with its lag, as far as progress events tell it, in one snapshot."""

@@ -28,7 +28,8 @@ class StoredWriter:
     listener found to differ. A writer with ``replaced_by`` is an old one, whose place that query has taken. One with
     ``retired_at`` will publish no more. ``targets`` are the tables of the last batch, by qualified name, with their
     oids. ``target_change`` says at which batch one of them was last found to be another table than before, and how.
-    ``counts`` says what became of the last batch's rows, as in :class:`StoredBatch`.
+    ``counts`` says what became of the last batch's rows, as in :class:`StoredBatch`. ``offsets_read_by`` says how its
+    checkpoint was read: by ``python`` (a disk), ``pyarrow`` or ``spark`` (another store); ``listener`` if it was not.
     """
 
     query_id: str
@@ -50,6 +51,7 @@ class StoredWriter:
     targets: dict[str, int] | None = None
     target_change: str | None = None
     counts: dict[str, int] | None = None
+    offsets_read_by: str | None = None
 
     @property
     def positions(self) -> list[CurrentOffset]:
@@ -64,7 +66,9 @@ class StoredBatch:
 
     ``rows`` were published. ``dropped_rows`` were not, because an earlier batch had published them. If rows were
     applied by key, ``counts`` says what became of the published ones: written, deleted, superseded by a later change in
-    the batch, passed_over because the table had something newer, not_found, or ignored.
+    the batch, passed_over because the table had something newer, not_found, or ignored. It also has unrouted, the
+    number of rows that were dropped because their route is not in the list. ``tables`` has the number of rows of each
+    table, if the sink writes to several.
     """
 
     query_id: str
@@ -80,6 +84,7 @@ class StoredBatch:
     replays: int
     committed_at: datetime
     counts: dict[str, int] | None = None
+    tables: dict[str, int] | None = None
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,11 @@ def _first_contact(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
         return Verdict.NEW
     if remedies.start_over:
         return Verdict.NEW if may_start_over(ledger, remedies) else Verdict.FOREIGN
-    open_rivals = [rival for rival in ledger.rivals if rival.query_id != remedies.replaces]
+    open_rivals = [
+        rival
+        for rival in ledger.rivals
+        if rival.query_id != remedies.replaces and not (rival.by_doubt and remedies.independent_by_name)
+    ]
     if open_rivals or not takes_over(ledger, batch, remedies):
         return Verdict.FOREIGN
     if recreated(ledger, batch, remedies):

@@ -16,6 +16,7 @@ from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.reads import Reads
 
 Guarantee = Literal["offsets", "ids"]
+ReadBy = Literal["python", "pyarrow", "spark", "listener"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,8 @@ class PlannedBatch:
 
     ``entry_is_its_own`` is False if ``offset_log`` may be another driver's entry of the same number. ``planned_end`` is
     then where that entry ends: that can be a reason to refuse the batch, and never one to publish it. ``folders`` are
-    the names by which Spark describes file sources, if it can be asked.
+    the names by which Spark describes file sources, if it can be asked. ``offsets_read_by`` says how the checkpoint was
+    read; it is shown to people, and decides nothing.
 
     ``span`` and ``topic_ids`` may be learned after the rest, from the rows and from the brokers; they are None until
     then, as everything that is unknown. All else is given when the batch is made.
@@ -55,11 +57,12 @@ class PlannedBatch:
     entry_is_its_own: bool = True
     topic_ids: dict[str, str] | None = None
     folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    offsets_read_by: ReadBy | None = None
 
-    def into(self, sink_name: str) -> Batch:
-        """The same batch, for this sink."""
+    def into(self, sink_name: str, tables: Mapping[str, int | None] | None = None) -> Batch:
+        """The same batch, for this sink, which may write to these ``tables`` (qualified name to oid)."""
         planned = {each.name: getattr(self, each.name) for each in fields(PlannedBatch)}
-        return Batch(sink_name=sink_name, **planned)
+        return Batch(sink_name=sink_name, tables=tables or {}, **planned)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +74,18 @@ class Batch(PlannedBatch):
     either. That includes :meth:`~PlannedBatch.into`, which returns the batch for the sink that it is given.
 
     ``starts_over`` is set by the commit, once the batch is judged, if its rows take the place of all that the table
-    has: it is the query whose rows these are.
+    has: it is the query whose rows these are. ``tables`` are those that the sink may write to, with their oids (None
+    for one that is to be created), as far as they are known before something is written.
     """
 
     sink_name: str
     starts_over: str | None = None
+    tables: Mapping[str, int | None] = field(default_factory=dict)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The names under which other writers of the same rows' places may be known: the sink's, and its tables'."""
+        return tuple(sorted({self.sink_name, *self.tables}))
 
 
 @dataclass(frozen=True)
@@ -83,13 +93,15 @@ class Remedies:
     """
     What the user has allowed by hand for a query that the ledger does not know.
 
-    With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0.
+    With ``start_over``, the rows of the query that it ``replaces`` are deleted by this query's batch 0. With
+    ``independent_by_name``, doubt alone makes no other query a rival; its own name, place or partitions still do.
     """
 
     adopt_checkpoint: int | None = None
     replaces: str | None = None
     independent: bool = False
     start_over: bool = False
+    independent_by_name: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,10 +141,11 @@ class Recorded:
 @dataclass(frozen=True)
 class Rival:
     """
-    Another query that feeds the same sink and may have written this one's rows; ``shares`` says why, in words.
+    Another query that feeds the same sink or table and may have written this one's rows; ``shares`` says why, in words.
 
     ``end_offsets`` reach as far as its rows are stored. ``replaced_by`` is the query that has taken its
-    place, if one has.
+    place, if one has. ``other_sink`` is the name of its sink if that is another one, which writes to the same table.
+    ``by_doubt`` if nothing speaks for it but that nothing proves the contrary.
     """
 
     query_id: str
@@ -141,6 +154,8 @@ class Rival:
     topic_ids: dict[str, str] | None = None
     checkpoint_location: str | None = None
     replaced_by: str | None = None
+    other_sink: str | None = None
+    by_doubt: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def _stored(batch: Batch) -> str:
 
 
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
-    rivals = "; ".join(f"query {rival.query_id} ({rival.shares})" for rival in ledger.rivals)
+    rivals = "; ".join(map(_named, ledger.rivals))
     if remedies.start_over:
         return _not_over(rivals, ledger, batch, remedies)
     if remedies.replaces:
@@ -57,11 +57,20 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
             f"{_ways_on(replaced, batch) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
         )
     return (
-        f"This is batch 0 of {_writer(batch)}, which the ledger does not know; but the same sink is fed already: "
-        f"{rivals}. If both read the same rows (a checkpoint that was lost or moved, a full refresh), these would be "
-        "written a second time.",
+        f"This is batch 0 of {_writer(batch)}, which the ledger does not know; but the same {_place(ledger)} is fed "
+        f"already: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full refresh), these "
+        "would be written a second time.",
         f"{_ways_on(ledger.rivals[0], batch)} {_BOTH}",
     )
+
+
+def _named(rival: Rival) -> str:
+    sink = f" through sink {rival.other_sink!r}" if rival.other_sink else ""
+    return f"query {rival.query_id}{sink} ({rival.shares})"
+
+
+def _place(ledger: Ledger) -> str:
+    return "table" if all(rival.other_sink for rival in ledger.rivals) else "sink"
 
 
 def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
@@ -96,6 +105,12 @@ _BOTH = "If both queries are meant to feed this sink, with different rows, set i
 def _ways_on(rival: Rival, batch: Batch) -> str:
     """How to go on where another query ended, which depends on its source's offsets; or to load everything again."""
     query, end = rival.query_id, rival.end_offsets
+    if rival.other_sink:
+        # What replaces a query has its sink's name.
+        return (
+            f"To let this query take its place, give it the same sinkName, {rival.other_sink!r}, and start it again: "
+            "the error then says how to go on."
+        )
     if says_which_rows(end):
         way = (
             "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
@@ -192,7 +207,8 @@ def _gap(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     last = ledger.writer.last_batch_id if ledger.writer else -1
     return (
         f"Spark runs batch {batch.batch_id} of {_writer(batch)}, but the last one published here is {last}: the "
-        "database was restored to an earlier state, or the writer is called only for some batches.",
+        "database was restored to an earlier state, or failed over to a standby that lacked the last batches, or the "
+        "writer is called only for some batches.",
         f"{_doctor(batch)} If the database was restored, you can also restore the checkpoint of the same time, or "
         f"start a new checkpoint at the stored offsets ({_stored(batch)}). In "
         "foreachBatch, call the writer for every batch, empty ones too, and let its errors out of the function.",

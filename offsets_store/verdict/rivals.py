@@ -1,9 +1,9 @@
 """
 A query is new to the ledger: which other queries may have written the rows that it is about to write?
 
-Pure: runs in the commit, and in the command ``pgonce``. Invariant: a query that feeds the same sink is a rival, unless
-both are proven to read different places (``reads``), and neither its name nor the location of its checkpoint suggests
-that it is the same query with a new checkpoint.
+Pure: runs in the commit, and in the command ``pgonce``. Invariant: a query that feeds the same sink or table is a
+rival, unless both are proven to read different places (``reads``), and neither its name nor the location of its
+checkpoint suggests that it is the same query with a new checkpoint.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, seen_
 @dataclass(frozen=True)
 class Neighbour:
     """
-    Another query that feeds the same sink, as the ledger has it. It has published, and is neither replaced nor retired.
+    Another query that feeds the same sink or table, as the ledger has it.
 
-    ``end_offsets`` reach as far as its rows are stored. ``reads`` is None if not everything that it has read is known.
+    It has published, and is neither replaced nor retired. ``end_offsets`` reach as far as its rows are stored.
+    ``reads`` is None if not everything that it has read is known.
+    ``sink_name`` is its sink's name; None stands for the same one.
     """
 
     query_id: str
@@ -30,6 +32,7 @@ class Neighbour:
     reads: Reads | None
     topic_ids: dict[str, str] | None = None
     replaced_by: str | None = None
+    sink_name: str | None = None
 
 
 def rivals_of(
@@ -44,6 +47,11 @@ def rivals_of(
     """
     found = []
     for other in neighbours:
+        sink = None if other.sink_name == batch.sink_name else other.sink_name
+        # A replaced query may have fed one table by several sinks, side by side. With startOver, whoever else feeds the
+        # table is found once it is locked.
+        if sink is not None and (start_over or other.query_id == replaces):
+            continue
         shares = what_speaks_against(batch, other, doubt_counts=replaces is None)
         if other.query_id == replaces and not shares:
             shares = "named by replaces"
@@ -51,7 +59,7 @@ def rivals_of(
             shares = "the same sink"
         if shares:
             what = other.end_offsets, other.topic_ids, other.checkpoint_location, other.replaced_by
-            found.append(Rival(other.query_id, shares, *what))
+            found.append(Rival(other.query_id, shares, *what, other_sink=sink, by_doubt=shares == _DOUBT))
     return tuple(sorted(found, key=lambda rival: (not rival.shares.startswith(_SAME_PLACE), rival.shares == _DOUBT)))
 
 

@@ -7,6 +7,7 @@ before it is dropped.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 from pgonce.sink.by_key import CHANGE_TYPE, DELETED_COLUMN
 from pgonce.sink.changes.refused import refuse_unknown, require_column
 
+_SAY_IT = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
 _WRITES, _DELETES, _BEFORE = pa.array(["insert", "update_postimage"]), "delete", "update_preimage"
 
 
@@ -49,8 +51,36 @@ class DeleteWhen:
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """The same rows, none of which leaves it open."""
         says = batch.column(self.column)
-        remedy = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
-        refuse_unknown(self.column, says, says.is_valid(), remedy)
+        refuse_unknown(self.column, says, says.is_valid(), _SAY_IT)
+        return batch
+
+
+@dataclass(frozen=True)
+class DeleteWhenByRoute:
+    """Rows of which one of several boolean ``columns`` says whether they delete; ``route`` decides which of them."""
+
+    struct_type: StructType
+    route: str
+    columns: Mapping[str, tuple[str, ...]]
+    drops_rows: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, struct_type: StructType, route: str, columns: Mapping[str, tuple[str, ...]]) -> DeleteWhenByRoute:
+        """
+        :param columns: the values of ``route`` for which each column speaks.
+        :raises ConfigurationError: CHANGE_COLUMNS.
+        """
+        for column in columns:
+            require_column(struct_type, column, BooleanType)
+        return cls(struct_type, route, columns)
+
+    def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The same rows, none of which leaves it open."""
+        values = pc.cast(batch.column(self.route), pa.string())
+        for column, of in self.columns.items():
+            says = batch.column(column)
+            is_of_others = pc.invert(pc.is_in(values, value_set=pa.array(of, pa.string())))
+            refuse_unknown(column, says, pc.or_(says.is_valid(), is_of_others), _SAY_IT)
         return batch
 
 

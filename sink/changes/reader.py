@@ -12,8 +12,9 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pgonce.sink.changes.change_types import AllDelete, AsTheyAre, ChangeTypes, DeleteWhen
+from pgonce.sink.changes.change_types import AllDelete, AsTheyAre, ChangeTypes, DeleteWhen, DeleteWhenByRoute
 from pgonce.sink.changes.debezium import Envelope
+from pgonce.sink.routes import Routes
 from pgonce.sink.settings import Destination
 
 
@@ -36,12 +37,28 @@ class ChangeReader(Protocol):
         """
 
 
-def reader_of(destination: Destination, struct_type: StructType) -> ChangeReader:
+def reader_of(where: Destination | Routes, struct_type: StructType) -> ChangeReader:
     """
-    What reads the rows of a frame with these columns, as ``destination`` says.
+    What reads the rows of a frame with these columns, which go ``where``.
 
-    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do.
+    :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do; ROUTE_COLUMN, if it
+        lacks the one that says for which table.
     """
+    if isinstance(where, Routes):
+        reader = _reader_for_all(where, struct_type)
+        where.refuse_unfit(reader.struct_type)
+        return reader
+    return _reader_for_one(where, struct_type)
+
+
+def _reader_for_all(routes: Routes, struct_type: StructType) -> ChangeReader:
+    if routes.feed:
+        return _reader_for_one(routes.each[0].destination, struct_type)
+    columns = routes.delete_columns
+    return DeleteWhenByRoute.of(struct_type, routes.column, columns) if columns else AsTheyAre(struct_type)
+
+
+def _reader_for_one(destination: Destination, struct_type: StructType) -> ChangeReader:
     changes = destination.changes
     if changes is None:
         return AsTheyAre(struct_type)

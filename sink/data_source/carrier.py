@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from sqlalchemy import Connection
-
+from pgonce.offsets_store.commit.work import NameSink
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import SinkOptions
+from pgonce.sink.unfit_row import UnfitRow
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Promise:
 
     ``received`` says for each partition whose rows were carried which attempt's rows are wanted, and how many there
     are; ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count of the rows in the
-    staging table. ``transport`` says in the ledger's words how the rows came.
+    staging table. ``transport`` says in the ledger's words how the rows came. ``unfit`` are rows that could not be
+    encoded, and are none of these.
     """
 
     transport: str
@@ -35,6 +36,7 @@ class Promise:
     inline: tuple[bytes, ...] = ()
     inline_rows: int = 0
     staged: tuple[tuple[int, int], ...] = ()
+    unfit: tuple[UnfitRow, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -74,7 +76,7 @@ class Carrier(Protocol):
         origin: Origin,
         promise: Promise,
         identified: Callable[[], PlannedBatch],
-        name_sink: Callable[[Connection], str],
+        name_sink: NameSink,
     ) -> Carried:
         """
         In the commit worker: publish the rows that are promised, or skip the batch, and say what the ledger has of it.

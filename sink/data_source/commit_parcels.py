@@ -8,6 +8,7 @@ transaction that records the batch, and only the rows that the parcels promised 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 
 import psycopg
@@ -25,12 +26,15 @@ from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planned_batch import planned_batch, staging_table
 from pgonce.sink.options import SinkOptions
 from pgonce.sink.staging.table import sweep
-from pgonce.sink.target.publish import publication
+from pgonce.sink.target.routes.publication import publication_into
 
 _log = logging.getLogger("pgonce")
 
-# Runs and sinks that this worker has swept for; a new worker sweeps once more.
-_swept: set[tuple[str, str]] = set()
+# A task of a run that was stopped may stage rows after the sweep of its successor's first batch. A sweep that finds
+# nothing takes a connection and one statement: a few milliseconds.
+SWEEP_SECONDS = 60.0
+# When this worker has last swept, by run and sink; a new worker sweeps once more.
+_swept: dict[tuple[str, str], float] = {}
 
 
 def commit_parcels(
@@ -52,7 +56,7 @@ def commit_parcels(
         return planned_batch(options, origin, reaches, carrier.token if carrier else None)
 
     rows = ParcelRows(columns, options.positions, parcels, staging_table(options, origin))
-    work = publication(options.sink_name, options.destination, rows)
+    work = publication_into(options.sink_name, options.destination, rows)
     may_be_left = bool(rows.staged)
     if carrier and rows.has_received:
         # Attempts that Spark did not choose may have staged rows because they could not reach the carrier.
@@ -69,9 +73,9 @@ def commit_parcels(
 
 
 def _sweep(options: SinkOptions, origin: Origin, *, may_be_left: bool) -> None:
-    """Drop staging tables that may be left, at least once in a run: no message tells of what failed tries staged."""
+    """Drop staging tables that may be left, now and then in any case: no message tells of what failed tries staged."""
     run = origin.run_id, options.sink_label
-    if not may_be_left and run in _swept:
+    if not may_be_left and time.monotonic() < _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
         return
     try:
         with connect(options.commit.url, autocommit=True) as connection:
@@ -79,4 +83,4 @@ def _sweep(options: SinkOptions, origin: Origin, *, may_be_left: bool) -> None:
     except (psycopg.Error, PgonceError) as error:
         # The batch is published, and the next batch's sweep finds what is left over.
         _log.warning("staging tables are left for the next sweep: %s", error)
-    _swept.add(run)
+    _swept[run] = time.monotonic()

@@ -42,7 +42,7 @@ def _missing() -> SparkError:
         f'format("pgonce") writes in tasks too, and {_WHERE} cannot import it: {{reason}}.',
         NOTHING,
         f"Install pgonce {_version()} into that Python on every executor, or ship an environment that has it (an "
-        "archive made by venv-pack or conda-pack: `pgonce explain operations`, On a cluster). PostgresBatchWriter in "
+        "archive made by venv-pack or conda-pack: `pgonce explain clusters`). PostgresBatchWriter in "
         "foreachBatch needs pgonce on the driver alone.",
     )
 

@@ -16,9 +16,10 @@ from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
-from pgonce.sink.positions.drop_stored_arrow import bodies_not_stored
+from pgonce.sink.positions.drop_stored_arrow import bodies_not_stored, is_stored
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.unfit_row import UnfitRow
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class ParcelRows:
             return (body for body, _ in self._not_stored)
         return (body for inline in self._inline for body in inline.bodies)
 
+    def unfit(self) -> Sequence[UnfitRow]:
+        """The rows that tasks could not encode."""
+        rows = tuple(row for parcel in self.parcels for row in parcel.unfit)
+        return tuple(row for row in rows if not is_stored(row.place, self.stored)) if self.stored else rows
+
     def since(self, stored: Offsets) -> ParcelRows:
         """The rows at or past what is stored."""
         return replace(self, stored=stored)
@@ -78,6 +84,7 @@ class ParcelRows:
             tuple(self.bodies()),
             sum(parcel.rows for parcel in self.parcels if isinstance(parcel.payload, Inline)),
             self.staged.promised if self.staged else (),
+            tuple(self.unfit()),
         )
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
@@ -30,6 +30,7 @@ from pgonce.sink.data_source.freeze_heap import settle
 from pgonce.sink.data_source.on_executors import reduced
 from pgonce.sink.data_source.parcel import Parcel, Staged
 from pgonce.sink.data_source.receiver.launch import receiver_for
+from pgonce.sink.data_source.stream_arrow_writer import StreamArrowWriter
 from pgonce.sink.data_source.task_writer import TaskWriter
 from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
 from pgonce.sink.errors import SparkError
@@ -96,7 +97,7 @@ class PgonceDataSource(DataSource):
         planned_by_ms = int(time.time() * 1000)
         carrier: Carrier | None = None
         if self._plans:
-            written = written_type(encoded, options.positions)
+            written = written_type(encoded, options.positions, options.destination)
             _look_first(options, written, planned)
             carrier = receiver_for(options, written)
         writer = StreamWriter(TaskWriter(options, schema, planned, planned_by_ms, carrier))
@@ -111,7 +112,7 @@ def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEnt
     look_once(options, options.commit.url, options.destination, encoded_columns(written), at_the_door=is_first)
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(StreamArrowWriter):
     """One batch's writer: Spark sends it to the tasks, and builds another one for the commit."""
 
     def __init__(self, task_writer: TaskWriter) -> None:

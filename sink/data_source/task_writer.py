@@ -8,7 +8,7 @@ does may be done twice, or in vain.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,14 +20,16 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.sink.changes.reader import ChangeReader, reader_of
 from pgonce.sink.data_source.carrier import Carrier
+from pgonce.sink.data_source.held_rows import HeldRows
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged, inline_cap
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.sieve import Sieve
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options import SinkOptions
 from pgonce.sink.positions.columns import written_type
-from pgonce.sink.positions.reach import Reach, reach, widen
+from pgonce.sink.positions.reach import Reach, reach, reach_of, widen
 from pgonce.sink.staging.stager import Stager
 
 
@@ -53,74 +55,82 @@ class TaskWriter:
     @property
     def written_type(self) -> StructType:
         """The columns that go to the target."""
-        return written_type(self.reader.struct_type, self.options.positions)
+        return written_type(self.reader.struct_type, self.options.positions, self.options.destination)
 
     def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
         """
         Encode ``batches``, and return the parcel that Spark brings to the commit.
+
+        Rows with a value that Postgres cannot hold go with it, if the query puts them aside.
 
         :raises EncodingError: for a value that Postgres cannot hold, and a change that says not what to do.
         :raises StagingError: if rows must be staged and this executor cannot.
         :raises ConnectError: if Postgres stayed away while rows were to be staged.
         :raises PgonceError: if the carrier was lost while it took the rows.
         """
-        context = TaskContext.get()
-        if context is None:
-            raise SparkError("NO_TASK", "write() was called outside a Spark task.", NOTHING, "Let Spark call it.")
-        origin = self._origin(context)
-        partition_id, attempt_id = context.partitionId(), context.taskAttemptId()
-        columns = self.options.positions
+        task = self._task()
+        letters, columns = self.options.destination.dead_letters, self.options.positions
         written = self.written_type
-        encoder = CopyEncoder(written)
-        cap = inline_cap(self.options.inline_bytes, partition_id)
-        held: list[pa.RecordBatch] = []
-        positions: list[pa.RecordBatch] = []
-        bodies: list[bytes] = []
-        size = 0
+        sieve = Sieve(written, letters.most if letters else None, columns)
+        held = HeldRows(CopyEncoder(written), sieve, columns)
+        cap = inline_cap(self.options.inline_bytes, task.partition_id)
         batches = map(self.reader.read, batches)
         for batch in batches:
-            if columns:
-                positions.append(columns.of(batch))
-                size += positions[-1].nbytes
-            body = encoder.encode(batch.select(written.names) if columns else batch)
-            held.append(batch)
-            size += len(body)
-            if size > cap:
-                positions.clear()
-                if self.carrier:
-                    encoded = itertools.chain(zip([*bodies, body], held, strict=True), _encoded(encoder, batches))
-                    sent = ((body, batch.num_rows) for body, batch in encoded)
-                    rows = self.carrier.send_rows(origin, partition_id, attempt_id, sent)
-                    if rows is not None:
-                        return Parcel(origin, partition_id, rows, Received(attempt_id), carrier=self.carrier)
-                bodies.clear()
-                return self._staged(origin, partition_id, attempt_id, itertools.chain(held, batches))
-            bodies.append(body)
-        rows = sum(batch.num_rows for batch in held)
-        payload = Inline(tuple(bodies), tuple(positions))
-        return Parcel(origin, partition_id, rows, payload, reach(positions), self.carrier)
+            held.take(batch)
+            if held.size > cap:
+                return self._carried(task, held, batches) or self._staged(task, held, batches)
+        rows = sum(batch.num_rows for batch in held.batches)
+        payload = Inline(tuple(held.bodies), tuple(held.positions))
+        return self._parcel(task, rows, payload, sieve, reach(held.positions))
 
-    def _staged(self, origin: Origin, partition_id: int, attempt_id: int, batches: Iterator[pa.RecordBatch]) -> Parcel:
+    def _carried(self, task: _Task, held: HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel | None:
+        if self.carrier is None:
+            return None
+        encoded = itertools.chain(zip(held.bodies, held.batches, strict=True), map(held.encoded, batches))
+        sent = ((body, batch.num_rows) for body, batch in encoded)
+        rows = self.carrier.send_rows(task.origin, task.partition_id, task.attempt_id, sent)
+        if rows is None:
+            return None
+        return self._parcel(task, rows, Received(task.attempt_id), held.sieve, {})
+
+    def _staged(self, task: _Task, held: HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel:
+        # They are encoded again, with their mark.
+        held.bodies.clear()
+        held.positions.clear()
         stager = Stager(
-            self.options.commit.url,
-            staging_table(self.options, origin),
+            self.options.staging_url,
+            staging_table(self.options, task.origin),
             self.reader.struct_type,
-            attempt_id,
+            task.attempt_id,
             self.options.commit.retry_timeout,
             self.options.commit.lock_timeout,
+            held.sieve,
         )
         columns = self.options.positions
         reached: Reach = {}
 
         def noted() -> Iterator[pa.RecordBatch]:
-            for batch in batches:
+            for batch in itertools.chain(held.batches, batches):
                 if columns:
                     widen(reached, reach([columns.of(batch)]))
                 yield batch
 
         staged = Staged(stager.stage(noted()))
         rows = sum(count for _, count in staged.promised)
-        return Parcel(origin, partition_id, rows, staged, reached, self.carrier)
+        return self._parcel(task, rows, staged, held.sieve, reached)
+
+    def _parcel(
+        self, task: _Task, rows: int, payload: Inline | Staged | Received, sieve: Sieve, reached: Reach
+    ) -> Parcel:
+        # Rows that were put aside are rows of the batch: where they come from is asked of them, too.
+        widen(reached, reach_of(row.place for row in sieve.unfit if row.place))
+        return Parcel(task.origin, task.partition_id, rows, payload, reached, self.carrier, tuple(sieve.unfit))
+
+    def _task(self) -> _Task:
+        context = TaskContext.get()
+        if context is None:
+            raise SparkError("NO_TASK", "write() was called outside a Spark task.", NOTHING, "Let Spark call it.")
+        return _Task(self._origin(context), context.partitionId(), context.taskAttemptId())
 
     def _origin(self, context: TaskContext) -> Origin:
         query_id = context.getLocalProperty("sql.streaming.queryId")
@@ -131,10 +141,15 @@ class TaskWriter:
                 "NO_IDENTITY",
                 "Spark does not say which query, run and batch this task belongs to.",
                 NOTHING,
-                "Write with df.writeStream on PySpark 4.1 to 4.3; do not clear the job group inside the query.",
+                "Write with df.writeStream on PySpark 4.0 to 4.3; do not clear the job group inside the query.",
             )
         return Origin(query_id, run_id, int(batch_id), self.planned, self.planned_by_ms)
 
 
-def _encoded(encoder: CopyEncoder, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[bytes, pa.RecordBatch]]:
-    return ((encoder.encode(batch), batch) for batch in batches)
+@dataclass(frozen=True)
+class _Task:
+    """Which attempt of which task this is, and of which batch."""
+
+    origin: Origin
+    partition_id: int
+    attempt_id: int

@@ -7,11 +7,14 @@ value that Postgres would refuse, or that would change on its way, is refused he
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 
 from pgonce.sink.encoding.json_texts import NulInJsonError, json_texts
+from pgonce.sink.encoding.newer_types import TimeType
 
 _FORMS: dict[type[t.DataType], pa.DataType] = {
     t.BooleanType: pa.bool_(),
@@ -26,7 +29,7 @@ _FORMS: dict[type[t.DataType], pa.DataType] = {
     t.TimestampNTZType: pa.timestamp("us"),
     t.DayTimeIntervalType: pa.duration("us"),
     # Spark sends nanoseconds; those of time(6) and below end in zeros, else the cast raises.
-    t.TimeType: pa.time64("us"),
+    TimeType: pa.time64("us"),
 }
 
 # 4714-11-24 BC to 5874897-12-31. Beyond these, Postgres raises errors that name no row, and the first day and the first
@@ -47,31 +50,61 @@ def prepare(array: pa.Array, data_type: t.DataType, postgres_type: str) -> pa.Ar
     """
     if postgres_type == "jsonb":
         return _json(array, data_type)
-    form = _form(data_type, array.type)
-    try:
-        array = array if array.type == form else array.cast(form)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-        raise _unencodable(f"a value that does not fit, sent as Arrow's {array.type}") from error
+    array = in_form(array, data_type)
     _check(array.flatten() if isinstance(data_type, t.ArrayType) else array)
     return array
 
 
+def in_form(array: pa.Array, data_type: t.DataType) -> pa.Array:
+    """
+    Return the array in the Arrow type of a column that is not JSON.
+
+    :raises UnfitValueError: if there is a value that this type does not hold.
+    """
+    form = _form(data_type, array.type)
+    try:
+        return array if array.type == form else array.cast(form)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise _unencodable(f"a value that does not fit, sent as Arrow's {array.type}") from error
+
+
 def first_unfit(array: pa.Array, data_type: t.DataType, postgres_type: str) -> int:
     """Return the index of the first value that makes :func:`prepare` raise, given that it does."""
-    low, high = 0, len(array)
-    while high - low > 1:
-        middle = (low + high) // 2
-        part = array.slice(low, middle - low)
-        if isinstance(data_type, t.ArrayType):
-            # For a slice of lists Arrow would cast its neighbours' elements, too; a copy has only its own.
-            part = part.take(pa.array(range(len(part))))
+    row, _ = next(unfit_values(array, data_type, postgres_type))
+    return row
+
+
+def unfit_values(array: pa.Array, data_type: t.DataType, postgres_type: str) -> Iterator[tuple[int, UnfitValueError]]:
+    """
+    Find all values that make :func:`prepare` raise, in their order: the index of each, and what is wrong with it.
+
+    Halves are looked into only where something was found, so few bad values cost little more than one does.
+    """
+    ranges = [(0, len(array))]
+    while ranges:
+        start, end = ranges.pop()
         try:
-            prepare(part, data_type, postgres_type)
-        except UnfitValueError:
-            high = middle
-        else:
-            low = middle
-    return low
+            prepare(_part(array, start, end, data_type), data_type, postgres_type)
+        except UnfitValueError as unfit:
+            if end - start == 1:
+                yield start, unfit
+            else:
+                middle = (start + end) // 2
+                ranges += [(middle, end), (start, middle)]
+
+
+def copied(array: pa.Array, ranges: Sequence[tuple[int, int]]) -> pa.Array:
+    """
+    Return these ranges of an array as one array, which holds nothing of the rest.
+
+    A slice of lists would still have its neighbours' elements, and Arrow would cast them, too.
+    """
+    # Not by take, which does not know every type. Of a single slice no copy is made, so there is an empty one more.
+    return pa.concat_arrays([array.slice(start, end - start) for start, end in (*ranges, (0, 0))])
+
+
+def _part(array: pa.Array, start: int, end: int, data_type: t.DataType) -> pa.Array:
+    return copied(array, [(start, end)]) if isinstance(data_type, t.ArrayType) else array.slice(start, end - start)
 
 
 def _json(array: pa.Array, data_type: t.DataType) -> pa.Array:

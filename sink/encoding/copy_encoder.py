@@ -23,7 +23,7 @@ from pgonce.sink.errors import EncodingError
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"
 
-_NOTHING_WRITTEN = "Nothing of this batch was written."
+NOTHING_WRITTEN = "Nothing of this batch was written."
 
 # pgpq fills one buffer a call, and small ones are fast (1M rows, 6 columns: 134 ms whole, 108 ms in slices).
 _SLICE_ROWS = 16_384
@@ -64,7 +64,7 @@ class CopyEncoder:
             raise EncodingError(
                 "BATCH_MISSHAPEN",
                 f"Spark sent {batch.num_columns} columns where the frame has {len(self.columns)}.",
-                _NOTHING_WRITTEN,
+                NOTHING_WRITTEN,
                 "This is a fault of pgonce or of Spark: please report it with the frame's schema.",
             )
         arrays = [pa.repeat(constant, batch.num_rows) for constant in self._constants]
@@ -80,12 +80,8 @@ class CopyEncoder:
         except UnfitValueError as unfit:
             code, value, remedy = unfit.args
             row = self.rows + 1 + first_unfit(array, data_type, column.postgres_type)
-            raise EncodingError(
-                code,
-                f"In row {row} of its task, column {column.name!r} (Spark's {column.spark_type}) has {value}.",
-                _NOTHING_WRITTEN,
-                remedy,
-            ) from unfit
+            what = f"In row {row} of its task, column {column.name!r} (Spark's {column.spark_type}) has {value}."
+            raise EncodingError(code, what, NOTHING_WRITTEN, remedy) from unfit
         return _timestamptz_arrays(prepared) if column.postgres_type == "timestamptz[]" else prepared
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.postgres.storable import is_storable
+from pgonce.sink.encoding.newer_types import CalendarIntervalType, TimeType, VariantType
 from pgonce.sink.errors import TypeMappingError
 
 _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
@@ -44,7 +45,7 @@ STAGED_COLUMNS = _MOST_COLUMNS - 1
 _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
     t.NullType: "A column that is always null has no type: cast it to the type of the table's column, for example "
     "cast(null AS int).",
-    t.CalendarIntervalType: "Spark does not send calendar intervals to Python: cast the column to string, which an "
+    CalendarIntervalType: "Spark does not send calendar intervals to Python: cast the column to string, which an "
     "interval column of Postgres takes.",
     t.YearMonthIntervalType: "Spark does not send year-month intervals to Python: write concat(cast(cast("
     "the column AS INTERVAL MONTH) AS INT), ' months'), which an interval column of Postgres takes.",
@@ -127,7 +128,7 @@ def _encoded_as(data_type: t.DataType, path: str) -> tuple[str, str]:
             return "jsonb", "jsonb"
         # Unlike one varchar, an array of varchar cannot be copied from an array of text (42804).
         return f"{postgres_type}[]", "text[]" if postgres_type == "text" else f"{ddl_type}[]"
-    if isinstance(data_type, (t.ArrayType, t.MapType, t.StructType, t.VariantType)):
+    if isinstance(data_type, (t.ArrayType, t.MapType, t.StructType, VariantType)):
         _require_json(data_type, path)
         return "jsonb", "jsonb"
     if isinstance(data_type, t.DecimalType):
@@ -136,7 +137,7 @@ def _encoded_as(data_type: t.DataType, path: str) -> tuple[str, str]:
     if isinstance(data_type, (t.CharType, t.VarcharType)):
         length, name = data_type.length, "char" if isinstance(data_type, t.CharType) else "varchar"
         return "text", f"{name}({length})" if length <= _LONGEST_VARCHAR else "text"
-    if isinstance(data_type, t.TimeType) and data_type.precision <= MICROSECONDS:
+    if isinstance(data_type, TimeType) and data_type.precision <= MICROSECONDS:
         return "time", f"time({data_type.precision})"
     # By exact class: a type that a later Spark derives from one of these must be looked at before it is
     # trusted.
@@ -146,7 +147,7 @@ def _encoded_as(data_type: t.DataType, path: str) -> tuple[str, str]:
 
 
 def _unsupported(data_type: t.DataType, path: str) -> TypeMappingError:
-    if isinstance(data_type, t.TimeType):
+    if isinstance(data_type, TimeType):
         remedy = "Postgres keeps microseconds: cast to time(6) in Spark."
     else:
         otherwise = "Cast it in Spark to a type that `pgonce explain types` lists, or leave the column out."
@@ -165,7 +166,7 @@ def _require_json(data_type: t.DataType, path: str) -> None:
     elif isinstance(data_type, t.MapType):
         _require_json(data_type.keyType, f"{path}.key")
         _require_json(data_type.valueType, f"{path}.value")
-    elif not isinstance(data_type, (t.NullType, t.VariantType)):
+    elif not isinstance(data_type, (t.NullType, VariantType)):
         _encoded_as(data_type, path)
 
 

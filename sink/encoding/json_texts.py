@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Callable, Iterable
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timezone
 from decimal import Decimal
 from itertools import pairwise
 from json.encoder import encode_basestring
@@ -19,8 +19,11 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
+from pgonce.sink.encoding.newer_types import TimeType, VariantType
+
 _SECOND = 1_000_000
-_DAY = 86_400 * _SECOND
+DAY = 86_400 * _SECOND
+"""In microseconds."""
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 # The Gregorian calendar repeats every 400 years, so any date can be moved into the years that Python has.
 _CALENDAR_YEARS, _CALENDAR_DAYS = 400, 146_097
@@ -33,47 +36,64 @@ class NulInJsonError(ValueError):
     """A text has a NUL character, which jsonb cannot hold."""
 
 
-def json_texts(array: pa.Array, data_type: t.DataType) -> list[str | None]:
+Quote = Callable[[str], str]
+
+
+def quoted(text: str) -> str:
+    """
+    Return a text as a JSON string.
+
+    :raises NulInJsonError: if it has a NUL.
+    """
+    if "\0" in text:
+        raise NulInJsonError
+    return encode_basestring(text)
+
+
+def json_texts(array: pa.Array, data_type: t.DataType, quote: Quote = quoted) -> list[str | None]:
     """
     Return one JSON text for each row, None if the value is null (a null inside a value reads ``null``).
 
+    :param quote: makes JSON strings of the texts inside the values.
     :raises NulInJsonError: for a NUL in a text or in a map's key.
     :raises ValueError: for text that is not UTF-8, or a variant that Python cannot read.
     """
     if isinstance(data_type, t.StructType):
-        texts = _struct_texts(array, data_type)
+        texts = _struct_texts(array, data_type, quote)
     elif isinstance(data_type, t.MapType):
-        keys = map(_key, _inner(_within(array, array.keys), data_type.keyType))
-        values = _inner(_within(array, array.items), data_type.valueType)
-        texts = _grouped(array, "{", [f"{k}:{v}" for k, v in zip(keys, values, strict=True)], "}")
+        keys = map(_key, _inner(within(array, array.keys), data_type.keyType, quote))
+        values = _inner(within(array, array.items), data_type.valueType, quote)
+        texts = grouped(array, "{", [f"{k}:{v}" for k, v in zip(keys, values, strict=True)], "}")
     elif isinstance(data_type, t.ArrayType):
-        texts = _grouped(array, "[", _inner(_within(array, array.values), data_type.elementType), "]")
+        texts = grouped(array, "[", _inner(within(array, array.values), data_type.elementType, quote), "]")
     else:
-        return _scalar_texts(array, data_type)
+        return _scalar_texts(array, data_type, quote)
     return [text if valid else None for text, valid in zip(texts, array.is_valid().to_pylist(), strict=True)]
 
 
-def _inner(array: pa.Array, data_type: t.DataType) -> list[str]:
-    return ["null" if text is None else text for text in json_texts(array, data_type)]
+def _inner(array: pa.Array, data_type: t.DataType, quote: Quote) -> list[str]:
+    return ["null" if text is None else text for text in json_texts(array, data_type, quote)]
 
 
-def _struct_texts(array: pa.StructArray, struct_type: t.StructType) -> list[str]:
+def _struct_texts(array: pa.StructArray, struct_type: t.StructType, quote: Quote) -> list[str]:
     # flatten() gives a null struct null fields, whatever is stored under it.
-    names = [_text(field.name) + ":" for field in struct_type]
-    columns = [_inner(child, field.dataType) for child, field in zip(array.flatten(), struct_type, strict=True)]
+    names = [quoted(field.name) + ":" for field in struct_type]
+    fields = zip(array.flatten(), struct_type, strict=True)
+    columns = [_inner(child, field.dataType, quote) for child, field in fields]
     if not columns:
         return ["{}"] * len(array)
     rows = zip(*columns, strict=True)
     return ["{" + ",".join(map("".join, zip(names, row, strict=True))) + "}" for row in rows]
 
 
-def _within(array: pa.Array, child: pa.Array) -> pa.Array:
+def within(array: pa.Array, child: pa.Array) -> pa.Array:
     """Return the part of a list's or map's child array that this slice refers to."""
     start, end = array.offsets[0].as_py(), array.offsets[-1].as_py()
     return child.slice(start, end - start)
 
 
-def _grouped(array: pa.Array, opening: str, parts: list[str], closing: str) -> list[str]:
+def grouped(array: pa.Array, opening: str, parts: list[str], closing: str) -> list[str]:
+    """Join the texts of a list's or map's children, row by row."""
     offsets = array.offsets.to_pylist()
     first = offsets[0]
     return [opening + ",".join(parts[a - first : b - first]) + closing for a, b in pairwise(offsets)]
@@ -84,11 +104,11 @@ def _key(text: str) -> str:
     return text if text.startswith('"') else encode_basestring(text)
 
 
-def _scalar_texts(array: pa.Array, data_type: t.DataType) -> list[str | None]:
-    if isinstance(data_type, t.VariantType):
-        return [None if v is None else _variant(t.VariantVal(v["value"], v["metadata"])) for v in array.to_pylist()]
+def _scalar_texts(array: pa.Array, data_type: t.DataType, quote: Quote) -> list[str | None]:
+    if isinstance(data_type, VariantType):
+        return _each(lambda v: _variant(t.VariantVal(v["value"], v["metadata"]), quote), array.to_pylist())
     if isinstance(data_type, (t.StringType, t.CharType, t.VarcharType)):
-        return _each(_text, array.to_pylist())
+        return _each(quote, array.to_pylist())
     if isinstance(data_type, t.BinaryType):
         return _each(_base64, array.to_pylist())
     if isinstance(data_type, t.DateType):
@@ -97,8 +117,8 @@ def _scalar_texts(array: pa.Array, data_type: t.DataType) -> list[str | None]:
         return _each(lambda us: f'"{_timestamp(us)}+00:00"', array.cast(pa.int64()).to_pylist())
     if isinstance(data_type, t.TimestampNTZType):
         return _each(lambda us: f'"{_timestamp(us)}"', array.cast(pa.int64()).to_pylist())
-    if isinstance(data_type, t.TimeType):
-        return _each(lambda us: f'"{_time(us)}"', array.cast(pa.time64("us")).cast(pa.int64()).to_pylist())
+    if isinstance(data_type, TimeType):
+        return _each(lambda us: f'"{clock(us)}"', array.cast(pa.time64("us")).cast(pa.int64()).to_pylist())
     if isinstance(data_type, t.DayTimeIntervalType):
         return _each(lambda us: f'"{_duration(us)}"', array.cast(pa.int64()).to_pylist())
     # Booleans, integers and decimals read as JSON does; Arrow writes floats with the fewest digits that are
@@ -113,34 +133,34 @@ def _each(convert: Callable[[Any], str], values: Iterable[Any]) -> list[str | No
     return [None if value is None else convert(value) for value in values]
 
 
-def _text(value: str) -> str:
-    if "\0" in value:
-        raise NulInJsonError
-    return encode_basestring(value)
-
-
 def _base64(value: bytes) -> str:
     return f'"{b64encode(value).decode()}"'
 
 
-def _date(days: int) -> str:
+def year_and_day(days: int) -> tuple[int, str]:
+    """Return a date's year, of which the one before 1 is 0, and its month and day as ``MM-DD``."""
     cycles, rest = divmod(days, _CALENDAR_DAYS)
     near = date.fromordinal(_EPOCH_ORDINAL + rest)
-    year = near.year + _CALENDAR_YEARS * cycles
+    return near.year + _CALENDAR_YEARS * cycles, f"{near:%m-%d}"
+
+
+def _date(days: int) -> str:
+    year, day = year_and_day(days)
     # ISO 8601: years outside four digits carry a sign, and the year before 1 is 0.
     shown = f"{year:04d}" if 0 <= year <= _LAST_YEAR_OF_FOUR_DIGITS else f"{year:+05d}"
-    return f"{shown}-{near:%m-%d}"
+    return f"{shown}-{day}"
 
 
-def _time(us: int) -> str:
+def clock(us: int) -> str:
+    """Return the time of day, with a fraction only where there is one."""
     seconds, fraction = divmod(us, _SECOND)
-    clock = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-    return f"{clock}.{fraction:06d}" if fraction else clock
+    whole = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+    return f"{whole}.{fraction:06d}" if fraction else whole
 
 
 def _timestamp(us: int) -> str:
-    days, rest = divmod(us, _DAY)
-    return f"{_date(days)}T{_time(rest)}"
+    days, rest = divmod(us, DAY)
+    return f"{_date(days)}T{clock(rest)}"
 
 
 def _duration(us: int) -> str:
@@ -150,30 +170,30 @@ def _duration(us: int) -> str:
     return f"PT{sign}{seconds // 3600}H{sign}{seconds // 60 % 60}M{sign}{shown}S"
 
 
-def _variant(variant: t.VariantVal) -> str:
+def _variant(variant: t.VariantVal, quote: Quote) -> str:
     # Not VariantVal.toJson: it writes a double without a JSON number as nan or inf, which is not JSON.
     try:
         value = variant.toPython()
     except (OverflowError, OSError) as error:
         raise ValueError("a variant holds a time outside the years 1 to 9999, which Python lacks") from error
-    return _python_text(value)
+    return _python_text(value, quote)
 
 
-def _python_text(value: Any) -> str:
+def _python_text(value: Any, quote: Quote) -> str:
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_text(k)}:{_python_text(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{quote(k)}:{_python_text(v, quote)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_python_text, value)) + "]"
+        return "[" + ",".join(_python_text(v, quote) for v in value) + "]"
     if isinstance(value, str):
-        return _text(value)
+        return quote(value)
     if isinstance(value, bytes):
         return _base64(value)
     if isinstance(value, datetime):
-        return f'"{(value.astimezone(UTC) if value.tzinfo else value).isoformat()}"'
+        return f'"{(value.astimezone(timezone.utc) if value.tzinfo else value).isoformat()}"'
     if isinstance(value, date):
         return f'"{value.isoformat()}"'
     if isinstance(value, (int, float, Decimal)):

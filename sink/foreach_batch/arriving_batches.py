@@ -1,27 +1,24 @@
 """
 How do a frame's rows reach the driver while tasks still make others?
 
-Runs on the driver. Invariant: what arrives is read at once, even if it is needed later: Spark sends it from the thread
-that schedules the tasks of the whole application, and a slow reader would hold them all up.
+Runs on the driver, or in the worker of a Connect server. Invariant: what arrives is read at once, even if it is needed
+later: Spark sends it from the thread that schedules the tasks of the whole application, and a slow reader would hold
+them all up.
 """
 
 from __future__ import annotations
 
 import itertools
-import socket
 import threading
-import uuid
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, cast
+from typing import Protocol
 
 import pyarrow as pa
-from pyspark.errors.exceptions.captured import unwrap_spark_exception
 from pyspark.sql import DataFrame
-from pyspark.traceback_utils import SCCallSiteSync
-from pyspark.util import local_connect_and_auth
 
 from pgonce.offsets_store.errors import CommitError
+from pgonce.sink.foreach_batch.server_rows import ServerRows
+from pgonce.sink.identity.server_session import is_connect
 from pgonce.sink.spool import Spool
 
 # A smaller batch has arrived in whole before any of it is written.
@@ -46,19 +43,7 @@ class ArrivingBatches:
         self._rows = 0
         self._at_end = False
         self._error: BaseException | None = None
-        running = cast("Any", frame)
-        self._context = running._sc
-        self._tag = f"pgonce-{uuid.uuid4()}"
-        # As Spark's own _collect_as_arrow does, up to the point where it would wait for the last row.
-        self._context.addJobTag(self._tag)
-        try:
-            with SCCallSiteSync(self._context):
-                address, secret, self._server = running._jdf.collectAsArrowToPython()
-        finally:
-            self._context.removeJobTag(self._tag)
-        self._stream, self._socket = local_connect_and_auth(address, secret)
-        # The first row may take any time.
-        self._socket.settimeout(None)
+        self._coming = _rows_of(frame)
         threading.Thread(target=self._take, name="pgonce-arriving-rows", daemon=True).start()
 
     def wait(self, seconds: float | None = None) -> bool:
@@ -96,10 +81,7 @@ class ArrivingBatches:
         with self._changed:
             if self._at_end:
                 return
-        self._context.cancelJobsWithTag(self._tag)
-        with suppress(OSError):
-            # A socket that is only closed would not wake the thread that reads from it.
-            self._socket.shutdown(socket.SHUT_RDWR)
+        self._coming.cancel()
 
     def _may_begin(self) -> bool:
         return self._at_end or self._arrived.size >= BEFORE_BEGIN_BYTES
@@ -107,28 +89,16 @@ class ArrivingBatches:
     def _raise_error(self) -> None:
         if isinstance(self._error, CommitError):
             raise self._error
-        # Asked in the caller's thread, because Spark would keep one more thread of its own for any other.
-        if self._server is not None:
-            with unwrap_spark_exception():
-                self._server.getResult()
+        self._coming.raise_error()
         if self._error is not None:
             raise self._error
-        self._server = None
-
-    def _received(self) -> Iterator[pa.RecordBatch]:
-        yield from pa.ipc.open_stream(self._stream)
-        # The right order of the batches follows, and Spark fails if nobody reads it.
-        self._stream.read()
 
     def _take(self) -> None:
         try:
-            for batch in self._received():
+            for batch in self._coming.batches():
                 self._keep(batch)
         except Exception as error:  # noqa: BLE001 (raised to those who wait for the rows)
             self._error = error
-        with suppress(OSError):
-            self._stream.close()
-        self._socket.close()
         with self._changed:
             self._at_end = True
             self._changed.notify_all()
@@ -139,6 +109,31 @@ class ArrivingBatches:
         with self._changed:
             self._rows += batch.num_rows
             self._changed.notify_all()
+
+
+class _ComingRows(Protocol):
+    """The job that makes a frame's rows."""
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as they come, in a thread of its own."""
+        ...
+
+    def raise_error(self) -> None:
+        """Once no more rows come: raise what Spark raised, if it did."""
+        ...
+
+    def cancel(self) -> None:
+        """End the job."""
+        ...
+
+
+def _rows_of(frame: DataFrame) -> _ComingRows:
+    if is_connect(frame):
+        return ServerRows(frame)
+    # Needs a JVM in this process, which a client of a Connect server lacks.
+    from pgonce.sink.foreach_batch.jvm_rows import JvmRows
+
+    return JvmRows(frame)
 
 
 class _ArrowForm:

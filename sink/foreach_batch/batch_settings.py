@@ -1,21 +1,25 @@
 """
 Which settings do PostgresBatchWriter and transactional_batch share, and which batch do they then see?
 
-Runs on the driver. Invariant: settings that cannot work are refused when they are made; nothing of them changes while
-the query runs.
+Runs on the driver, or in the worker of a Connect server. Invariant: settings that cannot work are refused when they are
+made; nothing of them changes while the query runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.kafka_settings import Brokers, brokers
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
-from pgonce.sink.identity.from_running_query import batch_of
+from pgonce.sink.identity.from_server import as_long_as_planned, batch_from_server
+from pgonce.sink.identity.server_session import ServerSession, is_connect
 from pgonce.sink.identity.topic_ids import with_topic_ids
 from pgonce.sink.option_hints import column_names
 from pgonce.sink.positions.columns import PositionColumns, position_columns
@@ -23,29 +27,50 @@ from pgonce.sink.positions.columns import PositionColumns, position_columns
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """How a batch is committed, which columns hold its rows' positions, and which brokers know its topics."""
+    """
+    How a batch is committed, which columns hold its rows' positions, and which brokers know its topics.
+
+    ``server`` tells what the running query cannot be asked over Spark Connect.
+    """
 
     commit: CommitSettings
     positions: PositionColumns | None
-    bootstrap_servers: str | None
+    brokers: Brokers | None
+    server: ServerSession
 
     def batch_of(self, frame: DataFrame, batch_id: int) -> PlannedBatch:
         """
-        The batch of this frame, as the running query describes it.
+        The batch of this frame, as the running query describes it, or the Connect server and the checkpoint.
 
-        :raises PgonceError: as :func:`pgonce.sink.identity.from_running_query.batch_of` and
+        :raises PgonceError: as :func:`pgonce.sink.identity.from_running_query.batch_of`,
+            :func:`pgonce.sink.identity.from_server.batch_from_server` and
             :func:`pgonce.sink.identity.topic_ids.with_topic_ids`.
         """
-        batch = batch_of(frame, batch_id, by_position=self.positions is not None)
-        return with_topic_ids(batch, self.bootstrap_servers)
+        by_position = self.positions is not None
+        if is_connect(frame):
+            batch = batch_from_server(self.server, frame, batch_id, by_position=by_position)
+        else:
+            # Needs a JVM in this process, which a client of a Connect server lacks.
+            from pgonce.sink.identity.from_running_query import batch_of
+
+            batch = batch_of(frame, batch_id, by_position=by_position)
+        return with_topic_ids(batch, self.brokers)
+
+    def checked(self, frame: DataFrame, work: Work) -> Work:
+        """The work of a batch, as it is to be committed."""
+        return as_long_as_planned(self.server, work) if is_connect(frame) else work
 
 
 def batch_settings(
     url: str,
     *,
+    password_from: str | None,
+    password_command: str | None,
     pin_table: bool,
     positions: Sequence[str],
     bootstrap_servers: str | None,
+    kafka_options: Mapping[str, str] | None,
+    notify_channel: str | None,
     retain_batches: int,
     adopt_checkpoint: int | None,
     replaces: str | None,
@@ -54,6 +79,7 @@ def batch_settings(
     retry_timeout: float,
     write_positions: bool = True,
     start_over: str | None = None,
+    checkpoint_location: str | None = None,
 ) -> BatchSettings:
     """
     Checked :class:`BatchSettings`, from the arguments that both ways in through ``foreachBatch`` have.
@@ -63,14 +89,16 @@ def batch_settings(
     if start_over not in (None, "truncate"):
         raise bad_option("BAD_OPTION", f"start_over={start_over!r} is not allowed.", 'Use "truncate", or leave it out.')
     commit = commit_settings(
-        url,
+        PostgresUrl(url, password_from, password_command),
         Remedies(adopt_checkpoint, replaces, independent, start_over is not None),
         retain_batches=retain_batches,
         lock_timeout=lock_timeout,
         retry_timeout=retry_timeout,
         pin_table=pin_table,
+        notify_channel=notify_channel,
     )
+    kafka, server = brokers(bootstrap_servers, kafka_options), ServerSession(checkpoint_location)
     if not positions:
-        return BatchSettings(commit, None, bootstrap_servers)
+        return BatchSettings(commit, None, kafka, server)
     names = column_names("position_columns", positions)
-    return BatchSettings(commit, position_columns(names, written=write_positions), bootstrap_servers)
+    return BatchSettings(commit, position_columns(names, written=write_positions), kafka, server)

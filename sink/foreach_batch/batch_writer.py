@@ -1,5 +1,5 @@
 """
-``foreachBatch`` made exactly-once, for one table.
+``foreachBatch`` made exactly-once, for one table, or for several among which each row chooses.
 
 Runs on the driver, in the thread that calls the function. Invariant: the batch's identity and offsets come from the
 running query itself, never from what the caller passes or the function remembers.
@@ -7,10 +7,11 @@ running query itself, never from what the caller passes or the function remember
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal, Unpack
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pyspark.sql import DataFrame
+from typing_extensions import Unpack
 
 from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES
 from pgonce.offsets_store.commit.work import Work
@@ -24,20 +25,30 @@ from pgonce.sink.foreach_batch.batch_settings import batch_settings
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
 from pgonce.sink.foreach_batch.frame_commits import FrameCommits
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
-from pgonce.sink.option_hints import column_names, only_known_arguments
+from pgonce.sink.option_hints import only_known_arguments
 from pgonce.sink.positions.columns import written_type
-from pgonce.sink.settings import Mode, TableOptions, destination, refuse_unfit_positions
+from pgonce.sink.route_options import where_to
+from pgonce.sink.routes import UnknownRoutes
+from pgonce.sink.settings import Mode, TableOptions, refuse_unfit_positions
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.first_look import look_once
-from pgonce.sink.target.publish import publication
+from pgonce.sink.target.routes.publication import publication_into
 
 
 class PostgresBatchWriter:
     """
     Writes every batch into one table: ``df.writeStream.foreachBatch(PostgresBatchWriter(url, table="events"))``.
 
+    With ``route`` and ``tables`` it writes each row into the table that its value chooses.
+
     :param url: a libpq URI or key=value string; empty for libpq's environment.
+    :param password_from: ``module:function`` that returns the password for each new connection, a token for example.
+    :param password_command: instead, a command that prints it; no shell reads it.
     :param table: target table, as SQL names it (``events``, ``sales.orders``, ``app."Orders"``).
+    :param route: instead of ``table``, the column whose value chooses among ``tables``.
+    :param tables: for each value, how its table is written: a dict of ``table`` (by default the value), ``mode``,
+        ``keys`` and the like, and ``columns``. What stands beside it counts for all. They are written in this order.
+    :param unknown_routes: what becomes of rows with other values: ``refuse``, the default; ``drop``; ``deadLetters``.
     :param mode: ``append``; ``upsert`` by ``keys``; ``apply`` changes, deletes among them, by ``keys``; ``complete``
         replaces the table's rows with every batch.
     :param keys: columns that tell rows apart, by default the table's primary key; with ``create_table`` they become it.
@@ -49,6 +60,9 @@ class PostgresBatchWriter:
         overlaps what is stored is then not an error, because rows that are stored already are dropped.
     :param write_positions: whether these columns are also written to the table.
     :param bootstrap_servers: Kafka brokers (host:port,...) to ask at each start whether a topic was created again.
+    :param kafka_options: how to log in to them, as Spark's source is told (``kafka.security.protocol`` and the like).
+    :param notify_channel: the channel of Postgres on which each committed batch is told, in its transaction.
+    :param checkpoint_location: the query's own, which is read over Spark Connect; a classic session asks the query.
     :param retain_batches: how many batch records the ledger keeps, at least 100.
     :param adopt_checkpoint: for a query that has run with another sink, the id of the first batch to publish.
     :param replaces: id of the query whose place this one takes.
@@ -65,7 +79,12 @@ class PostgresBatchWriter:
         self,
         url: str = "",
         *,
-        table: str,
+        password_from: str | None = None,
+        password_command: str | None = None,
+        table: str = "",
+        route: str | None = None,
+        tables: Mapping[str, Mapping[str, Any]] | None = None,
+        unknown_routes: UnknownRoutes | None = None,
         mode: Mode = "append",
         keys: Sequence[str] = (),
         order_by: str | None = None,
@@ -74,6 +93,9 @@ class PostgresBatchWriter:
         position_columns: Sequence[str] = (),
         write_positions: bool = True,
         bootstrap_servers: str | None = None,
+        kafka_options: Mapping[str, str] | None = None,
+        notify_channel: str | None = None,
+        checkpoint_location: str | None = None,
         retain_batches: int = RETAINED_BATCHES,
         adopt_checkpoint: int | None = None,
         replaces: str | None = None,
@@ -85,10 +107,15 @@ class PostgresBatchWriter:
     ) -> None:
         self._settings = batch_settings(
             url,
+            password_from=password_from,
+            password_command=password_command,
             pin_table=pin_table,
             positions=position_columns,
             write_positions=write_positions,
             bootstrap_servers=bootstrap_servers,
+            kafka_options=kafka_options,
+            notify_channel=notify_channel,
+            checkpoint_location=checkpoint_location,
             retain_batches=retain_batches,
             adopt_checkpoint=adopt_checkpoint,
             replaces=replaces,
@@ -98,7 +125,17 @@ class PostgresBatchWriter:
             retry_timeout=retry_timeout,
         )
         self._commits: FrameCommits = EarlyCommits(self._settings.commit)
-        self._destination = destination(table, mode, column_names("keys", keys), order_by, **how)
+        self._destination = where_to(
+            table,
+            route,
+            tables,
+            unknown_routes,
+            mode,
+            keys,
+            order_by,
+            start_over=start_over is not None,
+            **how,
+        )
         refuse_unstorable(sink_name=sink_name)
         self._sink_name = sink_name
         if self._settings.positions:
@@ -111,15 +148,15 @@ class PostgresBatchWriter:
         self._look_first(batch, frame)
         # The frame is run to its end even for a replay: a stateful query fails if its frame is not run.
         with arriving_rows(frame, self._destination, self._settings.positions, batch) as (rows, arriving):
-            self._commits.commit(batch, rows, arriving, self._work)
+            self._commits.commit(batch, rows, arriving, lambda each: self._settings.checked(frame, self._work(each)))
             rows.count()
 
     def _look_first(self, batch: PlannedBatch, frame: DataFrame) -> None:
         positions = self._settings.positions
         if positions:
             positions.check(frame.schema)
-        written = written_type(reader_of(self._destination, frame.schema).struct_type, positions)
+        written = written_type(reader_of(self._destination, frame.schema).struct_type, positions, self._destination)
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
 
     def _work(self, rows: BatchRows) -> Work:
-        return publication(self._sink_name, self._destination, rows)
+        return publication_into(self._sink_name, self._destination, rows)

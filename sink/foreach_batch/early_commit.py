@@ -7,7 +7,7 @@ the rows are there; whatever goes wrong in it is met again, and then raised, by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
@@ -20,6 +20,7 @@ from pgonce.sink.foreach_batch.frame_commits import FrameCommits, WorkOf
 from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.unfit_row import UnfitRow
 
 # If the rows of a run's last batch came within this time, the next batch's transaction begins while Spark's job runs.
 _SOON_SECONDS = 0.25
@@ -79,6 +80,9 @@ class _PatientRows:
         if not self.arriving.wait(PATIENCE_SECONDS):
             raise NotNowError(f"its rows took longer than {PATIENCE_SECONDS:g} s")
         return self.rows.bodies()
+
+    def unfit(self) -> Sequence[UnfitRow]:
+        return self.rows.unfit()
 
     def since(self, stored: Offsets) -> BatchRows:
         return replace(self, rows=self.rows.since(stored))

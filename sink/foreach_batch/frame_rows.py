@@ -6,9 +6,9 @@ Runs on the driver. Invariant: rows are never turned into Python objects or pand
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -20,16 +20,19 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.changes.reader import ChangeReader, reader_of
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
+from pgonce.sink.encoding.sieve import Sieve
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.positions.columns import PositionColumns, written_type
 from pgonce.sink.positions.drop_stored_arrow import not_stored
 from pgonce.sink.positions.reach import reach, refuse_outside, span_of
-from pgonce.sink.settings import Destination
+from pgonce.sink.routes import Routes
+from pgonce.sink.settings import DeadLetters, Destination
 from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.unfit_row import UnfitRow
 
 
 @contextmanager
-def collected_rows(frame: DataFrame, destination: Destination) -> Iterator[BatchRows]:
+def collected_rows(frame: DataFrame, destination: Destination | Routes) -> Iterator[BatchRows]:
     """Like :func:`arriving_rows`, but wait until there are enough rows to begin with."""
     with arriving_rows(frame, destination) as (rows, arriving):
         arriving.wait()
@@ -39,7 +42,7 @@ def collected_rows(frame: DataFrame, destination: Destination) -> Iterator[Batch
 @contextmanager
 def arriving_rows(
     frame: DataFrame,
-    destination: Destination,
+    destination: Destination | Routes,
     positions: PositionColumns | None = None,
     batch: PlannedBatch | None = None,
 ) -> Iterator[tuple[BatchRows, ArrivingBatches]]:
@@ -59,11 +62,11 @@ def arriving_rows(
     if positions:
         positions.check(frame.schema)
     reader = reader_of(destination, frame.schema)
-    written = written_type(reader.struct_type, positions)
+    written = written_type(reader.struct_type, positions, destination)
     columns = encoded_columns(written)
     arriving = ArrivingBatches(frame)
     try:
-        yield FrameRows(columns, positions, arriving, reader, written, batch), arriving
+        yield FrameRows(columns, positions, arriving, reader, written, batch, destination.dead_letters), arriving
     except BaseException:
         arriving.close()
         raise
@@ -71,7 +74,12 @@ def arriving_rows(
 
 @dataclass(frozen=True)
 class FrameRows:
-    """The rows that are ``arriving``, of which the columns ``written`` go into the target."""
+    """
+    The rows that are ``arriving``, of which the columns ``written`` go into the target.
+
+    With ``dead_letters``, rows that cannot be encoded are ``put_aside``: those that the last complete run of
+    :meth:`bodies` has found, of these rows or of those :meth:`since` what is stored.
+    """
 
     columns: tuple[EncodedColumn, ...]
     positions: PositionColumns | None
@@ -79,7 +87,9 @@ class FrameRows:
     reader: ChangeReader
     written: StructType
     batch: PlannedBatch | None = None
+    dead_letters: DeadLetters | None = None
     stored: Offsets | None = None
+    put_aside: list[UnfitRow] = field(default_factory=list, repr=False, compare=False)
 
     @property
     def transport(self) -> str:
@@ -92,8 +102,9 @@ class FrameRows:
         return
 
     def count(self) -> int:
-        """Wait for all rows, and return their number."""
-        return self._count if self.stored or self.reader.drops_rows else self.arriving.rows()
+        """Wait for all rows, and return their number, without those that are put aside."""
+        arrived = self._count if self.stored or self.reader.drops_rows else self.arriving.rows()
+        return arrived - len(self.put_aside)
 
     @cached_property
     def _count(self) -> int:
@@ -102,7 +113,17 @@ class FrameRows:
 
     def bodies(self) -> Iterator[bytes]:
         """The rows as they arrive."""
-        return _encoded(self.written, self._parts())
+        sieve = Sieve(self.written, self.dead_letters.most if self.dead_letters else None, self.positions)
+        encoder = CopyEncoder(self.written)
+        for part in self._parts():
+            body, _ = sieve.encode(encoder, part)
+            yield body
+        # Only now: a try that ended too early has found only some, and a second one finds them again.
+        self.put_aside[:] = sieve.unfit
+
+    def unfit(self) -> Sequence[UnfitRow]:
+        """Those that could not be encoded."""
+        return tuple(self.put_aside)
 
     def since(self, stored: Offsets) -> FrameRows:
         """The rows at or past what is stored."""
@@ -118,11 +139,3 @@ class FrameRows:
                 (source_id,) = self.batch.span.next
                 refuse_outside(span_of(source_id, [reach([places])]), self.batch)
             yield part.filter(not_stored(places, self.stored)) if self.stored else part
-
-
-def _encoded(struct_type: StructType, batches: Iterable[pa.RecordBatch]) -> Iterator[bytes]:
-    encoder = CopyEncoder(struct_type)
-    names = struct_type.names
-    for batch in batches:
-        # Selected by name only if columns are left out: a frame may have two of one name until Postgres refuses it.
-        yield encoder.encode(batch if batch.num_columns == len(names) else batch.select(names))

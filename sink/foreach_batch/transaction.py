@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Unpack
+from typing import Any, cast
 
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection, CursorResult
+from typing_extensions import Unpack
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
@@ -21,14 +22,19 @@ from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.by_key import DELETED_COLUMN, Changes
 from pgonce.sink.foreach_batch.frame_rows import collected_rows
 from pgonce.sink.option_hints import column_names
+from pgonce.sink.route_options import where_to
+from pgonce.sink.routes import Routes, UnknownRoutes
 from pgonce.sink.settings import Destination, TableOptions, destination
-from pgonce.sink.target.apply import WRITTEN
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.target.applying.apply import WRITTEN
+from pgonce.sink.target.publish import TableResult, publish_rows_in_tx
+from pgonce.sink.target.routes.publish_routes import publish_routes_in_tx
 
 
 class BatchTransaction:
     """
     One batch's transaction: write frames into any tables, run any SQL.
+
+    The tables may be temporary ones that the function has made for a step in between.
 
     The function that gets it may be called again for the same batch, in a new transaction, after a lost connection or a
     deadlock: it should have no other side effects.
@@ -38,10 +44,12 @@ class BatchTransaction:
         self._connection = connection
         self._batch = batch
         self.rows = 0
-        """Rows handed to ``append``, ``upsert`` and ``replace`` so far."""
+        """Rows handed to ``append``, ``upsert`` and the like so far, without those that went into temporary tables."""
         self._counts: Counter[str] = Counter()
         self.targets: dict[str, int] = {}
         """The tables that these went into: qualified name to oid."""
+        self.tables: Counter[str] = Counter()
+        """How many rows went into each of them."""
         self.notes: dict[str, str] = {}
         """What was altered about them for their rows, or was left out of the rows, in a sentence for each table."""
 
@@ -122,6 +130,34 @@ class BatchTransaction:
         """Replace all rows of ``table`` with the frame's rows; readers never see it empty."""
         return self._write(frame, destination(table, "complete", **how))
 
+    def route(
+        self,
+        frame: DataFrame,
+        column: str,
+        tables: Mapping[str, Mapping[str, Any]],
+        *,
+        unknown_routes: UnknownRoutes | None = None,
+        mode: str = "append",
+        keys: Sequence[str] = (),
+        order_by: str | None = None,
+        **how: Unpack[TableOptions],
+    ) -> int:
+        """
+        Write each row into the one of ``tables`` that its value in ``column`` chooses; return how many were written.
+
+        All arguments mean what they mean to ``PostgresBatchWriter``.
+        """
+        where = cast("Routes", where_to("", column, tables, unknown_routes, mode, keys, order_by, **how))
+        with collected_rows(frame, where) as rows:
+            result = publish_routes_in_tx(driver_connection(self._connection), where, rows, batch=self._batch)
+        self.targets.update(result.targets)
+        for name, note in result.notes.items():
+            self._note(name, note)
+        self._counts.update({WRITTEN: result.rows} if result.counts is None else result.counts)
+        self.tables.update(result.tables)
+        self.rows += result.rows
+        return result.rows
+
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> CursorResult[Any]:
         """
         Run SQL with psycopg's placeholders (``%s`` or ``%(name)s``); the result is SQLAlchemy's.
@@ -133,12 +169,23 @@ class BatchTransaction:
 
     def _write(self, frame: DataFrame, where: Destination) -> int:
         with collected_rows(frame, where) as rows:
-            table, counts = publish_rows_in_tx(driver_connection(self._connection), where, rows)
-            self.targets[table.qualified_name] = table.oid
-            earlier = self.notes.get(table.qualified_name, "")
-            if table.note not in earlier:
-                self.notes[table.qualified_name] = f"{earlier} {table.note}".strip()
-            count = rows.count()
+            driver = driver_connection(self._connection)
+            result = publish_rows_in_tx(driver, replace(where, may_be_temporary=True), rows, batch=self._batch)
+            count = rows.count() - result.put_aside
+        # What goes away with the batch is no part of what was published: the next batch's table is another one.
+        if not result.table.is_temporary:
+            self._note_table(result, count)
+        return count
+
+    def _note_table(self, result: TableResult, count: int) -> None:
+        table, counts = result.table, result.counts
+        self.targets[table.qualified_name] = table.oid
+        self._note(table.qualified_name, table.note)
+        self.tables[table.qualified_name] += count
         self._counts.update({WRITTEN: count} if counts is None else counts)
         self.rows += count
-        return count
+
+    def _note(self, table: str, note: str) -> None:
+        earlier = self.notes.get(table, "")
+        if note not in earlier:
+            self.notes[table] = f"{earlier} {note}".strip()

@@ -8,7 +8,7 @@ running query itself, never from what the caller passes or the function remember
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection
@@ -20,6 +20,7 @@ from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
+from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.decide import SKIP
 from pgonce.offsets_store.verdict.facts import Batch
@@ -37,9 +38,14 @@ def transactional_batch(
     url: str = "",
     *,
     name: str,
+    password_from: str | None = None,
+    password_command: str | None = None,
     pin_table: bool = False,
     position_columns: Sequence[str] = (),
     bootstrap_servers: str | None = None,
+    kafka_options: Mapping[str, str] | None = None,
+    notify_channel: str | None = None,
+    checkpoint_location: str | None = None,
     retain_batches: int = RETAINED_BATCHES,
     adopt_checkpoint: int | None = None,
     replaces: str | None = None,
@@ -61,9 +67,14 @@ def transactional_batch(
     refuse_unstorable(name=name)
     settings = batch_settings(
         url,
+        password_from=password_from,
+        password_command=password_command,
         pin_table=pin_table,
         positions=position_columns,
         bootstrap_servers=bootstrap_servers,
+        kafka_options=kafka_options,
+        notify_channel=notify_channel,
+        checkpoint_location=checkpoint_location,
         retain_batches=retain_batches,
         adopt_checkpoint=adopt_checkpoint,
         replaces=replaces,
@@ -81,6 +92,9 @@ def transactional_batch(
                 positions.check(frame.schema)
 
             def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
+                # The session may come from a pool, with temporary tables of an earlier batch. They would stand in the
+                # way of new ones, and before permanent tables of the same name.
+                driver_connection(connection).execute("DISCARD TEMP")
                 tx = BatchTransaction(connection, batch)
                 dropped = 0
                 if positions is None:
@@ -89,10 +103,12 @@ def transactional_batch(
                     is_stored = stored_already(positions, stored, batch.span)
                     function(frame.where(~is_stored), tx)
                     dropped = frame.where(is_stored).count() if stored else 0
-                return Published(tx.rows, "function", dropped, tx.targets, counts=tx.counts, notes=tx.notes)
+                tables = dict(tx.tables) if len(tx.tables) > 1 else None
+                return Published(tx.rows, "function", dropped, tx.targets, tx.counts, tables, notes=tx.notes)
 
-            work = Work(lambda _: name, publish, sealed=True)
-            verdict = commit_batch(settings.commit, settings.batch_of(frame, batch_id), work)
+            planned = settings.batch_of(frame, batch_id)
+            work = settings.checked(frame, Work(lambda _: name, publish, sealed=True))
+            verdict = commit_batch(settings.commit, planned, work)
             if verdict in SKIP:
                 # A stateful query fails if a batch's frame is never run.
                 frame.write.format("noop").mode("overwrite").save()

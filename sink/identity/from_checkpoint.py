@@ -43,7 +43,7 @@ def batch_from_checkpoint(
             "NO_IDENTITY",
             "The rows do not say with which entry of offsets/ their batch was planned.",
             NOTHING,
-            "Write with df.writeStream on PySpark 4.1 to 4.3; if this happens again, report it with the driver's log.",
+            "Write with df.writeStream on PySpark 4.0 to 4.3; if this happens again, report it with the driver's log.",
         )
     checkpoint = Checkpoint(options.checkpoint_location)
     refuse_other_query(checkpoint, origin)
@@ -201,6 +201,7 @@ def batch_of_query(
         planned_end=None if entry_is_its_own else end,
         entry_is_its_own=entry_is_its_own,
         folders=folders or {},
+        offsets_read_by=checkpoint.read_by,
     )
 
 
@@ -217,4 +218,5 @@ def batch_by_id(
         query_name=query_name,
         checkpoint_location=without_credentials(checkpoint_location) if checkpoint_location else None,
         guarantee="ids",
+        offsets_read_by="listener",
     )

@@ -18,6 +18,7 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.identity.from_checkpoint import batch_of_query, rewritten
 from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.planned_progress import planned_end, planned_metadata, planned_start
 
 _NAMES_SOURCES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 
@@ -35,11 +36,10 @@ def batch_in_memory(
     :param folders: the names by which Spark describes file sources, if it was asked.
     :raises SparkError: if another driver has written this batch's entry.
     """
-    context = query.latestExecutionContext()
     log = checkpoint.find_offset_log(origin.batch_id)
     if log is None:
-        log = _entry(session, query, context.endOffsets())
-    elif log.metadata.get("batchTimestampMs") != context.offsetSeqMetadata().batchTimestampMs():
+        log = _entry(session, query, planned_end(query))
+    elif log.metadata.get("batchTimestampMs") != planned_metadata(query).batchTimestampMs():
         raise rewritten(origin.batch_id)
     if origin.batch_id == 0:
         start = checkpoint.initial_offsets()
@@ -52,14 +52,14 @@ def batch_in_memory(
         query.name(),
         log=log,
         previous=(before, previous) if previous else None,
-        start=_entry(session, query, context.startOffsets()).offsets,
+        start=_entry(session, query, planned_start(query)).offsets,
         folders=folders,
     )
 
 
 def _entry(session: SparkSession, query: Any, progress: Any) -> OffsetLog:
     """What Spark would write into ``offsets/`` for this progress of its sources."""
-    metadata = query.latestExecutionContext().offsetSeqMetadata()
+    metadata = planned_metadata(query)
     if _NAMES_SOURCES:
         offsets = progress.toOffsets(query.sources(), query.sourceIdMap(), metadata)
     else:

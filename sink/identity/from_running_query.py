@@ -27,6 +27,7 @@ from pgonce.sink.identity.from_checkpoint import (
 )
 from pgonce.sink.identity.from_memory import batch_in_memory
 from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.planned_progress import planned_metadata
 from pgonce.sink.identity.source_folders import source_folders
 from pgonce.sink.identity.spark_files import SparkFiles
 
@@ -73,7 +74,7 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> P
         batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, run.folders)
     else:
         # With interval 0, too: once the entry is there, a batch that is run again has the same range.
-        planned_at = run.query.latestExecutionContext().offsetSeqMetadata().batchTimestampMs()
+        planned_at = planned_metadata(run.query).batchTimestampMs()
         batch = describe_batch(run.checkpoint, origin, run.name, planned_at, folders=run.folders)
     if by_position:
         refuse_without_positions(batch)

@@ -31,10 +31,10 @@ def planned_batch(
         :func:`pgonce.sink.identity.topic_ids.with_topic_ids`.
     """
     if options.offsets_from == "checkpoint":
-        return with_topic_ids(batch_from_checkpoint(options, origin, reaches, attempt), options.bootstrap_servers)
+        return with_topic_ids(batch_from_checkpoint(options, origin, reaches, attempt), options.brokers)
     return batch_by_id(origin, options.query_name, options.checkpoint_location, attempt)
 
 
 def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:
     """The staging table of a batch of this sink."""
-    return StagingTable(origin.query_id, options.sink_label, origin.run_id, origin.batch_id)
+    return StagingTable(origin.query_id, options.sink_label, origin.run_id, origin.batch_id, origin.planned_by_ms)

@@ -22,6 +22,9 @@ T = TypeVar("T")
 class SparkFiles(CheckpointFiles):
     """A checkpoint's files, read by Spark's JVM: wherever Spark can read them, with Spark's credentials."""
 
+    lists_late = True
+    read_by = "spark"
+
     def __init__(self, root: str, session: SparkSession) -> None:
         super().__init__(without_credentials(root))
         self._root = root

@@ -11,25 +11,26 @@ from dataclasses import replace
 from functools import lru_cache
 
 from pgonce.offsets_store.kafka_broker import topic_ids
+from pgonce.offsets_store.kafka_settings import Brokers
 from pgonce.offsets_store.offsets.compare import kafka_topics
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 
-def with_topic_ids(batch: PlannedBatch, bootstrap_servers: str | None) -> PlannedBatch:
+def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch:
     """
     The batch, with Kafka's ids of the topics that it reads.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
-    :raises OffsetsError: KAFKA_UNREACHABLE.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
-    if bootstrap_servers is None:
+    if brokers is None:
         return batch
     known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
     topics = tuple(sorted(kafka_topics(known)))
-    return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, bootstrap_servers)))
+    return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, brokers)))
 
 
 @lru_cache(maxsize=64)
-def _asked_once(_: str, topics: tuple[str, ...], bootstrap_servers: str) -> tuple[tuple[str, str], ...]:
-    return tuple(topic_ids(topics, bootstrap_servers).items())
+def _asked_once(_: str, topics: tuple[str, ...], brokers: Brokers) -> tuple[tuple[str, str], ...]:
+    return tuple(topic_ids(topics, brokers).items())

@@ -15,6 +15,8 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructType
 
 from pgonce.offsets_store.errors import NOTHING, bad_option
 from pgonce.sink.errors import EncodingError
+from pgonce.sink.routes import Routes
+from pgonce.sink.settings import Destination
 
 _NAMES = ("topic", "partition", "offset")
 _SPARK_TYPES = (StringType, IntegerType, LongType)
@@ -47,11 +49,11 @@ class PositionColumns:
                     "Select topic, partition and offset of the Kafka source as they are, and name them in this order.",
                 )
 
-    def without(self, struct_type: StructType) -> StructType:
-        """The columns that go into the target."""
+    def without(self, struct_type: StructType, kept: str | None = None) -> StructType:
+        """The columns that go into the target, and the one that is ``kept``."""
         if self.written:
             return struct_type
-        return StructType([field for field in struct_type.fields if field.name not in self.names])
+        return StructType([field for field in struct_type.fields if field.name == kept or field.name not in self.names])
 
     def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """
@@ -76,9 +78,12 @@ class PositionColumns:
         return pa.RecordBatch.from_arrays([topic.dictionary_encode(), partition, offset], names=list(_NAMES))
 
 
-def written_type(struct_type: StructType, positions: PositionColumns | None) -> StructType:
-    """The columns of ``struct_type`` that go into the target."""
-    return positions.without(struct_type) if positions else struct_type
+def written_type(
+    struct_type: StructType, positions: PositionColumns | None, where: Destination | Routes | None = None
+) -> StructType:
+    """The columns of ``struct_type`` that go into the target, or that say which target."""
+    route = where.column if isinstance(where, Routes) else None
+    return positions.without(struct_type, route) if positions else struct_type
 
 
 def position_columns(names: Sequence[str], *, written: bool) -> PositionColumns:

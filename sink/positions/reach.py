@@ -57,6 +57,14 @@ def reach(parts: Iterable[pa.RecordBatch]) -> Reach:
     return found
 
 
+def reach_of(records: Iterable[tuple[str, int, int]]) -> Reach:
+    """How far single rows reach, each given as topic, partition and offset."""
+    found: Reach = {}
+    for topic, partition, offset in records:
+        widen(found, {topic: {str(partition): (offset, offset + 1)}})
+    return found
+
+
 def widen(found: Reach, further: Reach) -> None:
     """Extend ``found`` so that it reaches as far as ``further`` does."""
     for topic, partitions in further.items():

@@ -7,6 +7,7 @@ commit; and of those, only what is not stored already goes into the target.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import psycopg
@@ -52,24 +53,21 @@ class StagedRows:
 
     def _stored_before(self, columns: PositionColumns, stored: Offsets) -> sql.Composable:
         """The condition that picks rows below the stored positions; inline rows were sorted out before they came."""
-        below = sql.SQL(
-            "{mark} OPERATOR(pg_catalog.<>) {inline} AND {topic} OPERATOR(pg_catalog.=) {t} "
-            "AND {partition} OPERATOR(pg_catalog.=) {p} AND {offset} OPERATOR(pg_catalog.<) {position}"
+        ends = {_key(topic, partition): position for (_, topic, partition), position in places(stored).items()}
+        # One look-up for each row, however many partitions there are: with a comparison for each of 1,000 partitions,
+        # a million rows would need a thousand million.
+        return sql.SQL(
+            "{mark} OPERATOR(pg_catalog.<>) {inline} AND COALESCE({offset} OPERATOR(pg_catalog.<) "
+            "({ends}::pg_catalog.jsonb OPERATOR(pg_catalog.->>) ({partition}::pg_catalog.text "
+            "OPERATOR(pg_catalog.||) ' ' OPERATOR(pg_catalog.||) {topic}))::bigint, false)"
+        ).format(
+            mark=sql.Identifier(ATTEMPT_COLUMN),
+            inline=sql.Literal(INLINE_ATTEMPT),
+            topic=sql.Identifier(columns.topic),
+            partition=sql.Identifier(columns.partition),
+            offset=sql.Identifier(columns.offset),
+            ends=sql.Literal(json.dumps(ends)),
         )
-        conditions = [
-            below.format(
-                mark=sql.Identifier(ATTEMPT_COLUMN),
-                inline=sql.Literal(INLINE_ATTEMPT),
-                topic=sql.Identifier(columns.topic),
-                partition=sql.Identifier(columns.partition),
-                offset=sql.Identifier(columns.offset),
-                t=sql.Literal(topic),
-                p=sql.Literal(int(partition)),
-                position=sql.Literal(position),
-            )
-            for (_, topic, partition), position in places(stored).items()
-        ]
-        return sql.SQL(" OR ").join([sql.SQL("false"), *conditions])
 
     def count_dropped(self, connection: psycopg.Connection) -> int:
         """How many promised rows are not wanted, because they were stored before."""
@@ -84,6 +82,11 @@ class StagedRows:
             )
         ).fetchone()
         return row[0] if row else 0
+
+
+def _key(topic: str, partition: str) -> str:
+    """One text for a partition of a topic: digits, a space, and all that follows is the topic."""
+    return f"{partition} {topic}"
 
 
 def refuse_missing_table(connection: psycopg.Connection, staged: StagedRows) -> None:
@@ -113,7 +116,8 @@ def _lost(mark: int, promised: int, found: int) -> StagingError:
     return StagingError(
         "STAGED_ROWS_LOST",
         f"A task staged {promised} rows under mark {mark}, but {found} are there: Postgres crashed in between "
-        "(unlogged tables empty themselves), or somebody dropped the table.",
+        "(unlogged tables empty themselves), somebody dropped the table, or executorUrl leads to another database than "
+        "url does.",
         NOTHING,
         "Start the query again: Spark runs the batch again from its source.",
     )

@@ -41,13 +41,15 @@ class StagingTable:
     """
     The staging table of one batch; its name follows from the batch, so tasks need not agree on it.
 
-    ``sink_name`` is what the options say (sinkName or table): tasks cannot look the table up.
+    ``sink_name`` is what the options say (sinkName or table): tasks cannot look the table up. ``planned_by_ms`` is when
+    the batch was planned, by the driver's clock; None if nobody noted it.
     """
 
     query_id: str
     sink_name: str
     run_id: str
     batch_id: int
+    planned_by_ms: int | None = None
 
     @property
     def name(self) -> str:
@@ -122,10 +124,13 @@ def _create(
                 column_definitions(columns),
             )
         )
+        # A task may outlive its run, and register the table long after the next run has begun: the time at which the
+        # batch was planned tells the sweep which run came first. A clock that is ahead counts for nothing.
         connection.execute(
-            "INSERT INTO pgonce.staged_tables (table_name, query_id, sink_name, run_id, batch_id) "
-            "VALUES (%s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-            [table.name, table.query_id, table.sink_name, table.run_id, table.batch_id],
+            "INSERT INTO pgonce.staged_tables (table_name, query_id, sink_name, run_id, batch_id, created_at) "
+            "VALUES (%s, %s, %s, %s, %s, least(pg_catalog.now(), pg_catalog.to_timestamp(%s::float8 / 1000.0))) "
+            "ON CONFLICT DO NOTHING",
+            [table.name, table.query_id, table.sink_name, table.run_id, table.batch_id, table.planned_by_ms],
         )
         _exists(connection, table)
 
@@ -151,7 +156,8 @@ def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
 def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id: str, last_batch_id: int) -> None:
     """
     Drop the writer's staging tables up to batch ``last_batch_id``, which ``run_id`` has published: the run's own, and
-    those that were there when it became the owner. Others may belong to a successor, which fills them for the same ids.
+    those of batches that were planned before it became the owner, even where a task registers one afterwards. Others
+    may belong to a successor, which fills them for the same ids.
     Age alone decides nothing, because a backfill may stage for hours.
     """
     with connection.transaction():

@@ -7,13 +7,14 @@ rows can be read as often as a commit is tried.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.unfit_row import UnfitRow
 
 
 class BatchRows(Protocol):
@@ -40,6 +41,9 @@ class BatchRows(Protocol):
 
     def bodies(self) -> Iterable[bytes]:
         """The other rows as bodies of a binary COPY, from the first at every call: a commit may be tried again."""
+
+    def unfit(self) -> Sequence[UnfitRow]:
+        """The rows that could not be encoded, which are none of the others; asked once :meth:`bodies` has ended."""
 
     def since(self, stored: Offsets) -> BatchRows:
         """The rows at or past the positions ``stored``; asked only if the rows have :attr:`positions`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -17,7 +18,10 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.sink.target.user_types import FIRST_OF_USERS, UserType, read_user_types
+from pgonce.sink.target.fitting.user_types import FIRST_OF_USERS, UserType, read_user_types
+
+TEMPORARY = "pg_temp"
+"""An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,38 @@ class TargetTable(QualifiedName):
         """Its qualified name, quoted."""
         return sql.Identifier(self.schema, self.name)
 
+    @property
+    def is_temporary(self) -> bool:
+        """Whether it goes away with the session that made it."""
+        return self.persistence == "t"
+
+    def columns_named(self, name: str) -> list[TargetColumn]:
+        """The columns of exactly this name; if there are none, those that differ from it only in case."""
+        exact = self._exactly_named.get(name)
+        return [exact] if exact else self._named_in_any_case.get(name.lower(), [])
+
+    # A batch asks for each of its columns, of which there may be 1,600: looking through all of them each time took a
+    # second.
+    @cached_property
+    def _exactly_named(self) -> dict[str, TargetColumn]:
+        return {column.column_name: column for column in self.columns}
+
+    @cached_property
+    def _named_in_any_case(self) -> dict[str, list[TargetColumn]]:
+        found: dict[str, list[TargetColumn]] = {}
+        for column in self.columns:
+            found.setdefault(column.column_name.lower(), []).append(column)
+        return found
+
 
 @dataclass(frozen=True)
 class ResolvedName(QualifiedName):
-    """A table's schema and name, and its ``relkind``; None if there is no such table."""
+    """A table's schema and name, and its ``relkind`` and oid; None if there is no such table."""
 
     schema: str
     name: str
     kind: str | None
+    oid: int | None = None
 
 
 def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
@@ -93,6 +121,25 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
         cursor.execute(_resolve(table), prepare=False)
         return _resolved(cursor.fetchone(), table)
     return _resolved(None, table)
+
+
+def resolve_tables(connection: psycopg.Connection, tables: Sequence[str]) -> list[ResolvedName]:
+    """
+    What :func:`resolve_table` says of each of several tables, in one round trip.
+
+    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
+    """
+    try:
+        found = connection.execute(_RESOLVE_ALL, [list(tables)]).fetchall()
+    except _NO_NAME as error:
+        raise TargetError(
+            "BAD_TABLE_NAME",
+            f"One of {', '.join(map(repr, tables))} is not a table's name ({error.diag.message_primary}).",
+            NOTHING,
+            "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
+            "'app.\"Orders\"'.",
+        ) from error
+    return [_resolved(row, table) for row, table in zip(found, tables, strict=True)]
 
 
 def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedName, TargetTable | None]:
@@ -159,6 +206,8 @@ def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
             "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
             "'app.\"Orders\"'.",
         )
+    if parts[:-1] == [TEMPORARY]:
+        parts = [schema, parts[-1]]
     if [schema, name][-len(parts) :] != parts[-2:]:
         raise TargetError(
             "BAD_TABLE_NAME",
@@ -166,7 +215,7 @@ def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
             NOTHING,
             "Use names of at most 63 bytes, which Postgres keeps as they are.",
         )
-    return ResolvedName(schema, name, kind)
+    return ResolvedName(schema, name, kind, oid)
 
 
 # What to_regclass and parse_ident raise for a text that is not a name.
@@ -186,6 +235,15 @@ SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, 
 FROM (SELECT {table}::pg_catalog.text AS given) AS t
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+"""
+
+_RESOLVE_ALL = """
+SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
+       c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL
+FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS t(given, place)
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+ORDER BY t.place
 """
 
 UNSAFE_PARTITION = """

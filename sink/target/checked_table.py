@@ -18,19 +18,18 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
-from pgonce.sink.target.alter import lock_with_new_columns
 from pgonce.sink.target.catalogue import ResolvedName, TargetColumn, TargetTable
-from pgonce.sink.target.fit import Fit, Fitting
-from pgonce.sink.target.fit_column import fit_column
-from pgonce.sink.target.lock import lock_table
-from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
-from pgonce.sink.target.new_columns import (
+from pgonce.sink.target.evolution.alter import lock_with_new_columns
+from pgonce.sink.target.evolution.new_columns import (
     Change,
     alter_statement,
-    columns_named,
     left_out,
     without_extra,
 )
+from pgonce.sink.target.fitting.fit import Fit, Fitting
+from pgonce.sink.target.fitting.fit_column import fit_column
+from pgonce.sink.target.lock import lock_table
+from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
 
 _log = logging.getLogger("pgonce")
 
@@ -45,9 +44,11 @@ class ColumnPlan:
     full_type: str
 
 
-def check_table(table: TargetTable) -> None:
+def check_table(table: TargetTable, destination: Destination) -> None:
     """
     Refuse a table that cannot hold rows durably, or that would do something else with them.
+
+    A function may have made a temporary table in its transaction, for a step in between.
 
     :raises TargetError: saying what is wrong with it.
     """
@@ -61,17 +62,11 @@ def check_table(table: TargetTable) -> None:
             NOTHING,
             "Write into an ordinary or partitioned table.",
         )
-    if table.persistence == "t":
-        raise TargetError(
-            "TARGET_NOT_DURABLE",
-            f"{name} is a temporary table: it goes away with this session, while the ledger says that its rows are "
-            "there.",
-            NOTHING,
-            "Write into a permanent table. For a step in between, a function may empty and fill one with tx.replace.",
-        )
-    if table.persistence != "p":
+    if table.is_temporary:
+        _check_temporary(table, destination)
+    elif table.persistence != "p":
         raise not_durable(name, f"ALTER TABLE {name} SET LOGGED.")
-    if table.unsafe_partition:
+    elif table.unsafe_partition:
         raise not_durable(table.unsafe_partition)
     if table.rules:
         raise TargetError(
@@ -80,6 +75,29 @@ def check_table(table: TargetTable) -> None:
             "whether they apply.",
             NOTHING,
             "Replace the rules with triggers, which both obey.",
+        )
+
+
+def _check_temporary(table: TargetTable, destination: Destination) -> None:
+    name = table.qualified_name
+    if not destination.may_be_temporary:
+        raise TargetError(
+            "TARGET_NOT_DURABLE",
+            f"{name} is a temporary table: it goes away with this session, while the ledger says that its rows are "
+            "there.",
+            NOTHING,
+            "Write into a permanent table, and name it with its schema. For a step in between, a transactional "
+            "function may create a temporary table and write into it (`pgonce explain writing`).",
+        )
+    changes = destination.changes
+    if changes and changes.deletes != "ignore" and destination.existing.only_newer:
+        raise TargetError(
+            "TARGET_NOT_DURABLE",
+            f"onlyNewer is set, so that deletes from {name} would be remembered for days; but it is a temporary table, "
+            "which goes away with this batch.",
+            NOTHING,
+            "Leave onlyNewer out here (orderBy picks the last change of each key), and set it where changes go into a "
+            "permanent table.",
         )
 
 
@@ -107,7 +125,7 @@ def plan_columns(
     """
     plans = []
     for column in encoded:
-        if column.name in destination.only_if_there and not columns_named(table, column.name):
+        if column.name in destination.only_if_there and not table.columns_named(column.name):
             continue
         target = _find(table, column)
         if target.always_generated:
@@ -151,7 +169,7 @@ def plan_columns(
 
 
 def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
-    found = columns_named(table, column.name)
+    found = table.columns_named(column.name)
     if len(found) != 1:
         several = ", but several that differ from it only in case." if found else "."
         add = f": {_altered(table, Change(column.name, column.ddl_type))}, as schemaEvolution=addColumns would"
@@ -219,13 +237,12 @@ def target_for(
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:
         # The order is among them, as in an upsert of any other new table.
-        about_changes = destination.changes.about_changes if destination.changes else frozenset()
-        of_rows = [column for column in encoded if column.name not in about_changes]
+        of_rows = [column for column in encoded if column.name not in destination.not_of_the_row]
         create_table(connection, found.schema, found.name, of_rows, destination.keys)
         found, table = lock(None)
     if table is None:
         raise missing_table(connection, found)
-    check_table(table)
+    check_table(table, destination)
     written = without_extra(table, encoded, destination)
     plan = plan_columns(table, written, destination)
     if extra := left_out(encoded, written, table):

@@ -16,13 +16,16 @@ import psycopg
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.settings import Destination
-from pgonce.sink.target.catalogue import look_up_table
+from pgonce.sink.routes import Routes
+from pgonce.sink.settings import DEAD_LETTERS, Destination
+from pgonce.sink.target.catalogue import look_up_table, resolve_tables
 from pgonce.sink.target.checked_table import check_table, plan_columns
-from pgonce.sink.target.key_plan import plan_upsert
+from pgonce.sink.target.dead_letters.letters import letters_table
+from pgonce.sink.target.evolution.new_columns import as_altered, changes_for, without_extra
+from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
+from pgonce.sink.target.keys.key_plan import plan_upsert
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
-from pgonce.sink.target.new_columns import as_altered, changes_for, without_extra
-from pgonce.sink.target.obstacles import refuse_what_stands_in_the_way
+from pgonce.sink.target.routes.listed_tables import refuse_doubled
 
 _log = logging.getLogger("pgonce")
 
@@ -34,27 +37,35 @@ _BOUNDS = (
 
 
 # What this process has already seen to fit. A look proves nothing for later, so one is enough.
-_seen_to_fit: set[tuple[Hashable, Destination, tuple[EncodedColumn, ...]]] = set()
+_seen_to_fit: set[tuple[Hashable, Destination | Routes, tuple[EncodedColumn, ...]]] = set()
 
 
 def look_once(
-    query: Hashable, url: str, destination: Destination, columns: tuple[EncodedColumn, ...], *, at_the_door: bool = True
+    query: Hashable,
+    url: str,
+    where: Destination | Routes,
+    columns: tuple[EncodedColumn, ...],
+    *,
+    at_the_door: bool = True,
 ) -> None:
     """
-    Refuse a table that is missing or unfit; once for each ``query``, table and frame.
+    Refuse a table that is missing or unfit; once for each ``query``, table (or list of tables) and frame.
 
     :param at_the_door: whether an error at login is raised here, and not left to the commit.
     :raises ConfigurationError: BAD_URL.
     :raises ConnectError: CONNECT_REFUSED.
     :raises TargetError: as the commit would.
     """
-    if (query, destination, columns) in _seen_to_fit:
+    if (query, where, columns) in _seen_to_fit:
         return
     try:
         with connect(url, connect_timeout=_CONNECT_SECONDS) as connection:
             connection.read_only = True
             connection.execute(_BOUNDS)
-            _look(connection, destination, columns)
+            if isinstance(where, Routes):
+                _look_at_all(connection, where, columns)
+            else:
+                _look(connection, where, columns)
             connection.rollback()
     except ConnectError as error:
         if at_the_door and not error.may_pass:
@@ -63,13 +74,22 @@ def look_once(
     except psycopg.Error as error:
         _log.info("the commit will look at the target: SQLSTATE %s", error.sqlstate)
     else:
-        _seen_to_fit.add((query, destination, columns))
+        _seen_to_fit.add((query, where, columns))
+
+
+def _look_at_all(connection: psycopg.Connection, routes: Routes, columns: Sequence[EncodedColumn]) -> None:
+    refuse_doubled(routes, resolve_tables(connection, [route.destination.table for route in routes]))
+    for route in routes:
+        _look(connection, route.destination, route.written(columns))
 
 
 def _look(connection: psycopg.Connection, destination: Destination, columns: Sequence[EncodedColumn]) -> None:
+    if destination.dead_letters and destination.dead_letters.table != DEAD_LETTERS:
+        # The ledger's own may be there only when the first batch is committed.
+        letters_table(connection, destination.dead_letters.table)
     found, table = look_up_table(connection, destination.table)
     if table is not None:
-        check_table(table)
+        check_table(table, destination)
         changes = changes_for(table, columns, destination)
         if changes:
             refuse_what_stands_in_the_way(connection, table, changes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from typing import Protocol
 
 import psycopg
 from psycopg import sql
@@ -20,6 +21,27 @@ from pgonce.sink.staging.table import column_definitions
 from pgonce.sink.target.batch_rows import BatchRows
 
 _counter = itertools.count()
+
+
+class Gathered(Protocol):
+    """A table of the encoded types that has a batch's rows, or will have them; a call returns it."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the rows are in that table."""
+
+    @property
+    def wanted(self) -> sql.Composable:
+        """The condition that picks the wanted rows of that table."""
+
+    def bodies(self) -> Iterable[bytes]:
+        """The rows that are not there yet, and not staged."""
+
+    def undone(self) -> None:
+        """What was done since the last savepoint was rolled back."""
+
+    def __call__(self) -> sql.Identifier:
+        """The table that has them."""
 
 
 class Gathering:

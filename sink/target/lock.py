@@ -7,6 +7,8 @@ could change its columns, their types, its rules or where its rows are kept need
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import psycopg
 from psycopg import sql
 
@@ -59,6 +61,19 @@ def lock_table(
         # Meanwhile the name means another table. The lock on the first one does no harm.
         found = now
     return look_up_table(connection, table)
+
+
+def lock_tables(connection: psycopg.Connection, tables: Sequence[ResolvedName]) -> None:
+    """
+    Lock several tables, one after the other, in one round trip; what cannot be written to is left out.
+
+    What they are must be looked up afterwards, as :func:`lock_table` does.
+
+    :raises psycopg.errors.LockNotAvailable: if others keep one of them locked for longer than ``lock_timeout``.
+    """
+    locks = [_LOCK.format(sql.Identifier(one.schema, one.name)) for one in tables if one.kind in _WRITABLE]
+    if locks:
+        connection.execute(sql.SQL("; ").join(locks), prepare=False)
 
 
 def _types(cursor: psycopg.Cursor) -> list[tuple[int, int]]:

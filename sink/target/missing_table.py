@@ -12,7 +12,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.sink.target.catalogue import ResolvedName
+from pgonce.sink.target.catalogue import TEMPORARY, ResolvedName
 
 _NEAR = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
@@ -41,6 +41,8 @@ def missing_table(connection: psycopg.Connection, found: ResolvedName) -> Target
 
 def refuse_missing_schema(connection: psycopg.Connection, schema: str) -> None:
     """:raises TargetError: if the schema in which a table should be does not exist."""
+    if schema == TEMPORARY:
+        return
     exists = "SELECT pg_catalog.to_regnamespace(pg_catalog.quote_ident(%s)) IS NOT NULL"
     if connection.execute(exists, [schema]).fetchone() != (True,):
         raise TargetError(

@@ -1,41 +1,70 @@
 """
 Put a batch's rows into their target table, inside the transaction that records the batch.
 
-Runs in the commit. Invariant: rows are copied straight into the target only if their bytes are those of its columns'
-types. Otherwise they go through a table of the encoded types and an INSERT, whose assignments Postgres checks.
+Runs in the commit. Invariant: a row is written, or counted as something else that became of it, or put aside as a dead
+letter; whatever is left of it is left by this transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import psycopg
-from psycopg import sql
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.commit.work import NamedSink, Work
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.settings import Destination
-from pgonce.sink.staging.staged_rows import check_staged_rows
-from pgonce.sink.target.apply import apply_in_tx, needs_changes
+from pgonce.sink.settings import DeadLetters, Destination
+from pgonce.sink.target.applying.apply import WRITTEN
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.catalogue import ResolvedName, TargetTable, resolve_table
-from pgonce.sink.target.checked_table import ColumnPlan, not_durable, target_for
-from pgonce.sink.target.fit import Fit
-from pgonce.sink.target.gathering import Gathering, copy_rows
-from pgonce.sink.target.key_plan import plan_upsert
+from pgonce.sink.target.checked_table import not_durable, target_for
+from pgonce.sink.target.dead_letters.bad_row import BadRow
+from pgonce.sink.target.dead_letters.bounds import none_fits, of_one, too_many
+from pgonce.sink.target.dead_letters.letters import COUNTED, Letters
+from pgonce.sink.target.dead_letters.recorded_destination import recorded
+from pgonce.sink.target.evolution.too_narrow import written_to_wider
+from pgonce.sink.target.gathering import Gathered, Gathering
 from pgonce.sink.target.lock import unsafe_partition
-from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT, Written, note_copied, note_gathered
 from pgonce.sink.target.start_over import StartOver
-from pgonce.sink.target.statements import insert_statement
-from pgonce.sink.target.too_narrow import written_to_wider
-from pgonce.sink.target.upsert import upsert_in_tx
+from pgonce.sink.target.whole_or_failed import whole_or_failed
+from pgonce.sink.target.write_gathered import GatheredRows
+from pgonce.sink.target.write_rows import Counts, RowsForTable
 
-Counts = Mapping[str, int]
+
+@dataclass(frozen=True)
+class TableResult:
+    """
+    The table that rows were written to, as it is now.
+
+    ``counts`` says what became of the rows, if they do more than replace stored ones. ``put_aside`` of them could not
+    be written, and are dead letters now.
+    """
+
+    table: TargetTable
+    counts: Counts | None
+    put_aside: int = 0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """
+    How the writing of one table stands in its transaction.
+
+    ``found`` is what is known about the table's name, and ``gathering`` says how the rows come to Postgres, if not for
+    this table alone. ``over`` is given if the rows take the place of all that the table has. ``is_last`` says whether
+    nothing else is written afterwards, and ``is_emptied`` whether the table that a complete batch replaces is empty.
+    """
+
+    found: ResolvedName | None = None
+    gathering: Gathered | None = None
+    over: StartOver | None = None
+    is_last: bool = False
+    is_emptied: bool = False
 
 
 def publication(sink_name: str | None, destination: Destination, rows: BatchRows) -> Work:
@@ -47,20 +76,28 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
     # The table after which the sink was named, for the same transaction.
     found: ResolvedName | None = None
 
-    def name_sink(connection: Connection) -> str:
+    def name_sink(connection: Connection) -> NamedSink:
         nonlocal found
         found = resolve_table(driver_connection(connection), destination.table)
-        return sink_name or found.qualified_name
+        return NamedSink(sink_name or found.qualified_name, {found.qualified_name: found.oid})
 
     def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
         chosen = rows.since(stored) if stored and rows.positions else rows
         driver = driver_connection(connection)
         over = StartOver(batch.starts_over, batch.sink_name) if batch.starts_over else None
-        table, counts = publish_rows_in_tx(driver, destination, chosen, found, over)
-        published = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
-        targets, emptied = {table.qualified_name: table.oid}, over.deleted if over else None
-        notes = {table.qualified_name: table.note} if table.note else {}
-        return Published(published, rows.transport, rows.count() - published, targets, counts, emptied, notes)
+        result = publish_rows_in_tx(driver, destination, chosen, batch, Turn(found, over=over, is_last=True))
+        kept = chosen.count() - (chosen.staged.count_dropped(driver) if chosen.staged else 0)
+        name, emptied = result.table.qualified_name, over.deleted if over else None
+        notes = {name: result.table.note} if result.table.note else {}
+        return Published(
+            kept - result.put_aside,
+            rows.transport,
+            rows.count() - kept,
+            {name: result.table.oid},
+            result.counts,
+            emptied=emptied,
+            notes=notes,
+        )
 
     return Work(name_sink, publish)
 
@@ -69,101 +106,66 @@ def publish_rows_in_tx(
     connection: psycopg.Connection,
     destination: Destination,
     rows: BatchRows,
-    found: ResolvedName | None = None,
-    over: StartOver | None = None,
-) -> tuple[TargetTable, Counts | None]:
+    batch: Batch | None = None,
+    turn: Turn = Turn(),
+) -> TableResult:
     """
-    Write ``rows`` as ``destination`` says, and return the table that they are in.
+    Write ``rows`` as ``destination`` says.
 
-    The counts say what became of the rows, if they do more than replace stored ones.
-
-    :param found: what is known about the table's name in this transaction.
-    :param over: given if the rows take the place of all that the table has.
+    :param batch: whose rows they are, for the record of those that are put aside as dead letters.
     :raises TargetError: if the table is unfit or lacks what the mode needs.
     :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    gathering = Gathering(connection, rows)
+    gathering, over = turn.gathering or Gathering(connection, rows), turn.over
+    for_table = RowsForTable(connection, destination, rows, gathering, turn.is_emptied)
+    letters = destination.dead_letters if batch else None
 
-    def write(too_narrow: Collection[str] = ()) -> tuple[TargetTable, Counts | None]:
-        table, plan = target_for(connection, destination, rows.columns, found, gathering, too_narrow)
-        return table, _write_rows_in_tx(connection, destination, rows, table, plan, gathering, over)
+    def write(too_narrow: Collection[str] = (), *, may_divert: bool = True) -> TableResult:
+        table, plan = target_for(connection, destination, rows.columns, turn.found, gathering, too_narrow)
+        if letters is None or batch is None:
+            return TableResult(table, for_table.write_in_tx(table, plan, over))
+        if not may_divert:
+            result = TableResult(table, for_table.write_in_tx(table, plan, over))
+            with whole_or_failed(connection):
+                return _with_dead_letters(for_table, batch, letters, result, None, ())
+        counts, among, bad = for_table.write_what_fits_in_tx(table, plan, over, letters.most, is_last=turn.is_last)
+        with whole_or_failed(connection):
+            return _with_dead_letters(for_table, batch, letters, TableResult(table, counts, len(bad)), among, bad)
 
     if destination.schema_evolution == "addColumns":
-        table, counts = written_to_wider(connection, destination, rows.columns, gathering, write)
+        result = written_to_wider(connection, destination, rows.columns, gathering, write)
     else:
-        table, counts = write()
-    if (culprit := unsafe_partition(connection, table)) is not None:
+        result = write()
+    if not result.table.is_temporary and (culprit := unsafe_partition(connection, result.table)) is not None:
         raise not_durable(culprit)
-    return table, counts
+    return result
 
 
-def _write_rows_in_tx(
-    connection: psycopg.Connection,
-    destination: Destination,
-    rows: BatchRows,
-    table: TargetTable,
-    plan: tuple[ColumnPlan, ...],
-    gathering: Gathering,
-    over: StartOver | None,
-) -> Counts | None:
-    upsert = plan_upsert(destination, plan, table, rows.columns)
-    written = Written(table, plan, rows.columns, upsert, rows.positions, destination.changes)
-    # Nothing is written before there are rows; some commits wait for them here.
-    bodies = gathering.bodies()
-    if over is not None:
-        over.empty_in_tx(connection, table)
-    if destination.mode == "complete":
-        # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. Whoever replaces all rows
-        # takes turns with others that do: of two at once, neither would see, and delete, the rows of the other.
-        replace = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0)); DELETE FROM {}"
-        whose_turn = sql.Literal(f"replacing all rows of {table.qualified_name}")
-        connection.execute(sql.SQL(replace).format(whose_turn, table.identifier), prepare=False)
-    is_direct = rows.staged is None and upsert is None and not gathering.is_done
-    if is_direct and _goes_straight(table, plan, rows.columns):
-        try:
-            copy_rows(connection, table.identifier, [column.target for column in plan], bodies)
-        except psycopg.Error as error:
-            note_copied(connection, error, written, rows.bodies)
-            raise
-        return None
-    source, wanted = gathering(), gathering.wanted
-    try:
-        return _write_gathered_in_tx(connection, rows, written, source, wanted)
-    except psycopg.Error as error:
-        note_gathered(connection, error, written, source, wanted)
-        raise
-
-
-def _write_gathered_in_tx(
-    connection: psycopg.Connection,
-    rows: BatchRows,
-    written: Written,
-    source: sql.Identifier,
-    wanted: sql.Composable,
-) -> Counts | None:
-    table, plan, upsert = written.table, written.plan, written.upsert
-    if upsert is not None:
-        if rows.staged is not None:
-            check_staged_rows(connection, rows.staged)
-        if needs_changes(upsert, written.changes):
-            return apply_in_tx(connection, source, wanted, written)
-        upsert_in_tx(connection, source, wanted, table, plan, upsert, rows.count())
-        return None
-    if rows.staged is not None and rows.staged.stored:
-        check_staged_rows(connection, rows.staged)
-    insert = insert_statement(source, wanted, table, plan)
-    cursor = connection.cursor()
-    cursor.execute(sql.SQL("; ").join([SAVEPOINT, insert, RELEASE]), prepare=False)
-    cursor.nextset()
-    # If as many rows were inserted as were promised, the staging table need not be read again. If not, the user's
-    # triggers may have left rows out, so only a count tells whether staged rows are missing.
-    if rows.staged is not None and not rows.staged.stored and cursor.rowcount != rows.count():
-        check_staged_rows(connection, rows.staged)
-    return None
-
-
-def _goes_straight(table: TargetTable, plan: Sequence[ColumnPlan], columns: Sequence[EncodedColumn]) -> bool:
-    # COPY FROM is not supported with row-level security (0A000), and takes every column of the rows.
-    is_whole = len(plan) == len(columns)
-    return is_whole and not table.row_security and all(column.fitting.fit is Fit.EXACT for column in plan)
+def _with_dead_letters(
+    for_table: RowsForTable,
+    batch: Batch,
+    settings: DeadLetters,
+    result: TableResult,
+    gathered: GatheredRows | None,
+    bad: Sequence[BadRow],
+) -> TableResult:
+    """Write the rows that are left as dead letters, and count them."""
+    rows, unfit, table = for_table.rows, for_table.rows.unfit(), result.table.qualified_name
+    if not bad and not unfit:
+        return result
+    first = bad[0] if bad else unfit[0]
+    stored_before = rows.staged.count_dropped(for_table.connection) if rows.staged else 0
+    written = rows.count() - stored_before - len(bad)
+    if len(bad) + len(unfit) > settings.most:
+        raise too_many(table, settings.most, of_one(first))
+    if not written and len(bad) + len(unfit) > 1:
+        raise none_fits(table, of_one(first))
+    named = replace(for_table.destination, table=result.table.identifier.as_string(None), dead_letters=None)
+    how = recorded(named, rows.columns)
+    letters = Letters(settings, batch, table, how)
+    letters.write_unfit_in_tx(for_table.connection, unfit)
+    if gathered is not None:
+        letters.write_refused_in_tx(for_table.connection, gathered, bad, rows.columns, rows.positions)
+    counts = {**(result.counts or {WRITTEN: written}), COUNTED: len(bad) + len(unfit)}
+    return replace(result, counts=counts)

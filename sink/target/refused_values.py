@@ -22,15 +22,17 @@ from psycopg import sql
 from psycopg.adapt import Transformer
 from psycopg.pq import Format, TransactionStatus
 
+from pgonce.offsets_store.postgres.refused_rows import add_note
 from pgonce.sink.by_key import Changes
 from pgonce.sink.encoding.copy_bodies import body_fields, body_rows
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
-from pgonce.sink.target.fit import Fit
-from pgonce.sink.target.key_plan import Upsert
+from pgonce.sink.target.fitting.fit import Fit
+from pgonce.sink.target.keys.key_plan import Upsert
 from pgonce.sink.target.statements import value_of
+from pgonce.sink.target.whole_or_failed import fail_in_tx
 
 SAVEPOINT = sql.SQL("SAVEPOINT pgonce_rows")
 """To be sent with the first statement that may refuse gathered rows, so that they are still there afterwards."""
@@ -38,8 +40,6 @@ RELEASE = sql.SQL("RELEASE SAVEPOINT pgonce_rows")
 """To be sent with the last one."""
 
 _BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_rows")
-# There is no savepoint of this name, so the transaction fails again. The server's log shows the name.
-_FAIL = sql.SQL('ROLLBACK TO SAVEPOINT "pgonce: the batch was refused"')
 # A table of any size is read in one order, so that a row can be found by its number. There is a time limit, because the
 # writer's row is locked.
 _IN_ORDER = sql.SQL(
@@ -117,7 +117,7 @@ def note_copied(
         values = None
     where = written.row(values, number)
     column = max(found, key=lambda column: len(column.target), default=None)
-    error.add_note(f"It is {written.described(column)} in {where}" if column else f"It is {where}")
+    add_note(error, f"It is {written.described(column)} in {where}" if column else f"It is {where}")
 
 
 def _read(
@@ -157,10 +157,10 @@ def note_gathered(
         connection.execute(_IN_ORDER, prepare=False)
         found = search.null() or search.value()
         if found:
-            error.add_note(found)
+            add_note(error, found)
     with suppress(psycopg.Error):
         connection.execute(_BACK)
-        connection.execute(_FAIL)
+    fail_in_tx(connection)
 
 
 @dataclass(frozen=True)

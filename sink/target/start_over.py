@@ -17,8 +17,8 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.feeders import Feeder, feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
+from pgonce.sink.target.applying.tombstones import lock_tombstones_in_tx
 from pgonce.sink.target.catalogue import TargetTable
-from pgonce.sink.target.tombstones import lock_tombstones_in_tx
 
 
 @dataclass

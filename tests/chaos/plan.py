@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 from chaos.families import AT_ALL, AT_ONE_QUERY, POOLER, Family
 from chaos.faults import Fault, KillBroker, KillExecutor
-from chaos.site import BY_DATA_SOURCE, Setting
+from chaos.site import Setting
 from chaos.workloads import WORKLOADS
 
 _ROUND_FAULTS = 60
@@ -107,6 +107,11 @@ def plan_of(text: str, seed: int, faults: int, missing: Iterable[str] = ()) -> l
     return [Round(0, dice.randrange(2**32), setting, tuple(waves))]
 
 
+def _by_data_source(workload: str) -> bool:
+    """Whether tasks hand its rows over, so that faults can strike them."""
+    return WORKLOADS[workload].commits_in != "driver"
+
+
 T = TypeVar("T")
 
 
@@ -167,9 +172,10 @@ class _Dealer:
     def workloads(self, *, stateful: int) -> tuple[str, ...]:
         """So many that keep state, one of the Data Source's always, and others."""
         chosen = [self._workloads[True].draw(lambda _: True) for _ in range(stateful)]
-        chosen.append(self._workloads[False].draw(lambda name: name in BY_DATA_SOURCE))
         while len(chosen) < _QUERIES:
-            chosen.append(self._workloads[False].draw(lambda name: name not in chosen))
+            is_missing = len(chosen) == _QUERIES - 1 and not any(map(_by_data_source, chosen))
+            may_be = [name for name in WORKLOADS if name not in chosen and (_by_data_source(name) or not is_missing)]
+            chosen.append(self._workloads[False].draw(may_be.__contains__))
         return tuple(chosen)
 
     def pooled(self, workloads: tuple[str, ...], number: int) -> tuple[str, ...]:

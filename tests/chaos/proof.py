@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 import pyspark
@@ -26,6 +26,7 @@ from chaos.campaign import Outcome
 from chaos.fingerprint import ROOT, fingerprint
 from chaos.report import table
 from postgres_binaries import bin_dir
+from typing_extensions import Self
 
 DOCUMENT = ROOT / "docs" / "guarantees.md"
 BEGIN = "<!-- `make chaos TABLE=1` writes what stands between these two marks. -->"

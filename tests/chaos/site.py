@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import chaos.subject
 import psutil
@@ -30,6 +30,7 @@ from support.fixtures.driver import Driver, wait_until, with_tests_on_path
 from support.fixtures.proxy import Proxy
 from support.fixtures.spark import spark_settings
 from support.patience import PATIENCE_SECONDS
+from typing_extensions import Self
 
 # The Data Source's; of these and of one more, tasks can be held back.
 BY_DATA_SOURCE = ("inline", "staged", "received")

@@ -7,6 +7,7 @@ itself, while it is written and afterwards: whatever has arrived of a stream mus
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,19 @@ SELECT stream, top, count(*) - count(DISTINCT position),
        count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position)
                         OR (position % 3 = 2 AND position < top - 1))
 FROM {t} JOIN tops USING (stream) GROUP BY stream, top
+"""
+
+# Beside every fourth row comes a copy that the table refuses: it must be a dead letter, once.
+_LETTERS = "CREATE TABLE {t}_letters (query_id text, sink_name text, batch_id bigint, target text, position jsonb, \
+row_data jsonb, column_name text, code text, message text, destination jsonb)"
+_DIVERTED = """
+WITH letters AS (SELECT (row_data ->> 'stream')::int AS stream, count(*) AS n,
+                        count(DISTINCT row_data ->> 'payload') AS kinds FROM {t}_letters GROUP BY 1)
+SELECT stream, count(*), count(*) - count(DISTINCT position) + coalesce(min(n - kinds), 0),
+       max(position) + 1 - count(DISTINCT position)
+           + count(*) FILTER (WHERE position % 4 = 0) - coalesce(min(kinds), 0),
+       count(*) FILTER (WHERE payload IS DISTINCT FROM md5(stream || ':' || position))
+FROM {t} LEFT JOIN letters USING (stream) GROUP BY stream
 """
 
 _BUCKETED = f"""
@@ -162,6 +176,21 @@ def _applied(frame: DataFrame, place: Place) -> DataStreamWriter:
     return _data_source(rows, place, mode="apply", deleteWhen="is_deleted", orderBy="seq", onlyNewer="true")
 
 
+def _diverted(frame: DataFrame, place: Place) -> DataStreamWriter:
+    twice = frame.select("*", f.explode(f.array(f.lit(False), f.lit(True))).alias("is_bad"))
+    rows = twice.where("NOT is_bad OR position % 4 = 0")
+    bad = rows.withColumn("position", f.when(~f.col("is_bad"), f.col("position"))).drop("is_bad")
+    return _data_source(bad, place, deadLetters=f"{place.table}_letters", maxDeadLetters="1000000")
+
+
+def _routed(frame: DataFrame, place: Place) -> DataStreamWriter:
+    even = f.when(f.col("position") % 2 == 0, f.lit("even")).otherwise(f.lit("odd"))
+    tables = {"even": {"table": place.table}, "odd": {"table": f"{place.table}_odd"}}
+    rows = frame.withColumn("kind", even)
+    settings = {"url": place.url, "checkpointLocation": place.checkpoint, **_PATIENCE_OPTIONS}
+    return rows.writeStream.format("pgonce").options(**settings, route="kind", tables=json.dumps(tables))
+
+
 def _two_tables(frame: DataFrame, place: Place) -> DataStreamWriter:
     @transactional_batch(place.url, name=place.table, **_PATIENCE)
     def append_and_total(batch: DataFrame, tx: BatchTransaction) -> None:
@@ -217,6 +246,20 @@ WORKLOADS = {
             create=_EVENTS.format(t="{t}", more=", seq bigint, PRIMARY KEY (stream, position)"),
             judge=_APPLIED,
             counts_rows=False,
+            commits_in="worker",
+        ),
+        Workload(
+            "diverted",
+            _diverted,
+            create=_EVENTS.format(t="{t}", more="") + ";" + _LETTERS,
+            judge=_DIVERTED,
+            commits_in="worker",
+        ),
+        Workload(
+            "routed",
+            _routed,
+            create=_EVENTS.format(t="{t}", more="") + "; CREATE TABLE {t}_odd (LIKE {t} INCLUDING ALL)",
+            judge=_PREFIX.format(t="(SELECT * FROM {t} UNION ALL SELECT * FROM {t}_odd) AS rows", again="0"),
             commits_in="worker",
         ),
         Workload(

@@ -2,7 +2,8 @@
 One suite over every way in: whatever happens to a query, the table is its source, and the ledger its checkpoint.
 
 Covers: sink.data_source.spark_interface, sink.foreach_batch.batch_writer, sink.foreach_batch.transaction,
-sink.foreach_batch.transactional_batch, sink.identity.from_running_query, sink.identity.source_folders.
+sink.foreach_batch.transactional_batch, sink.identity.from_running_query, sink.identity.planned_progress,
+sink.identity.source_folders.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from support.audit import (
@@ -35,14 +36,23 @@ from support.audit import (
 from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish, rewind, run_elsewhere
-from support.ways_in import APPLYING_WAYS, WAYS, InForeachBatch, Sink
+from support.ways_in import (
+    APPLYING_WAYS,
+    DIVERTING_WAYS,
+    ROUTED_WAYS,
+    WAYS,
+    InForeachBatch,
+    Sink,
+    WayIn,
+    of_this_spark,
+)
 
 pytestmark = pytest.mark.spark
 
 IN_FOREACH_BATCH = [way for way in WAYS if isinstance(way, InForeachBatch)]
 
 
-@pytest.fixture(params=(*WAYS, *APPLYING_WAYS), ids=lambda way: way.name)
+@pytest.fixture(params=of_this_spark((*WAYS, *APPLYING_WAYS, *DIVERTING_WAYS, *ROUTED_WAYS)), ids=lambda way: way.name)
 def way(request):
     """One of the ways in."""
     return request.param
@@ -69,6 +79,11 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < until, f"waited in vain for {what}"
         time.sleep(0.02)
+
+
+def knows_folders(way: WayIn, spark: SparkSession) -> bool:
+    """Whether a way in asks the running query which folders it reads."""
+    return way.in_foreach_batch and not type(spark).__module__.startswith("pyspark.sql.connect.")
 
 
 class TestRestarts:
@@ -162,7 +177,7 @@ class TestSeveralWriters:
     def test_two_queries_into_one_table(self, spark, way, sink, inbox, tmp_path, observer):
         """Two queries that feed one table side by side arrive whole; only foreachBatch knows that they differ."""
         others = Inbox(tmp_path / "others", first_id=1000)
-        said = {} if way.in_foreach_batch else {"independent": True}
+        said = {} if knows_folders(way, spark) else {"independent": True}
         sink = Sink(sink.url, "events", sink.checkpoint, said)
         other = Sink(sink.url, "events", str(tmp_path / "other_checkpoint"), said)
         for count in (10, 20):
@@ -253,7 +268,7 @@ class TestCheckpoints:
         assert wrong_rows(observer, "events", inbox.rows) == []
         others = Inbox(tmp_path / "others", first_id=1000)
         others.add(20)
-        if way.in_foreach_batch:
+        if knows_folders(way, spark):
             finish(way.append(events(spark, others.folder), third))
             assert wrong_rows(observer, "events", inbox.rows + others.rows) == []
         else:
@@ -328,7 +343,7 @@ class TestLostConnections:
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
         assert replays(observer, sink.checkpoint) == []
 
-    @pytest.mark.parametrize("way", WAYS[1:2], ids=lambda way: way.name)
+    @pytest.mark.parametrize("way", of_this_spark(WAYS[1:2]), ids=lambda way: way.name)
     def test_staging_is_given_up(self, spark, way, sink, inbox, proxy, observer):
         """Who follows the advice to send rows inline after staging failed keeps nothing of what was staged."""
         proxy.cut_in_copy(after_bytes=100)

@@ -22,10 +22,16 @@ from change_feed import COLUMNS, ChangeFeed
 from change_feed_topic import send
 from confluent_kafka import Producer
 from maven import ROOT
-from support.fixtures.driver import Driver
+from support.batches import make_planned_batch
+from support.committed_rows import appending
+from support.fixtures.driver import Driver, wait_until
 from support.fixtures.skips import unavailable
 from support.fixtures.spark import spark_environment, spark_settings
 from support.patience import PATIENCE_SECONDS
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.verdict.facts import Remedies
 
 EXAMPLES = ROOT / "examples"
 DEMO = EXAMPLES / "demo"
@@ -96,6 +102,34 @@ def produce(kafka) -> Callable[..., None]:
 
 
 class TestExamples:
+    def test_follow_batches(self, url, observer, tmp_path):
+        """Each batch is told once, in order, also those that were committed while the connection was lost."""
+        settings = CommitSettings(url, Remedies(independent=True), notify_channel="batches")
+        with psycopg.connect(url) as admin:
+            admin.execute("CREATE TABLE events (id bigint, name text)")
+
+        def commit(*numbers: int) -> None:
+            for number in numbers:
+                commit_batch(settings, make_planned_batch(number, query_name="orders"), appending(number))
+
+        commit(0)
+        output = tmp_path / "output"
+        command = [sys.executable, EXAMPLES / "follow_batches.py", url]
+        with output.open("w") as out, subprocess.Popen(command, stdout=out) as process:
+            try:
+                wait_until(lambda: "batch 0 " in output.read_text(), PATIENCE_SECONDS)
+                commit(1, 2)
+                wait_until(lambda: "batch 2 " in output.read_text(), PATIENCE_SECONDS)
+                lost = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%pgonce.batches AS b%'"
+                ended = observer.execute(f"{lost} AND pid <> pg_backend_pid()").fetchall()
+                commit(3)
+                wait_until(lambda: "batch 3 " in output.read_text(), PATIENCE_SECONDS)
+            finally:
+                process.terminate()
+        assert ended == [(True,)]
+        lines = output.read_text().splitlines()
+        assert lines == [f"batch {number} of orders into public.events: 1 rows" for number in range(4)]
+
     @pytest.mark.spark
     @pytest.mark.slow
     def test_files_to_postgres(self, run_example, url, observer, tmp_path):
@@ -135,6 +169,31 @@ class TestExamples:
         assert newest == [("customer-0", 198), ("customer-1", 199), ("customer-2", 200)]
         assert one(observer, "SELECT count(*) FROM pgonce.replays") == (1,)
         assert one(observer, "SELECT sum(end_offset::text::int) FROM pgonce.current_offsets") == (200,)
+
+    @pytest.mark.spark
+    @pytest.mark.slow
+    def test_many_tables(self, run_example, url, observer, tmp_path):
+        """Each event is in the table of its kind once, though the batch was run again; other kinds are counted."""
+        files, checkpoint = tmp_path / "events", tmp_path / "checkpoint"
+        files.mkdir()
+        with psycopg.connect(url) as connection:
+            connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount numeric(10, 2))")
+            amounts = "order_id bigint REFERENCES orders, amount numeric(10, 2)"
+            connection.execute(f"CREATE TABLE payments (id bigint PRIMARY KEY, {amounts})")
+        events = [{"kind": "payment", "id": 7, "order_id": 1, "amount": 5}, {"kind": "refund", "id": 8, "amount": 5}]
+        events += [{"kind": "order", "id": number, "customer": f"c{number}", "amount": 5} for number in (1, 2)]
+        (files / "1.json").write_text("\n".join(map(json.dumps, events)))
+        for _ in range(2):
+            succeeded(run_example(EXAMPLES / "many_tables.py", files, checkpoint, url))
+            forget_last_commit(checkpoint)
+        assert one(observer, "SELECT array_agg(id ORDER BY id) FROM orders") == ([1, 2],)
+        assert one(observer, "SELECT id, order_id FROM payments") == (7, 1)
+        assert one(observer, "SELECT counts FROM pgonce.batches") == ({"written": 3, "unrouted": 1},)
+        assert one(observer, "SELECT array_agg(batch_id) FROM pgonce.replays") == ([0],)
+
+    def test_many_tables_is_short(self):
+        """A job that feeds several tables fits on a page."""
+        assert len((EXAMPLES / "many_tables.py").read_text().splitlines()) <= 40
 
     @pytest.mark.spark
     @pytest.mark.slow

@@ -87,6 +87,7 @@ DEEDS_OF_PEOPLE = st.sampled_from(
         "recreate",
         "move",
         "another",
+        "another by name",
         "judge by ids",
         "load again",
         "copy",
@@ -549,7 +550,7 @@ class LedgerMachine(RuleBasedStateMachine):
         elif does == "copy" and not folder.by_id:
             self.folders.append(folder.copied(self._somewhere()))
             self._started_if_free(self.folders[-1])
-        elif does in ("recreate", "replace") and folder.remedies.keys() <= {"replaces"}:
+        elif does in ("recreate", "replace") and folder.remedies.keys() <= {"replaces", "independent_by_name"}:
             # To adopt a checkpoint, or to call a query independent, is a person's word: it counts, true or not.
             self._recreate(folder, replaces=does == "replace", right=right)
         elif does == "another":
@@ -557,6 +558,13 @@ class LedgerMachine(RuleBasedStateMachine):
             place = PLACES[right][at // 2]
             other = Folder(f"q{uuid.uuid4()}", source_at(f"s{uuid.uuid4()}", place), self._somewhere(), None)
             other.remedies = {"independent": at % 2 == 0}
+            self.folders.append(other)
+            self._started_if_free(other)
+        elif does == "another by name":
+            # The same, but it has a name, which its successor will have, too; nobody knows where it reads.
+            name = f"n{uuid.uuid4()}"
+            other = Folder(f"q{uuid.uuid4()}", Source(f"s{uuid.uuid4()}", False, None), self._somewhere(), name)
+            other.remedies = {"independent_by_name": right}
             self.folders.append(other)
             self._started_if_free(other)
 
@@ -582,10 +590,11 @@ class LedgerMachine(RuleBasedStateMachine):
         writer = self.world.writers.get(old.query_id)
         if right and writer and not writer.by_id and folder.source.is_kafka:
             folder.begins_at = writer.last.plan.end
+        folder.remedies = {word: said for word, said in old.remedies.items() if word == "independent_by_name"}
         if replaces:
-            folder.remedies = {"replaces": old.query_id}
+            folder.remedies["replaces"] = old.query_id
         elif not right:
-            folder.remedies = {"replaces": "q that never was"}
+            folder.remedies["replaces"] = "q that never was"
         self.folders.append(folder)
         self._started_if_free(folder)
 

@@ -7,26 +7,13 @@ from pyspark.sql import functions as f
 from support.audit import what_is_wrong
 from support.inbox import Inbox, create_events, events
 from support.query_runs import finish
-from support.ways_in import WAYS, InForeachBatch, Sink
-
-from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
+from support.ways_in import TABLE_WAYS, Sink
 
 pytestmark = pytest.mark.spark
 
 
-def appending(sink):
-    """A function that says of its table what becomes of new columns."""
-    write = transactional_batch(sink.url, name=sink.table)
-    return write(lambda batch, tx: tx.append(batch, sink.table, **sink.settings))
-
-
-FUNCTION = InForeachBatch("function", appending, lambda sink, _: appending(sink))
-# A function is told of each table by the user.
-OPTIONS = [way for way in WAYS if not way.name.startswith("function")]
-
-
 @pytest.mark.parametrize("evolution", ["addColumns", "ignoreExtra"])
-@pytest.mark.parametrize("way", [*OPTIONS, FUNCTION], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", TABLE_WAYS, ids=lambda way: way.name)
 def test_a_query_comes_back_with_new_columns(spark, way, url, checkpoint, tmp_path, observer, evolution):
     """They are added with the first batch that brings them, or left out; every row is there once."""
     inbox = Inbox(tmp_path / "inbox")

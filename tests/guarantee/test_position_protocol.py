@@ -1,7 +1,7 @@
 """
 Sequences in which positions, ranges and entries of `offsets/` tell different things: no row is lost or doubled.
 
-Covers: sink.data_source.commit_parcels, sink.identity.origin, sink.positions.drop_stored_arrow.
+Covers: sink.data_source.commit_parcels, sink.identity.origin.
 """
 
 from __future__ import annotations

@@ -17,10 +17,12 @@ from pgonce.offsets_store.postgres.connect import (
     KEPT_CONNECTIONS,
     parse_url,
 )
+from pgonce.offsets_store.postgres.passwords.ask_command import COMMAND_SECONDS
 from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
+from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
 from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.early_commit import PATIENCE_SECONDS
@@ -103,7 +105,9 @@ def default(name):
         ("keeps 4 of them open", KEPT_CONNECTIONS == 4),
         ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", FREE_CONNECTION_SECONDS == 30),
         ("and every 30 seconds the log says", SAID_EVERY_SECONDS == 30),
+        ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
         ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
+        ("exit with 0 within 30 s", COMMAND_SECONDS == 30),
     ],
 )
 def test_numbers_are_those_of_the_code(words, of_the_code):

@@ -11,7 +11,7 @@ import pytest
 from support.named_tests import is_there
 
 import pgonce
-from pgonce.offsets_store.cli.main import app
+from pgonce.command_line import app
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.transactional_batch import transactional_batch

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from uuid import uuid4
 
@@ -127,8 +127,9 @@ def everything_that_a_streaming_role_does(streamer: Streamer, query_id: str) -> 
     assert OffsetsStore(url).latest(f"{query_id} 0").replays == 1
     apply_changes(url)
     run_batch_jobs(url, query_id)
+    put_aside(url)
     with connect(url) as connection:
-        connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped")
+        connection.execute("SELECT * FROM pgonce.current_offsets, pgonce.replays_skipped, pgonce.dead_letters")
     store_progress(url, f"{query_id} 0")
 
 
@@ -146,6 +147,13 @@ def apply_changes(url: str) -> None:
         publish(url, "inline", CHANGES, rows, **how)
 
 
+def put_aside(url: str) -> None:
+    """Write a row, and put aside another one, which has no key."""
+    how = {"mode": "apply", "delete_when": "gone", "order_by": "seq", "table": "sales.copy", "dead_letters": True}
+    result = publish(url, "inline", CHANGES, [(3, 1, False), (None, 1, False)], **how)
+    assert result.put_aside == 1
+
+
 def run_batch_jobs(url: str, key: str) -> None:
     """Publish a batch job, skip it, give one up that has staged rows, sweep, and look."""
     work = JobWork(lambda _: "sales.orders", lambda _: Published(0, "inline"))
@@ -159,7 +167,7 @@ def run_batch_jobs(url: str, key: str) -> None:
 
 def store_progress(url: str, query_id: str) -> None:
     """What the listener does with an event."""
-    at = datetime(2026, 1, 1, tzinfo=UTC)
+    at = datetime(2026, 1, 1, tzinfo=timezone.utc)
     heard = Heard(query_id, "run 1", 0, None, at, 2, {}, {"0": 1}, {}, {})
     with engine_for(url).begin() as connection:
         store_progress_in_tx(connection, heard)
@@ -195,7 +203,7 @@ GRANTS = [*granted_in_the_document("streamer"), *single_grants(grants("streamer"
 
 def test_every_grant_is_needed_and_its_absence_is_named(streamer):
     """Without any one of them something fails, with a code, and the text names the object that lacks it."""
-    assert len(GRANTS) == 13 + 2 + 24 + 3 + 4 + 7
+    assert len(GRANTS) == 13 + 2 + 24 + 3 + 4 + 9
     unexplained = []
     for number, grant in enumerate(GRANTS):
         with streamer.without(grant):
@@ -273,13 +281,16 @@ def test_a_staging_table_that_another_role_prepared_is_refused(streamer, url):
 
 
 def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_server):
-    """The document's second block is enough for `pgonce status`, and writes nothing."""
+    """The document's second block is enough for `pgonce status` and for wait_for, and writes nothing."""
     everything_that_a_streaming_role_does(streamer, "q")
     streamer.admin.execute(f"DROP OWNED BY {quoted(streamer.user)}".encode())
     engine_for(streamer.url).dispose()
     streamer.grant(granted_in_the_document("viewer"))
     assert OffsetsStore(streamer.url).latest("q 0").batch_id == 0
     assert len(OffsetsStore(streamer.url).history("q 0")) == 1
+    with psycopg.connect(streamer.url) as reader:
+        reached = reader.execute("""SELECT pgonce.wait_for('q 0', '{}')""").fetchone()
+    assert reached == (OffsetsStore(streamer.url).wait_for("q 0", {}, 0),) == (True,)
     ledgers_seen.clear()
     with pytest.raises(PgonceError, match="NOT_PERMITTED"):
         commit(streamer.url, make_planned_batch(1), APPEND)

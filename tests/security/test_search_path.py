@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterator
-from datetime import UTC, date, datetime
+from datetime import date, datetime, timezone
 
 import psycopg
 import pytest
@@ -18,8 +18,11 @@ from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
 from support.committed_batch import commit, inline, rows_in
+from support.dead_letters import STRUCT, put_aside, replayed
 from support.evil_schema import make_evil
 from support.fixtures.postgres import PostgresServer, url_with
+from support.routed_rows import commit as commit_routed
+from support.routed_rows import routed, routes
 
 from pgonce.offsets_store.cli.main import app
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -34,6 +37,7 @@ from pgonce.offsets_store.ledger.recorded_attempt import recorded_attempt
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
 from pgonce.offsets_store.progress.event import Heard
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
@@ -41,6 +45,7 @@ from pgonce.sink.foreach_batch.transaction import BatchTransaction
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.table import sweep
 from pgonce.sink.target.publish import publication, publish_rows_in_tx
+from pgonce.sink.target.routes import gathered_rows
 
 PATHS = (
     "evil, pg_catalog",
@@ -120,6 +125,21 @@ def test_a_path_with_evil_first_would_catch_an_unqualified_statement(evil_databa
         url = postgres_server.url(evil_database, options="-csearch_path=evil,pg_catalog")
         with psycopg.connect(url) as connection, pytest.raises(psycopg.Error, match="evil was called"):
             connection.execute(statement.encode()).fetchall()
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_rows_choose_their_tables_and_evil_is_never_called(evil_url, admin, monkeypatch, is_indexed):
+    """Routes are counted, compared and indexed, and unknown ones put aside, by nothing but pg_catalog."""
+    monkeypatch.setattr(gathered_rows, "INDEXED_TABLES", 2 if is_indexed else 1000)
+    monkeypatch.setattr(gathered_rows, "INDEXED_ROWS", 1)
+    admin.execute("DROP TABLE IF EXISTS public.routed; CREATE TABLE public.routed (id bigint PRIMARY KEY, name text)")
+    tables = {"a": {"table": "public.routed", "mode": "upsert"}, "b": {"table": "public.events", "columns": "id,name"}}
+    where = routes(tables, unknown_routes="deadLetters", dead_letters=True)
+    rows = routed(("a", 1, "one"), ("b", 2, "two"), ("c", 3, "three"))
+    batch = make_planned_batch(query_id="router", start=None, end=None)
+    assert commit_routed(evil_url, batch, where, rows) is Verdict.NEW
+    assert (rows_in(admin, "public.routed"), rows_in(admin, "events")) == ([(1, "one")], [(2, "two")])
+    assert admin.execute("SELECT row_data ->> 'kind' FROM pgonce.dead_letters").fetchall() == [("c",)]
 
 
 def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, admin):
@@ -203,12 +223,46 @@ def test_readers_and_the_listener_call_nothing_of_evil(evil_url, admin):
     store = OffsetsStore(evil_url)
     assert store.latest("q1").batch_id == 0
     assert [batch.rows for batch in store.history("q1")] == [2]
-    heard = Heard("q1", "run 1", 0, None, datetime(2026, 1, 1, tzinfo=UTC), 2, {}, {"0": 1}, {"0": 1}, {})
+    heard = Heard("q1", "run 1", 0, None, datetime(2026, 1, 1, tzinfo=timezone.utc), 2, {}, {"0": 1}, {"0": 1}, {})
     with engine_for(evil_url).begin() as connection:
         store_progress_in_tx(connection, heard)
     assert store.status()[0][0].batch_id == 0
     for arguments in (["status"], ["init", "--role", "postgres"]):
         assert CliRunner().invoke(app, [*arguments, "--url", evil_url]).exit_code == 0
+
+
+def test_those_who_wait_call_nothing_of_evil(evil_url, admin):
+    """The body of pgonce.wait_for runs in the session of whoever calls it, and means pg_catalog's names."""
+    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
+    with psycopg.connect(evil_url, autocommit=True) as connection:
+        for offset, expected in ((9, True), (10, False)):
+            # pg_catalog's types: a caller's own statement is the caller's to qualify.
+            call = """SELECT pgonce.wait_for('q1'::pg_catalog.text, '{"t": {"0": %s}}'::pg_catalog.jsonb,
+                '50 ms'::pg_catalog.interval)"""
+            assert connection.execute(call % offset).fetchone() == (expected,)
+            assert OffsetsStore(evil_url).wait_for("q1", {"t": {0: offset}}, 0.05) is expected
+
+
+def test_dead_letters_are_listed_replayed_and_discarded_and_evil_is_never_called(evil_url, admin):
+    """Finding their table, reading values from JSON, and writing, deleting and noting need nothing but pg_catalog."""
+    commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
+    admin.execute("DROP TABLE IF EXISTS letters; CREATE TABLE letters (LIKE pgonce.dead_letters INCLUDING ALL)")
+    struct = t.StructType([*STRUCT.fields, t.StructField("made", t.TimestampType())])
+    kinds = [t.StructField("bytes", t.BinaryType()), t.StructField("texts", t.ArrayType(t.StringType()))]
+    row = {"id": 7, "name": "seven", "made": "2026-01-01T00:00:00Z"}
+    of = {"query_id": "q1", "sink_name": "public.events"}
+    for table in ("pgonce.dead_letters", "public.letters"):
+        put_aside(admin, row, destination("public.cast_events"), struct, table=table, **of)
+        bad = put_aside(admin, {**row, "id": "x"}, destination("public.events"), struct, table=table, **of)
+        more = {**row, "bytes": "\\x00", "texts": ["a"]}
+        where = destination("public.events", schema_evolution="ignoreExtra")
+        put_aside(admin, more, where, t.StructType([*struct.fields, *kinds]), table=table, **of)
+        assert len(OffsetsStore(evil_url).dead_letters("q1", table=table)) == 3
+        with pytest.raises(PgonceError, match="DEAD_LETTER_UNMENDED"):
+            replayed(evil_url, "q1", table=table)
+        discard_letters(chosen_letters(evil_url, "q1", table=table, ids=[bad]), evil_url, reason="evil")
+        assert len(replayed(evil_url, "q1", table=table)) == 2
+    assert (7, "seven") in rows_in(admin, "public.events")
 
 
 def test_the_look_for_a_locks_holder_calls_nothing_of_evil(evil_url, admin, caplog):

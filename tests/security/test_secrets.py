@@ -1,4 +1,4 @@
-"""A password that is given to pgonce is seen nowhere: no log, plan, error, event, message, table or command line."""
+"""A password or token that pgonce has is seen nowhere: no log, plan, error, event, message, table or command line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ import psycopg
 import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
+from support.rotating_password import FILE, who_asked
 from typer.testing import CliRunner
 
 from pgonce.offsets_store.cli.main import app
@@ -37,6 +39,27 @@ def marked(shape: str = "p%40ss w'\"rd&=\\{}") -> tuple[str, str]:
     """A password full of characters that mean something, and the part of it to look for."""
     mark = MARK + secrets.token_hex(6)
     return shape.format(mark), mark
+
+
+@contextmanager
+def sessions_of(url: str, user: str) -> Iterator[set[str]]:
+    """All that pg_stat_activity shows of a role's sessions, seen over and over while the block runs."""
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def look() -> None:
+        with psycopg.connect(url, autocommit=True) as admin:
+            while not done.wait(0.05):
+                rows = admin.execute("SELECT a::text FROM pg_stat_activity AS a WHERE usename = %s", [user])
+                seen.update(row[0] for row in rows)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextmanager
@@ -84,6 +107,11 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
     """Both kinds of ways in, with DEBUG logs, an event log and every failure of connecting, show no password."""
     password, mark = marked()
     wrong, unreachable, key, bad = marked(), marked(), marked(), marked("p/{}@")
+    jaas = (
+        f'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="{marked("{}")[0]}";'
+    )
+    kafka = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "PLAIN", "kafka.sasl.jaas.config": jaas}
+    executors = marked()
     row = f"row{secrets.token_hex(6)}"
     where = psycopg.conninfo.conninfo_to_dict(login.url)
     where.pop("password")
@@ -101,7 +129,13 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
         "bad url": f"postgresql://{login.user}:{bad[0]}@{address}",
         "bad sql": make_conninfo(password=password, **where),
         "refused row": make_conninfo(password=password, **where),
+        "token": make_conninfo(**where),
+        "failing token": make_conninfo(**where),
     }
+    sources = {"token": "support.rotating_password:asked", "failing token": "support.rotating_password:failing"}
+    token = tmp_path / "token"
+    token.touch(mode=0o600)
+    token.write_text(password)
     ways = {
         "uri": ("data source",),
         "key value": ("batch writer",),
@@ -111,6 +145,8 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
         "bad url": ("data source",),
         "bad sql": ("function",),
         "refused row": ("data source",),
+        "token": ("data source", "batch writer"),
+        "failing token": ("data source", "function"),
     }
     inbox, messages = tmp_path / "inbox", tmp_path / "messages"
     inbox.mkdir()
@@ -125,7 +161,15 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
         "spark.eventLog.dir": str(tmp_path / "events"),
     }
     folder = tmp_path / "checkpoints"
-    settings = {"urls": urls, "ways": ways, "silent url": make_conninfo(**where), "password": password}
+    settings = {
+        "executor url": make_conninfo(password=password, sslpassword=executors[0], **where),
+        "urls": urls,
+        "ways": ways,
+        "sources": sources,
+        "silent url": make_conninfo(**where),
+        "password": password,
+        "kafka": kafka,
+    }
     given.write_text(json.dumps({**settings, "inbox": str(inbox), "folder": str(folder), "spark": spark}))
     with psycopg.connect(url, autocommit=True) as admin:
         change = sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(login.user), sql.Literal(password))
@@ -137,8 +181,9 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
             admin.execute(statement.encode())
         admin.execute(sql.SQL("ALTER ROLE {} SET log_statement = 'all'").format(sql.Identifier(login.user)))
         before = postgres_server.embedded.log_text() if postgres_server.embedded else ""
-        driver = start_driver(JOB, given, env={"PGONCE_TEST_MESSAGES": str(messages)})
-        with command_lines_of(driver) as command_lines:
+        env = {"PGONCE_TEST_MESSAGES": str(messages), FILE: str(token), **with_tests_on_path()}
+        driver = start_driver(JOB, given, env=env)
+        with command_lines_of(driver) as command_lines, sessions_of(url, login.user) as sessions:
             assert driver.wait() == 0, driver.output()[-3000:]
         ledger = ledger_of(admin)
         written = admin.execute("SELECT count(*) FROM events").fetchone()
@@ -148,6 +193,7 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
         "output": output.encode(),
         "server's log": log.encode(),
         "command lines": "\n".join(command_lines).encode(),
+        "pg_stat_activity": "\n".join(sessions).encode(),
         "messages": messages.read_bytes(),
         **ledger,
         **files_under(folder),
@@ -156,18 +202,30 @@ def test_no_password_is_seen_of_a_job_that_logs_all_it_can(login, url, postgres_
     found = {
         place: secret
         for place, content in seen.items()
-        for secret in (mark, wrong[1], unreachable[1], key[1], bad[1], MARK)
+        for secret in (mark, wrong[1], unreachable[1], key[1], bad[1], executors[1], MARK)
         if secret.encode() in content
     }
     assert found == {}
     # It was all there to be seen: three connection strings and the environment came through, and every failure was met.
-    assert written == (5 * 4,)
-    for code in ("CONNECT_REFUSED", "CONNECT_FAILED", "BAD_URL", "TARGET_FAILED", "CHECK_VIOLATION"):
+    assert written == (5 * 6,)
+    codes = (
+        "CONNECT_REFUSED",
+        "CONNECT_FAILED",
+        "BAD_URL",
+        "TARGET_FAILED",
+        "CHECK_VIOLATION",
+        "PASSWORD_SOURCE_FAILED",
+    )
+    for code in codes:
         assert f"[{code}]" in output
     assert any("pyspark" in line and "daemon" in line for line in command_lines)
     assert any(b"SparkListenerSQLExecutionStart" in content for content in files_under(tmp_path / "events").values())
     assert pickle.loads(seen["messages"])[0].payload.promised
     assert "DEBUG" in output
+    assert any("pgonce" in session for session in sessions)
+    assert output.count("PICKLED") >= 3
+    assert output.count("of passwordFrom raised RuntimeError, so there is no password") >= 2
+    assert {row[5] for row in who_asked(token)} == {"False"}
     assert b"uri_data_source" in ledger["pgonce.writers"]
     # Which row broke the constraint is not for logs either; the function's line that failed is.
     assert f"{row} 3" not in output

@@ -20,6 +20,7 @@ HINTS = {
     "numPartitions": "Leave it out",
     "subscribe": "spark.readStream",
     "kafka.bootstrap.servers": "spark.readStream",
+    "kafka.sasl.jaas.config": "bootstrapServers",
     "startingOffsets": "spark.readStream",
     "maxFilesPerTrigger": "spark.readStream",
     "multiline": "spark.readStream",

@@ -35,6 +35,7 @@ def test_every_option_is_understood():
         orderBy="at",
         sinkName="orders",
         inlineBytes="0",
+        executorUrl="host=inside",
         createTable="true",
         retainBatches="100",
         offsetsFrom="listener",
@@ -47,13 +48,25 @@ def test_every_option_is_understood():
     assert options.destination.create_table
     assert options.commit.remedies == Remedies(adopt_checkpoint=7)
     assert (options.inline_bytes, options.offsets_from, options.sink_name) == (0, "listener", "orders")
+    assert (options.commit.url, options.staging_url) == ("host=db", "host=inside")
     assert (options.commit.lock_timeout, options.commit.retry_timeout) == (5, 0)
+
+
+def test_tasks_go_the_drivers_way_unless_they_are_told_another():
+    """Without executorUrl they use url; an empty one means libpq's environment there, and a bad one is refused."""
+    assert parse().staging_url == "host=db"
+    assert parse(executorUrl="").staging_url == ""
+    assert parse(executorUrl="host=inside", passwordFrom="a:b").staging_url.password_from == "a:b"
+    assert "secret" not in repr(parse(executorUrl="password=secret"))
+    with pytest.raises(ConfigurationError, match="BAD_URL"):
+        parse(executorUrl="jdbc:postgresql://db/shop")
 
 
 def test_the_words_about_a_querys_past_are_understood():
     """What the user affirms of a query that the ledger does not know reaches the verdict."""
     assert parse(replaces="q0").commit.remedies == Remedies(replaces="q0")
     assert parse(independent="true").commit.remedies == Remedies(independent=True)
+    assert parse(independent="byName").commit.remedies == Remedies(independent_by_name=True)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +123,8 @@ def test_an_unknown_option_is_refused_with_the_nearest_right_name(typo, right):
         ({"adoptCheckpoint": "1", "replaces": "q0"}, "CLASHING_OPTIONS"),
         ({"replaces": "q0", "independent": "true"}, "CLASHING_OPTIONS"),
         ({"lockTimeout": "0"}, "BAD_OPTION"),
+        ({"notifyChannel": "c" * 64}, "BAD_OPTION"),
+        ({"bootstrapServers": "a:1", "kafka.sasl.mechanism": "GSSAPI"}, "BAD_OPTION"),
         ({"checkpointLocation": ""}, "NO_CHECKPOINT_LOCATION"),
         ({"asyncProgressTrackingEnabled": "true"}, "ASYNC_PROGRESS"),
     ],
@@ -118,6 +133,26 @@ def test_bad_options_are_refused(options, code):
     """Each bad value or pair of options has its code, and the text says that nothing was written."""
     with pytest.raises(ConfigurationError, match=f"\\[{code}\\].*Nothing was written"):
         parse(**options)
+
+
+JAAS = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="me" password="s3cret";'
+
+
+def test_brokers_and_how_to_log_in_to_them():
+    """Kafka's settings as Spark has them go with bootstrapServers, and no password is ever shown."""
+    found = parse(bootstrapServers="a:1", **{"kafka.security.protocol": "SASL_SSL", "kafka.sasl.jaas.config": JAAS})
+    assert found.brokers.client["sasl.password"] == "s3cret"
+    assert "s3cret" not in repr(found)
+    assert parse().brokers is None
+    with pytest.raises(ConfigurationError, match="JKS") as refused:
+        parse(bootstrapServers="a:1", **{"kafka.ssl.truststore.location": "/s3cret.jks"})
+    assert "s3cret" not in str(refused.value)
+
+
+def test_the_channel():
+    """Batches are told on the channel that is given, and on none by default."""
+    assert parse().commit.notify_channel is None
+    assert parse(notifyChannel="batches").commit.notify_channel == "batches"
 
 
 def test_complete_output_mode_is_complete_and_goes_with_no_other_mode():

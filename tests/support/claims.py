@@ -182,6 +182,14 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
     Claim(
+        "60 seconds after the last sweep sweeps again",
+        (
+            "tests/sink/data_source/test_commit_parcels.py::test_what_an_older_runs_task_stages_after_the_sweep_goes_with_a_later_batch",
+            "tests/sink/data_source/test_commit_parcels.py::test_between_two_sweeps_a_batch_without_staged_rows_asks_nothing",
+            _NUMBERS,
+        ),
+    ),
+    Claim(
         "A sweep of staging tables waits for one second", (f"{_BOUNDED}::TestStaging::test_the_sweep_waits_for_nobody",)
     ),
     Claim(
@@ -276,8 +284,19 @@ CLAIMS: tuple[Claim, ...] = (
         ("tests/sink/data_source/receiver/test_reception.py::test_a_refused_row_of_a_guess_is_shown_in_no_log",),
     ),
     Claim(
+        "exit with 0 within 30 s; after that it is ended",
+        (
+            "tests/offsets_store/postgres/passwords/test_ask_command.py::test_a_slow_command_is_ended_with_its_children",
+            _NUMBERS,
+        ),
+    ),
+    Claim(
         "names of more than 63 bytes",
         ("tests/security/test_injection.py::test_a_name_that_postgres_would_cut_is_refused",),
+    ),
+    Claim(
+        "answers slowly | It is waited for",
+        ("tests/offsets_store/checkpoint/test_files_object_store.py::test_a_slow_store",),
     ),
     Claim(
         "rows of a batch beyond 64 MiB wait in a file",

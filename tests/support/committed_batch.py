@@ -97,11 +97,13 @@ def _world(admin: psycopg.Connection) -> dict[str, Any]:
         "WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f', 'S') AND n.nspname !~ '^(pg_|information_schema)' "
     ).fetchall()
     return {
-        # Not the ledger and its staging tables, which batches make.
+        # Not what is in the ledger, and its staging tables, which batches make.
         "tables": {(schema, name) for schema, name in tables if schema != "pgonce"},
         "canary": rows_in(admin, "public.canary"),
         "schemas": set(admin.execute("SELECT nspname FROM pg_namespace WHERE nspname !~ '^(pg_|pgonce$)'").fetchall()),
-        "functions": admin.execute("SELECT count(*) FROM pg_proc").fetchone(),
+        "functions": admin.execute(
+            "SELECT count(*) FROM pg_proc WHERE pronamespace::regnamespace::text <> 'pgonce'"
+        ).fetchone(),
         "settings": admin.execute("SELECT * FROM pg_db_role_setting ORDER BY 1, 2").fetchall(),
         "superusers": admin.execute("SELECT rolname FROM pg_roles WHERE rolsuper ORDER BY 1").fetchall(),
     }

@@ -17,6 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 # Nested types and names that must be quoted, in Spark or in Postgres or in both.
 _SPARK_COLUMNS = 'id bigint, `a.b "c"` decimal(10,2), `Größe` string, tags array<string>, detail struct<`Odd Key`: int>'
@@ -63,6 +64,19 @@ def _row(number: int) -> Row:
 def events(spark: SparkSession, folder: Path) -> DataFrame:
     """The folder's rows as a stream, a file a batch."""
     return spark.readStream.schema(_SPARK_COLUMNS).option("maxFilesPerTrigger", 1).json(str(folder))
+
+
+def events_of_topic(spark: SparkSession, bootstrap_servers: str, topic: str, rows: int) -> DataFrame:
+    """The same rows, from a topic whose records are lines of the files; a batch begins when so many rows are there."""
+    records = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("minOffsetsPerTrigger", rows)
+        .load()
+    )
+    return records.select(f.from_json(f.col("value").cast("string"), _SPARK_COLUMNS).alias("row")).select("row.*")
 
 
 def create_events(url: str, table: str, *, keyed: bool) -> None:

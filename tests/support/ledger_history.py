@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from sqlalchemy import insert
@@ -29,7 +29,14 @@ KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
 
 
 def publish(
-    url: str, batch_id: int, end: Any, *, rows: int = 10, counts: dict[str, int] | None = None, **identity: Any
+    url: str,
+    batch_id: int,
+    end: Any,
+    *,
+    rows: int = 10,
+    counts: dict[str, int] | None = None,
+    tables: dict[str, int] | None = None,
+    **identity: Any,
 ) -> Batch:
     """Record one batch as a commit does; `identity` overrides the batch's fields."""
     ensure_ledger(url)
@@ -47,7 +54,7 @@ def publish(
     batch = make_batch(batch_id, end=end, **fields)
     with engine_for(url).begin() as connection:
         locked = lock_writer_in_tx(connection, batch, None)
-        published = Published(rows, "inline", counts=counts)
+        published = Published(rows, "inline", counts=counts, tables=tables)
         record.record_batch_in_tx(
             connection, locked, batch, published, WrittenTables(), stored=None, retain_batches=100
         )
@@ -81,7 +88,7 @@ def hear(
         "query_id": query_id,
         "run_id": RUN,
         "batch_id": batch_id,
-        "progress_at": datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds),
+        "progress_at": datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=seconds),
         "num_input_rows": 1,
         "latest_offsets": latest,
         "disagreement": disagreement,

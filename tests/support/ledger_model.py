@@ -65,6 +65,8 @@ class Plan:
 class Folder(CheckpointFiles):
     """A checkpoint, as its query keeps it; and how the job that uses it is set up."""
 
+    read_by = "python"
+
     def __init__(self, query_id: str, source: Source, location: str, name: str | None, *, begins_at: int = 0) -> None:
         super().__init__(location)
         self.query_id = query_id
@@ -257,8 +259,9 @@ class World:
 
     def rivals(self, batch: HandIn) -> set[str]:
         """The other queries that feed this sink and are not proven to do it with other rows."""
-        # The rest of what a query would have read is to the others what it was before.
-        doubt_counts = "replaces" not in batch.folder.remedies
+        # The rest of what a query would have read is to the others what it was before; and byName answers a doubt.
+        remedies = batch.folder.remedies
+        doubt_counts = "replaces" not in remedies and not remedies.get("independent_by_name")
         return {
             query_id
             for query_id, writer in self.writers.items()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,9 @@ class RemoteQuery:
     checkpoint: str
     inbox: Inbox
     settings: dict[str, Any]
+    shape: str = "plain"
+    topic: tuple[str, str, int] | None = None
+    """Where the rows of the inbox are read from instead: bootstrap servers, topic, and rows a batch."""
 
     def start(self, **settings: Any) -> None:
         """Start it, with ``settings`` in the place of its own."""
@@ -43,6 +46,8 @@ class RemoteQuery:
             "table": self.table,
             "checkpoint": self.checkpoint,
             "inbox": str(self.inbox.folder),
+            "shape": self.shape,
+            "topic": self.topic,
             "settings": {**self.settings, **settings},
         }
         started = self.remote.count(f"started {self.name}")
@@ -81,27 +86,42 @@ class RemoteQuery:
 
 
 class Remote:
-    """The driver: one Spark for many queries, with a slot for each of a test's."""
+    """
+    The driver: one Spark for many queries, with a slot for each of a test's.
 
-    def __init__(self, directory: Path) -> None:
+    :param more: settings of Spark that are added, or take the place of others.
+    """
+
+    def __init__(self, directory: Path, more: Mapping[str, str] | None = None) -> None:
         self._directory = directory
         self._orders = directory / "orders"
         self._orders.mkdir()
         settings = spark_settings(directory, kafka=False) | {
             "spark.master": "local[6]",
             "spark.ui.showConsoleProgress": "false",
+            **(more or {}),
         }
         here = Path(remote_job.__file__)
         arguments = [str(self._orders), json.dumps(settings)]
         self._driver = Driver(here, arguments, with_tests_on_path(), directory)
         self._driver.wait_for_output("ready")
 
-    def query(self, url: str, way: str, name: str, inbox: Inbox, **settings: Any) -> RemoteQuery:
+    def query(
+        self,
+        url: str,
+        way: str,
+        name: str,
+        inbox: Inbox,
+        *,
+        shape: str = "plain",
+        topic: tuple[str, str, int] | None = None,
+        **settings: Any,
+    ) -> RemoteQuery:
         """A query over an inbox, with a table and a checkpoint of its own; not started."""
         table = f"{name}_{way}"
         create_events(url, table, keyed=False)
         checkpoint = str(inbox.folder.parent / f"checkpoint_{table}")
-        return RemoteQuery(self, table, way, url, table, checkpoint, inbox, settings)
+        return RemoteQuery(self, table, way, url, table, checkpoint, inbox, settings, shape, topic)
 
     def output(self) -> str:
         """All that driver, JVM and workers have printed so far."""

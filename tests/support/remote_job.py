@@ -15,11 +15,17 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from support.inbox import events
+from support.inbox import events, events_of_topic
 from support.spark_session import started_session
 from support.ways_in import WAYS, Sink
 
 _WAYS = {way.name: way for way in WAYS}
+# What becomes of the source's rows before they are written: the same rows, after a shuffle, or out of a state store.
+_SHAPES = {
+    "plain": lambda frame: frame,
+    "shuffled": lambda frame: frame.repartition(4, "id"),
+    "stateful": lambda frame: frame.dropDuplicates(["id"]),
+}
 
 
 def main(orders: Path, settings: dict[str, str]) -> None:
@@ -46,7 +52,10 @@ def main(orders: Path, settings: dict[str, str]) -> None:
 
 def _started(session: SparkSession, order: dict[str, object]) -> StreamingQuery:
     sink = Sink(order["url"], order["table"], order["checkpoint"], order["settings"])
-    stream = _WAYS[order["way"]].append(events(session, Path(order["inbox"])), sink)
+    topic = order["topic"]
+    source = events_of_topic(session, *topic) if topic else events(session, Path(order["inbox"]))
+    shaped = _SHAPES[order["shape"]](source)
+    stream = _WAYS[order["way"]].append(shaped, sink)
     return stream.trigger(processingTime="200 milliseconds").start()
 
 

@@ -13,6 +13,7 @@ from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.unfit_row import UnfitRow
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class GivenRows:
     make: Callable[[], Iterable[bytes]] = list
     staged: StagedRows | None = None
     positions: PositionColumns | None = None
+    not_encoded: tuple[UnfitRow, ...] = ()
 
     @property
     def transport(self) -> str:
@@ -37,6 +39,10 @@ class GivenRows:
     def bodies(self) -> Iterable[bytes]:
         """The bodies, made once more."""
         return self.make()
+
+    def unfit(self) -> tuple[UnfitRow, ...]:
+        """Those that could not be encoded."""
+        return self.not_encoded
 
     def since(self, _: Offsets) -> GivenRows:
         """All of them."""

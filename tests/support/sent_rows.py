@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from typing import Any
 
 import psycopg
 import pyarrow as pa
 from pyspark.sql import types as t
+from pyspark.sql.pandas.types import to_arrow_schema
+from support.batches import make_batch
 from support.rows import GivenRows
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
@@ -25,7 +29,8 @@ def publish(where, transport, struct, rows, mode="append", keys=(), order_by=Non
         with psycopg.connect(where) as connection:
             return publish(connection, transport, struct, rows, mode, keys, order_by, table=table, **options)
     publication = destination(table, mode, tuple(keys), order_by, **options)
-    return publish_rows_in_tx(where, publication, sent(where.info.dsn, transport, struct, rows))
+    given = sent(where.info.dsn, transport, struct, rows)
+    return publish_rows_in_tx(where, publication, given, batch=make_batch())
 
 
 def sent(url, transport, struct, rows):
@@ -36,15 +41,14 @@ def sent(url, transport, struct, rows):
     if half < len(rows):
         table = StagingTable("query", "events", "run", next(_batch_ids))
         encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
-        stage_rows(url, table, columns, [encoder.encode(_arrow(struct, rows[half:]))])
+        stage_rows(url, table, columns, [encoder.encode(arrow_rows(struct, rows[half:]))])
         staged = StagedRows(table, ((3, len(rows) - half),))
-    bodies = [CopyEncoder(struct).encode(_arrow(struct, rows[:half]))] if half else []
+    bodies = [CopyEncoder(struct).encode(arrow_rows(struct, rows[:half]))] if half else []
     return GivenRows(columns, len(rows), lambda: iter(bodies), staged)
 
 
-def _arrow(struct: t.StructType, rows):
-    from pyspark.sql.pandas.types import to_arrow_schema
-
+def arrow_rows(struct: t.StructType, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
+    """The rows as Spark would send them to a task; there may be none."""
     schema = to_arrow_schema(struct, timezone="UTC")
-    columns = zip(*rows, strict=True)
-    return pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)], schema=schema)
+    arrays = [pa.array([row[number] for row in rows], field.type) for number, field in enumerate(schema)]
+    return pa.record_batch(arrays, schema=schema)

@@ -15,11 +15,17 @@ import sys
 import traceback
 from pathlib import Path
 
+from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from pgonce import OffsetsListener, OffsetsStore, PostgresBatchWriter, transactional_batch
 from pgonce.sink.data_source.spark_interface import PgonceDataSource, StreamWriter
+
+# Files have no topics, so no broker is ever asked.
+NO_BROKER = "127.0.0.1:9"
+# By the name of their connection string.
+_made: dict[str, PostgresBatchWriter] = {}
 
 
 class Recording(PgonceDataSource):
@@ -82,6 +88,11 @@ def main(given):
     os.environ["PGPASSWORD"] = given["password"]
     show(start(spark, given, given["silent url"], "batch writer", "environment"))
     attempted(OffsetsStore(given["urls"]["wrong password"]).status)
+    # After they have connected, and in the two ways in which Python objects travel.
+    store = OffsetsStore(given["urls"]["token"], password_from=given["sources"]["token"])
+    attempted(store.status)
+    for kept in (*vars(_made["token"]).values(), store):
+        attempted(lambda kept=kept: print("PICKLED", pickle.dumps(kept), cloudpickle.dumps(kept), kept))
     listener.close()
     spark.stop()
 
@@ -108,21 +119,29 @@ def show(query):
 
 def start(spark, given, url, way, name):
     """Start one query of five rows; the name tells what is to go wrong."""
+    source = given["sources"].get(name)
     folder = Path(given["folder"]) / f"{name} {way}".replace(" ", "-")
     table = "refusing" if name == "refused row" else "events"
     frame = spark.readStream.schema("id long, name string").json(given["inbox"])
     writer = frame.writeStream.option("checkpointLocation", str(folder))
     if way == "data source":
         # In a batch of its own, staged: tasks connect too.
-        options = {"inlineBytes": "0", "retryTimeout": "0", "independent": "true"}
-        writer = writer.format("recording").options(url=url, table=table, **options)
+        options = {"inlineBytes": "0", "retryTimeout": "0", "independent": "true", "bootstrapServers": NO_BROKER}
+        if source:
+            options["passwordFrom"] = source
+        if name == "uri":
+            options["executorUrl"] = given["executor url"]
+        writer = writer.format("recording").options(url=url, table=table, **options, **given["kafka"])
     elif way == "batch writer":
-        made = PostgresBatchWriter(url, table=table, independent=True, retry_timeout=0)
+        # What is pickled below must be without any secret, so that writer has no login to Kafka.
+        kafka = {} if source else {"bootstrap_servers": NO_BROKER, "kafka_options": given["kafka"]}
+        made = PostgresBatchWriter(url, password_from=source, table=table, independent=True, retry_timeout=0, **kafka)
         print("WRITER", repr(made), made)
+        _made[name] = made
         writer = writer.foreachBatch(made)
     else:
 
-        @transactional_batch(url, name=f"{name} function", independent=True, retry_timeout=0)
+        @transactional_batch(url, password_from=source, name=f"{name} function", independent=True, retry_timeout=0)
         def write(batch, tx):
             tx.append(batch, table)
             if name == "bad sql":

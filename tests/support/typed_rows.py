@@ -7,13 +7,13 @@ Runs in: pytest. Invariant: they go through the commit that every way in uses, i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import types as t
-from pyspark.sql.pandas.types import to_arrow_schema
 from support.batches import make_planned_batch
 from support.rows import GivenRows
+from support.sent_rows import arrow_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -25,6 +25,7 @@ from pgonce.sink.settings import Destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
 from pgonce.sink.target.publish import publication
+from pgonce.sink.unfit_row import UnfitRow
 
 Columns = Mapping[str, t.DataType]
 
@@ -37,7 +38,7 @@ def struct_of(columns: Columns) -> t.StructType:
 def typed_rows(columns: Columns, rows: Sequence[Sequence[Any]]) -> GivenRows:
     """Rows that travelled in commit messages."""
     struct = struct_of(columns)
-    batch = _arrow(struct, rows)
+    batch = arrow_rows(struct, rows)
     return GivenRows(encoded_columns(struct), len(rows), lambda: [CopyEncoder(struct).encode(batch)])
 
 
@@ -52,20 +53,15 @@ def commit_typed(
     query: str = "q1",
     lock_timeout: float = 2,
     retry_timeout: float = 0,
+    not_encoded: tuple[UnfitRow, ...] = (),
 ) -> Verdict:
-    """Commit batch ``number`` of a query."""
+    """Commit batch ``number`` of a query; those rows that are ``not_encoded`` come beside ``rows``."""
     batch = make_planned_batch(number, query_id=query)
     sent = typed_rows(columns, rows)
     if staged:
         struct, table = struct_of(columns), StagingTable(query, to.table, batch.run_id, number)
         encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
-        stage_rows(url, table, encoded_columns(struct), [encoder.encode(_arrow(struct, rows))])
+        stage_rows(url, table, encoded_columns(struct), [encoder.encode(arrow_rows(struct, rows))])
         sent = GivenRows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url, Remedies(independent=True), lock_timeout=lock_timeout, retry_timeout=retry_timeout)
-    return commit_batch(settings, batch, publication(None, to, sent))
-
-
-def _arrow(struct: t.StructType, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:
-    schema = to_arrow_schema(struct)
-    arrays = [pa.array([row[n] for row in rows], field.type) for n, field in enumerate(schema)]
-    return pa.record_batch(arrays, names=struct.names)
+    return commit_batch(settings, batch, publication(None, to, replace(sent, not_encoded=not_encoded)))

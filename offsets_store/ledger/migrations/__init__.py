@@ -35,7 +35,7 @@ class Migration:
     """
     One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use the ledger after it.
 
-    A step that is not ``needed`` only makes answers quicker: this code works with a ledger that lacks it.
+    A step that is not ``needed`` is for people, or makes answers quicker: this code works with a ledger that lacks it.
     """
 
     version: int
@@ -58,6 +58,10 @@ MIGRATIONS = (
     Migration(6, 1, "0006_change_data.sql"),
     Migration(7, 1, "0007_batch_jobs.sql"),
     Migration(8, 1, "0008_starting_over.sql"),
+    Migration(9, 1, "0009_dead_letters_and_routes.sql"),
+    Migration(10, 1, "0010_offsets_read_by.sql"),
+    # A function for those who read. The code itself does not call it, so a role that may not create it goes on without.
+    Migration(11, 1, "0011_wait_for.sql", needed=False),
 )
 NEWEST = MIGRATIONS[-1].version
 
@@ -117,7 +121,7 @@ def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration,
         # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job without need.
         if any(migration.needed for migration in missing):
             raise
-        _log.info("the ledger lacks indexes that make `pgonce status` quicker: run `pgonce init` as its owner")
+        _log.info("the ledger lacks what is new for people, such as indexes: run `pgonce init` as its owner")
 
 
 def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> list[int]:

@@ -29,7 +29,7 @@ from pgonce.sink.data_source.parcel import Parcel, open_parcels
 from pgonce.sink.data_source.parcel_rows import ParcelRows
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.target.catalogue import ResolvedName, resolve_table
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.target.publish import Turn, publish_rows_in_tx
 
 _log = logging.getLogger("pgonce")
 
@@ -52,9 +52,9 @@ class _RowsIntoTable:
     def publish(self, connection: Connection) -> Published:
         """Write all rows."""
         driver = driver_connection(connection)
-        table, counts = publish_rows_in_tx(driver, self.options.destination, self.rows, self.found)
-        targets = {table.qualified_name: table.oid}
-        return Published(self.rows.count(), self.rows.transport, targets=targets, counts=counts)
+        result = publish_rows_in_tx(driver, self.options.destination, self.rows, turn=Turn(self.found))
+        targets = {result.table.qualified_name: result.table.oid}
+        return Published(self.rows.count(), self.rows.transport, targets=targets, counts=result.counts)
 
 
 def commit_job_parcels(

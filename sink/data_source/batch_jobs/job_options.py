@@ -8,7 +8,7 @@ another is refused before any row moves; and so is a job without a key.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import get_args
 
 from pgonce.offsets_store.commit.settings import (
@@ -22,7 +22,7 @@ from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.option_hints import refuse_unknown_options
-from pgonce.sink.option_values import choice, flag, number
+from pgonce.sink.option_values import choice, executor_url, flag, number, postgres_url
 from pgonce.sink.options import DEFAULT_INLINE_BYTES, OPTIONS
 from pgonce.sink.settings import Destination, Mode
 from pgonce.sink.table_options import TABLE_OPTIONS, parse_destination
@@ -30,12 +30,16 @@ from pgonce.sink.table_options import TABLE_OPTIONS, parse_destination
 # The names as users write them; Spark hands them over in lower case.
 JOB_OPTIONS = (
     "url",
+    "passwordFrom",
+    "passwordCommand",
+    "executorUrl",
     "table",
     *TABLE_OPTIONS,
     "batchKey",
     "batchHash",
     "sinkName",
     "inlineBytes",
+    "notifyChannel",
     "lockTimeout",
     "retryTimeout",
 )
@@ -61,6 +65,12 @@ class JobOptions:
     batch_hash: bool = False
     sink_name: str | None = None
     inline_bytes: int = DEFAULT_INLINE_BYTES
+    executor_url: str | None = field(default=None, repr=False)
+
+    @property
+    def staging_url(self) -> str:
+        """How tasks reach Postgres when they stage rows."""
+        return self.commit.url if self.executor_url is None else self.executor_url
 
     @property
     def sink_label(self) -> str:
@@ -92,24 +102,38 @@ def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:
             f"batchKey has {len(batch_key)} characters, and may have {_LONGEST_KEY}.",
             "Use a shorter name for the job's input.",
         )
+    if "deadletters" in given:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "deadLetters is for streams, which would stop at a bad row; a batch job can be repaired and run again.",
+            "Leave it out; the error of a refused batch names the row and the column.",
+        )
     return JobOptions(
         commit=commit_settings(
-            url=given.get("url", ""),
+            url=postgres_url(given),
             remedies=Remedies(),
             retain_batches=RETAINED_BATCHES,
             lock_timeout=number(given, "lockTimeout", LOCK_TIMEOUT_SECONDS, least=1),
             retry_timeout=number(given, "retryTimeout", RETRY_SECONDS, least=0),
+            notify_channel=given.get("notifychannel"),
         ),
         destination=parse_destination(given, _mode(given, overwrite)),
         batch_key=batch_key,
         batch_hash=flag(given, "batchHash"),
         sink_name=given.get("sinkname") or None,
         inline_bytes=number(given, "inlineBytes", DEFAULT_INLINE_BYTES, least=0),
+        executor_url=executor_url(given),
     )
 
 
 def _refuse_unknown(given: Mapping[str, str]) -> None:
     for name in given:
+        if name in ("route", "tables"):
+            raise bad_option(
+                "CLASHING_OPTIONS",
+                f"{name} is for streams: a batch job (df.write) is published into one table, once for each key.",
+                "Write one job a table, with df.where(...) and the same batchKey: each table is a sink of its own.",
+            )
         if name in _FOR_STREAMS:
             raise bad_option(
                 "CLASHING_OPTIONS",

@@ -89,7 +89,12 @@ class JobTask:
         commit = self.options.commit
         table = job_staging_table(self.options.batch_key, self.options.sink_label, self.run)
         stager = Stager(
-            commit.url, table, self.reader.struct_type, attempt_id, commit.retry_timeout, commit.lock_timeout
+            self.options.staging_url,
+            table,
+            self.reader.struct_type,
+            attempt_id,
+            commit.retry_timeout,
+            commit.lock_timeout,
         )
         return Staged(stager.stage(batches))
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import secrets
 import ssl
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from tempfile import NamedTemporaryFile
 
 from pgonce.offsets_store.errors import bad_option
 
 _PASSWORD_BYTES = 32
 # Valid at any time: callers know this very certificate, it ends with its receiver, and the clocks of two hosts differ.
-_ALWAYS = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+_ALWAYS = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sqlalchemy import Connection
-
+from pgonce.offsets_store.commit.work import NameSink
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.data_source.carrier import Carried, Promise
 from pgonce.sink.data_source.receiver import client
@@ -35,7 +34,7 @@ class ReceiverHandle(Address):
         origin: Origin,
         promise: Promise,
         identified: Callable[[], PlannedBatch],
-        name_sink: Callable[[Connection], str],
+        name_sink: NameSink,
     ) -> Carried:
         """:raises PgonceError: as :func:`~pgonce.sink.data_source.receiver.outcome.finished`."""
         return finished(options, self, origin, promise, identified, name_sink)

@@ -8,7 +8,7 @@ through a command line or the environment; of each partition, all rows of exactl
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +19,7 @@ from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.receiver.certificate import Identity
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options import SinkOptions
+from pgonce.sink.unfit_row import UnfitRow
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ def promise_as_message(promise: Promise) -> dict[str, Any]:
         "received": [[partition, *sent] for partition, sent in promise.received.items()],
         "inline_rows": promise.inline_rows,
         "staged": list(promise.staged),
+        "unfit": [astuple(row) for row in promise.unfit],
     }
 
 
@@ -57,7 +59,15 @@ def promise_from_message(message: Mapping[str, Any], inline: tuple[bytes, ...]) 
         inline,
         message["inline_rows"],
         tuple((mark, rows) for mark, rows in message["staged"]),
+        tuple(_unfit_row(*row) for row in message["unfit"]),
     )
+
+
+def _unfit_row(row_data: str, column_name: str, code: str, said: str, place: list[Any] | None) -> UnfitRow:
+    if place is None:
+        return UnfitRow(row_data, column_name, code, said)
+    topic, partition, offset = place
+    return UnfitRow(row_data, column_name, code, said, (topic, partition, offset))
 
 
 def origin_from_message(words: Mapping[str, Any]) -> Origin:

@@ -13,9 +13,9 @@ from uuid import UUID
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.retrying import unknown_outcome, what_became_of
+from pgonce.offsets_store.commit.work import NameSink
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
@@ -36,7 +36,7 @@ def finished(
     origin: Origin,
     promise: Promise,
     identified: Callable[[], PlannedBatch],
-    name_sink: Callable[[Connection], str],
+    name_sink: NameSink,
 ) -> Carried:
     """
     Have the receiver commit the batch, and look in the ledger whether it did, even if the receiver is lost.

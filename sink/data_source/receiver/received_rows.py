@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Self
+
+from typing_extensions import Self
 
 from pgonce.offsets_store.commit.early_try import NotNowError
 from pgonce.offsets_store.offsets.compare import Offsets
@@ -19,6 +20,7 @@ from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.receiver.arrived import Arrived, Sending
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.unfit_row import UnfitRow
 
 # How long a transaction may wait for the next rows: it holds the writer's row.
 LONGEST_SILENCE_SECONDS = 30.0
@@ -55,6 +57,10 @@ class PromisedRows(_ReceivedRows):
         """How many rows are promised, staged and inline ones included."""
         return self.promise.rows
 
+    def unfit(self) -> Sequence[UnfitRow]:
+        """Those that the tasks could not encode, as it is promised."""
+        return self.promise.unfit
+
     def bodies(self) -> Iterator[bytes]:
         """The rows that were received from the attempts that Spark chose, and those that came inline."""
         wanted = _attempts(self.promise)
@@ -88,6 +94,10 @@ class GuessedRows(_ReceivedRows):
     def count(self) -> int:
         """How many rows are promised."""
         return self.arrived.promised().rows
+
+    def unfit(self) -> Sequence[UnfitRow]:
+        """Those that the tasks could not encode, as it is promised; nobody knows of them before."""
+        return self.arrived.promised().unfit
 
     def bodies(self) -> Iterator[bytes]:
         """The rows as they arrive, and once they are promised, those that came inline."""

@@ -31,7 +31,7 @@ from pgonce.sink.identity.planned_batch import planned_batch, staging_table
 from pgonce.sink.options import SinkOptions
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.target.publish import publication
+from pgonce.sink.target.routes.publication import publication_into
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -165,7 +165,7 @@ class Reception:
 
     def _work(self, planned: PlannedBatch) -> Work:
         options = self._options
-        work = publication(options.sink_name, options.destination, self._rows(planned))
+        work = publication_into(options.sink_name, options.destination, self._rows(planned))
 
         def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
             self._arrived.refuse_over()

@@ -32,6 +32,23 @@ def test_a_code_is_explained_by_its_row(name):
     assert "types (`pgonce explain types`)" in explained("TYPE_UNSUPPORTED")[1]
 
 
+@pytest.mark.parametrize(
+    ("sqlstate", "condition", "code"),
+    [
+        ("22001", "StringDataRightTruncation", "VALUE_NOT_STORABLE"),
+        ("23505", "UniqueViolation", "UNIQUE_VIOLATION"),
+        ("42p01", "UndefinedTable", "TARGET_MISSING"),
+        ("53200", "OutOfMemory", "TARGET_FAILED"),
+    ],
+)
+def test_an_sqlstate_is_explained_by_the_code_that_it_leads_to(sqlstate, condition, code):
+    """It stands in dead letters, and in the texts of errors."""
+    status, text = explained(sqlstate)
+    assert status == 0
+    assert text.startswith(f"{sqlstate.upper()} is Postgres's SQLSTATE for {condition}.")
+    assert f"\n\n{code} (" in text
+
+
 def test_all_pages_are_in_the_wheel():
     """A page is shown as it is written; a new one must be put into the wheel too."""
     assert pages() == {page.stem: page.read_text() for page in (ROOT / "docs").glob("*.md")}

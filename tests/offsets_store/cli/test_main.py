@@ -59,6 +59,7 @@ class TestStatus:
             "lag",
             "lag_measured_at",
             "counts",
+            "offsets_read_by",
         }
         assert (writer["batch_id"], writer["end_offsets"], writer["replays"]) == (3, KAFKA, 1)
         assert writer["lag"] is None
@@ -160,7 +161,19 @@ class TestHistory:
             "replays",
             "committed_at",
             "counts",
+            "tables",
         }
+
+    def test_shows_the_rows_of_each_table(self, url, pgonce):
+        """A table stands there only if there are several; the JSON has them in any case."""
+        publish(url, 0, KAFKA, tables={"public.a": 3})
+        publish(url, 1, KAFKA, tables={"public.a": 3, "public.b": 4}, counts={"written": 7, "unrouted": 2})
+        shown = pgonce("history", QUERY).stdout
+        assert "4 into public.b" in shown
+        assert "2 unrouted" in shown
+        assert shown.count("into public.a") == 1
+        newest, oldest = json.loads(pgonce("history", QUERY, "--json").stdout)
+        assert (newest["tables"], oldest["tables"]) == ({"public.a": 3, "public.b": 4}, {"public.a": 3})
 
     def test_says_what_became_of_rows_that_were_applied(self, url, pgonce):
         """Rows that were passed over are counted in the history and, for the last batch, in the status."""
@@ -279,7 +292,7 @@ class TestTrouble:
 
     def test_it_needs_no_spark(self):
         """The command line imports no pyspark: it runs where there is none, and starts quickly."""
-        code = "import pgonce.offsets_store.cli.main, sys; print('pyspark' in sys.modules)"
+        code = "import pgonce.command_line, sys; print('pyspark' in sys.modules)"
         ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert ran.stdout == "False\n"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import psycopg
@@ -314,6 +314,6 @@ class Progress:
 
     def __init__(self, batch_id):
         self.id, self.runId, self.name, self.batchId = QUERY, RUN, "orders", batch_id
-        self.timestamp = (datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=batch_id)).isoformat()
+        self.timestamp = (datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=batch_id)).isoformat()
         self.numInputRows, self.durationMs = 1, {"addBatch": 5}
         self.sources = [{"startOffset": "None", "endOffset": "3", "latestOffset": "None"}]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 import pytest
 from support.stopped_query import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
@@ -68,7 +68,7 @@ class TestBeforeTheFirstBatch:
         """Commits, or a record of the query, say that the first batch is over; state that it has begun."""
         gone = frozenset(UNFINISHED)
         refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, (0,), unfinished=gone), [])
-        retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=UTC))
+        retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
         refused("RECOVERY_UNKNOWN_QUERY", checkpoint({}, unfinished=gone), [retired])
         refused("RECOVERY_STATEFUL", checkpoint({}, unfinished=gone, is_stateful=True), [published_to(1)])
         refused("RECOVERY_UNPROVEN", checkpoint({}, unfinished=gone, is_stateful=True), [])
@@ -93,7 +93,7 @@ class TestNothingToDo:
         """Where another sink stands matters only while it may publish."""
         gone = [
             published_to(1, replaced_by="another query"),
-            published_to(2, retired_at=datetime(2026, 1, 1, tzinfo=UTC)),
+            published_to(2, retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc)),
         ]
         assert plan_recovery(checkpoint(entries(4, 5), (4, 5)), [*gone, published_to(5)]).changes == ()
 
@@ -289,7 +289,7 @@ class TestLastBatchOfAStatefulQuery:
 
     def test_sinks_that_are_gone_do_not_count(self):
         """They get nothing any more; but without any other there is nobody to prove the batch."""
-        gone = published_to(3, writer_id=2, sink_name="audit", retired_at=datetime(2026, 1, 1, tzinfo=UTC))
+        gone = published_to(3, writer_id=2, sink_name="audit", retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
         replaced = published_to(5, replaced_by="another query")
         assert plan_recovery(keeps_state(PLANNED_AGAIN, (4,)), [published_to(5), gone]).stands_at == 5
         refused("RECOVERY_UNKNOWN_QUERY", keeps_state(PLANNED_AGAIN, (4,)), [gone, replaced])
@@ -504,7 +504,7 @@ class TestRefused:
     def test_unknown_query(self):
         """A checkpoint with a past of which the ledger knows nothing is left alone."""
         refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [])
-        retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=UTC))
+        retired = published_to(1, retired_at=datetime(2026, 1, 1, tzinfo=timezone.utc))
         refused("RECOVERY_UNKNOWN_QUERY", checkpoint(entries(0, 1), (0, 1)), [retired])
 
     @pytest.mark.parametrize(("in_files", "in_ledger"), [(True, None), (False, True)])

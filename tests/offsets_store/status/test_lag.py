@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from support.ledger_history import KAFKA, hear, publish
 
@@ -27,7 +27,7 @@ class TestLag:
         hear(url, {"0": {"t": {"0": 11, "1": 20}}}, batch_id=9, seconds=1)
         rows = store.lag("orders")
         assert [row.lag for row in rows] == [3, 0]
-        assert {row.measured_at for row in rows} == {datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)}
+        assert {row.measured_at for row in rows} == {datetime(2026, 1, 1, 0, 0, 5, tzinfo=timezone.utc)}
         assert total_lag(rows) == 3
 
     def test_an_event_older_than_the_end_tells_nothing(self, url, store):

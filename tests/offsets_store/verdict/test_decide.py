@@ -211,6 +211,24 @@ CASES = {
         Remedies(independent=True),
         Verdict.NEW,
     ),
+    "such a batch, said to be independent of queries of other names": (
+        Ledger(rivals=(RIVAL,)),
+        batch(0),
+        Remedies(independent_by_name=True),
+        Verdict.FOREIGN,
+    ),
+    "a batch 0 beside a rival by doubt alone": (
+        Ledger(rivals=(replace(RIVAL, by_doubt=True),)),
+        batch(0),
+        NO_REMEDY,
+        Verdict.FOREIGN,
+    ),
+    "such a batch, of a query that is independent of other names": (
+        Ledger(rivals=(replace(RIVAL, by_doubt=True),)),
+        batch(0),
+        Remedies(independent_by_name=True),
+        Verdict.NEW,
+    ),
     "such a batch, which starts at the rival's end": (
         Ledger(rivals=(RIVAL,)),
         batch(0, start=kafka(70), end=kafka(80)),

@@ -144,6 +144,7 @@ def test_the_likeliest_rival_stands_first():
     same = feeding(kafka(0), query_id="same", checkpoint_location="/here")
     found = rivals_of(first(kafka(0), checkpoint_location="/here"), (doubt, partitions, same), None)
     assert [rival.query_id for rival in found] == ["same", "partitions", "doubt"]
+    assert [rival.by_doubt for rival in found] == [False, False, True]
 
 
 def test_beside_the_query_that_is_replaced_doubt_counts_for_nothing():
@@ -156,3 +157,14 @@ def test_beside_the_query_that_is_replaced_doubt_counts_for_nothing():
     assert [rival.query_id for rival in rivals_of(first(kafka(0)), (old, unknown), None)] == ["old", "files"]
     elsewhere = feeding(kafka(7), query_id="apart")
     assert [rival.query_id for rival in rivals_of(first(kafka(0)), (elsewhere,), "apart")] == ["apart"]
+
+
+def test_a_rival_of_the_same_table_says_its_sink():
+    """What replaces a query has its sink's name, so a query of another sink is not replaced."""
+    batch = first(kafka(0))
+    elsewhere = feeding(kafka(0), sink_name="route:kind")
+    assert [rival.other_sink for rival in rivals_of(batch, (elsewhere,), None)] == ["route:kind"]
+    assert [rival.other_sink for rival in rivals_of(batch, (feeding(kafka(0), sink_name="public.orders"),), None)] == [
+        None
+    ]
+    assert rivals_of(batch, (elsewhere,), "old") == ()

@@ -67,7 +67,7 @@ def function(*tables):
 
     def publish(connection, *_):
         written = [
-            publish_rows_in_tx(driver_connection(connection), destination(table, "append", (), None), rows(1))[0]
+            publish_rows_in_tx(driver_connection(connection), destination(table, "append", (), None), rows(1)).table
             for table in tables
         ]
         return Published(len(tables), "function", targets={table.qualified_name: table.oid for table in written})

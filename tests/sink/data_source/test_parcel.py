@@ -9,7 +9,7 @@ import pytest
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.sink.data_source.parcel import Inline, Parcel, Received, inline_cap, open_parcels
+from pgonce.sink.data_source.parcel import ALWAYS_INLINE_BYTES, Inline, Parcel, Received, inline_cap, open_parcels
 from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.identity.origin import Origin
 
@@ -23,14 +23,21 @@ def parcel(**changes):
 
 @pytest.mark.parametrize("partitions", [1, 8, 200, 100_000])
 def test_all_inline_rows_together_are_bounded(partitions):
-    """However many partitions there are, their messages stay below 13.2 times inlineBytes."""
-    assert sum(inline_cap(1_000_000, n) for n in range(partitions)) <= 13_200_000
+    """Their messages stay below 13.2 times inlineBytes, and 4 kB for each task."""
+    assert sum(inline_cap(1_000_000, n) for n in range(partitions)) <= 13_200_000 + partitions * 4096
 
 
 def test_the_first_partitions_may_send_all_of_inline_bytes():
     """Few partitions need no thought: each may fill what the option says."""
-    assert {inline_cap(1000, n) for n in range(8)} == {1000}
-    assert inline_cap(1000, 8) == 250
+    assert {inline_cap(1_000_000, n) for n in range(8)} == {1_000_000}
+    assert inline_cap(1_000_000, 8) == 250_000
+
+
+def test_a_few_rows_travel_inline_whatever_their_partition_is():
+    """Thousands of small tasks need no connection; inlineBytes=0 still stages every row."""
+    assert inline_cap(1_000_000, 4000) == ALWAYS_INLINE_BYTES == 4096
+    assert inline_cap(1000, 4000) == 1000
+    assert inline_cap(0, 4000) == inline_cap(0, 0) == 0
 
 
 def test_parcels_survive_the_trip_and_hide_their_rows():

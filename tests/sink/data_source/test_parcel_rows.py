@@ -6,6 +6,8 @@ Covers: sink.data_source.carrier.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
@@ -20,6 +22,7 @@ from pgonce.sink.identity.origin import Origin
 from pgonce.sink.positions.columns import position_columns
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.unfit_row import UnfitRow
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 TABLE = StagingTable("q1", "events", "r1", 7)
@@ -94,3 +97,31 @@ def test_a_carrier_is_told_of_all_rows():
     promise = rows.promise()
     assert promise == Promise("inline+received+staged", {2: (9, 4)}, (body(1, 2),), 2, ((11, 2), (12, 3)))
     assert promise.rows == rows.count() == 11
+
+
+def unfit(offset):
+    """A row that could not be encoded, from this place of partition 0 of topic t."""
+    return UnfitRow("{}", "name", "NUL_IN_TEXT", "Column 'name' has a NUL.", ("t", 0, offset))
+
+
+def test_rows_that_could_not_be_encoded_are_not_among_the_others():
+    """They come from every parcel, whichever way its rows came, and are promised beside them; they do not count."""
+    parcels = [
+        replace(parcel, unfit=(unfit(number),)) for number, parcel in enumerate([inline(0, 1), STAGED, RECEIVED])
+    ]
+    rows = rows_of(*parcels, inline(3, 7))
+    assert rows.unfit() == (unfit(0), unfit(1), unfit(2))
+    assert rows.count() == 1 + 5 + 4 + 1
+    assert rows.promise().unfit == rows.unfit()
+    assert rows.promise().rows == rows.count()
+    assert rows_of(replace(inline(0), unfit=(unfit(1),)), STAGED).transport == "staged"
+
+
+def test_of_them_too_those_below_the_stored_positions_are_left_out():
+    """A row that was put aside before is not put aside again; one of an unknown place is."""
+    elsewhere = replace(unfit(0), place=("t", 1, 0))
+    nowhere = replace(unfit(0), place=None)
+    parcel = replace(inline(0, 1, 2, 3), unfit=(unfit(1), unfit(2), elsewhere, nowhere))
+    rows = rows_of(parcel, positions=POSITIONS).since({"0": {"t": {"0": 2}, "u": {"1": 5}}})
+    assert rows.unfit() == (unfit(2), elsewhere, nowhere)
+    assert rows.count() == 2

@@ -1,7 +1,7 @@
 """
 Rows reach the driver while tasks still make others, and the COPY takes them as they come.
 
-Covers: sink.foreach_batch.frame_rows.
+Covers: sink.foreach_batch.frame_rows, sink.foreach_batch.jvm_rows.
 """
 
 from __future__ import annotations

@@ -14,7 +14,12 @@ from pgonce.sink.positions.columns import PositionColumns
 ARGUMENTS = {
     "pin_table": False,
     "positions": (),
+    "password_from": None,
+    "password_command": None,
     "bootstrap_servers": None,
+    "kafka_options": None,
+    "notify_channel": None,
+    "checkpoint_location": None,
     "retain_batches": 1000,
     "adopt_checkpoint": None,
     "replaces": None,

@@ -73,7 +73,9 @@ class Writer:
     def commit(self, batch, job):
         """Begin; the result waits until the batch is committed."""
         made = rows(batch.batch_id)
-        source = RowsOfJob(made.columns, made.number, made.make, None, POSITIONS if self._by_position else None, job)
+        source = RowsOfJob(
+            made.columns, made.number, made.make, None, POSITIONS if self._by_position else None, job=job
+        )
         result = Future()
 
         def commit():

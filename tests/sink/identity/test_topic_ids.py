@@ -11,6 +11,7 @@ from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import OffsetsError, RefusedBatch
 from pgonce.offsets_store.kafka_broker import topic_ids
+from pgonce.offsets_store.kafka_settings import Brokers
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.identity.topic_ids import with_topic_ids
 from pgonce.sink.settings import destination
@@ -34,14 +35,14 @@ def recreate(kafka, name):
     assert wait_until(lambda: name not in admin.list_topics(timeout=10).topics)
     admin.create_topics([NewTopic(name, num_partitions=1)], operation_timeout=10)[name].result(timeout=30)
     # The broker answers before it knows of it itself.
-    assert wait_until(lambda: topic_ids([name], kafka.bootstrap_servers))
+    assert wait_until(lambda: topic_ids([name], Brokers(kafka.bootstrap_servers)))
 
 
 def reading(topic, batch_id, run_id, kafka=None):
     """Batch N of a query that reads 10 rows of the topic a batch, with the topic's id where a broker is given."""
     start, end = ({"0": {topic: {"0": at}}} for at in (batch_id * 10, batch_id * 10 + 10))
     batch = make_batch(batch_id, run_id=run_id, start=start, end=end)
-    return with_topic_ids(batch, kafka.bootstrap_servers if kafka else None)
+    return with_topic_ids(batch, Brokers(kafka.bootstrap_servers) if kafka else None)
 
 
 def test_a_topic_recreated_is_refused_at_the_next_start(kafka, topic, url, events):
@@ -75,11 +76,11 @@ def test_an_id_stays_known_while_nobody_asks(kafka, topic, url, events):
 def test_a_topic_that_is_gone_has_no_id(kafka, topic):
     """Asked for a topic that is not there, the broker gives nothing, and others are told all the same."""
     name = topic()
-    assert topic_ids(["no-topic-of-that-name", name], kafka.bootstrap_servers).keys() == {name}
+    assert topic_ids(["no-topic-of-that-name", name], Brokers(kafka.bootstrap_servers)).keys() == {name}
 
 
 def test_no_broker_there(events):
     """Brokers that do not answer fail the batch: the check that was asked for cannot be made."""
     batch = make_batch(start={"0": {"t": {"0": 0}}}, end={"0": {"t": {"0": 10}}}, run_id="nobody there")
     with pytest.raises(OffsetsError, match="KAFKA_UNREACHABLE"):
-        with_topic_ids(batch, "127.0.0.1:1")
+        with_topic_ids(batch, Brokers("127.0.0.1:1"))

@@ -5,7 +5,7 @@ from support.batches import make_batch
 
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.positions.reach import refuse_outside
+from pgonce.sink.positions.reach import reach_of, refuse_outside
 
 
 def batch(start=None, end=None, resumes_at=None):
@@ -58,3 +58,10 @@ def test_rows_from_elsewhere_are_refused(known, found, says):
     """Rows that say that they come from a record outside the range are refused, with the range."""
     with pytest.raises(EncodingError, match=f"POSITION_OUTSIDE.*{says}"):
         refuse_outside(found, batch(**known))
+
+
+def test_single_rows_reach_as_far_as_batches_of_them():
+    """Rows that were put aside say where they come from, as the others do."""
+    records = [("t", 0, 7), ("t", 1, 3), ("t", 0, 5), ("u", 0, 1)]
+    assert reach_of(records) == {"t": {"0": (5, 8), "1": (3, 4)}, "u": {"0": (1, 2)}}
+    assert reach_of([]) == {}

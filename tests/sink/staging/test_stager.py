@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import socket
 import threading
 
 import psycopg
@@ -14,11 +16,12 @@ from support.rows import GivenRows
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.sieve import Sieve
 from pgonce.sink.settings import destination
 from pgonce.sink.staging import stager
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
@@ -105,6 +108,17 @@ def test_past_the_bound_it_fails_by_name(url, proxy):
         stage(proxy.url, batches(3), retry_timeout=0.5)
 
 
+def test_a_task_without_a_way_to_postgres_says_where_it_is_and_what_helps(url, proxy):
+    """The driver may well have a way: so the text names the task's host, and the options for such executors."""
+    proxy.stop()
+    with pytest.raises(PgonceError) as caught:
+        stage(proxy.url, batches(3), retry_timeout=0.5)
+    assert caught.value.what.startswith(f"A task on host {socket.gethostname()} has more rows than inlineBytes")
+    assert "Postgres could not be reached" in caught.value.what
+    for option in ("executorUrl", "inlineBytes", "receiver"):
+        assert option in caught.value.remedy
+
+
 def test_what_does_not_pass_is_not_tried_again(url, caplog):
     """An error that a second try would meet again fails the task at once."""
     ensure_ledger(url)
@@ -113,6 +127,14 @@ def test_what_does_not_pass_is_not_tried_again(url, caplog):
     with caplog.at_level(logging.WARNING, "pgonce"), pytest.raises(PgonceError, match="STAGING_FAILED.*SQLSTATE"):
         stage(url, batches(3))
     assert caplog.records == []
+
+
+def test_a_row_that_postgres_cannot_hold_is_called_too_large(url):
+    """Neither a route nor a privilege is missing, and the target could not take the row either."""
+    struct = t.StructType([t.StructField(f"c{n}", t.LongType()) for n in range(1200)])
+    wide = pa.record_batch([pa.array([n]) for n in range(1200)], names=struct.names)
+    with pytest.raises(PgonceError, match="ROW_TOO_LARGE.*54000.*Nothing of this batch was written.*page of 8 kB"):
+        Stager(url, TABLE, struct, ATTEMPT, 20).stage(iter([wide]))
 
 
 def test_a_failing_source_stages_nothing_of_its_copy(url):
@@ -127,3 +149,30 @@ def test_a_failing_source_stages_nothing_of_its_copy(url):
     with psycopg.connect(url) as connection:
         there = connection.execute(f"SELECT count(*) FROM pgonce.{TABLE.name}".encode()).fetchone()
     assert there == (0,)
+
+
+def rows_with_nul(count, *, bad):
+    """So many Arrow batches of ten rows with a text, of which one is bad in each of the batches ``bad``."""
+    for n in range(count):
+        names = ["\0" if n in bad and row == 5 else "fits" for row in range(10)]
+        yield pa.record_batch({"id": pa.array(range(n * 10, (n + 1) * 10), pa.int64()), "name": pa.array(names)})
+
+
+@pytest.mark.parametrize("cuts", [0, 1, 3])
+def test_a_row_that_is_put_aside_is_found_once_however_often_its_copy_is_repeated(cuts, url, proxy, monkeypatch):
+    """It is in none of the COPYs, is not promised, and a cut line does not find it again."""
+    struct = t.StructType([*STRUCT.fields, t.StructField("name", t.StringType())])
+    monkeypatch.setattr(stager, "COPY_BYTES", 2500)
+    if cuts:
+        proxy.cut_in_copy(after_bytes=1500, times=cuts)
+    sieve = Sieve(struct, 9)
+    tries = Stager(proxy.url, TABLE, struct, ATTEMPT, 20.0, sieve=sieve)
+    promised = tries.stage(rows_with_nul(30, bad={0, 3, 29}))
+    assert proxy.hits["cut_in_copy"] == cuts
+    assert [json.loads(row.row_data)["id"] for row in sieve.unfit] == [5, 35, 295]
+    assert sum(rows for _, rows in promised) == 297
+    with psycopg.connect(url) as connection:
+        marks = [mark for mark, _ in promised]
+        staged = f"SELECT id FROM pgonce.{TABLE.name} WHERE {ATTEMPT_COLUMN} = ANY (%s) ORDER BY id".encode()
+        ids = [row[0] for row in connection.execute(staged, [marks])]
+    assert ids == [n for n in range(300) if n not in (5, 35, 295)]

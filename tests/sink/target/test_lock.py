@@ -49,7 +49,7 @@ class Pair:
 INTEGERS = [1, 2, 7]
 DAYS = [dt.date(2026, 1, day) for day in (1, 2)]
 MOMENTS = [dt.datetime(2026, 1, day, 12) for day in (1, 2)]  # noqa: DTZ001 (a wall clock is meant)
-INSTANTS = [moment.replace(tzinfo=dt.UTC) for moment in MOMENTS]
+INSTANTS = [moment.replace(tzinfo=dt.timezone.utc) for moment in MOMENTS]
 TEXTS = ["1", "a"]
 PAIRS = [
     Pair(t.BooleanType(), [True, False], "boolean", '"char"', 'k::int::text::"char"'),
@@ -114,7 +114,7 @@ def work_of(transport: str, pair: Pair, url: str) -> Work:
         return publication(None, where, sent)
 
     def publish(connection, *_):
-        table, _ = publish_rows_in_tx(driver_connection(connection), where, sent)
+        table = publish_rows_in_tx(driver_connection(connection), where, sent).table
         return Published(len(rows), "function", targets={table.qualified_name: table.oid})
 
     return Work(lambda _: "events", publish, sealed=True)

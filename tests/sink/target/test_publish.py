@@ -1,11 +1,13 @@
 """
 Rows into tables, without Spark: both transports do the same to every kind of target, in every mode.
 
-Covers: sink.staging.staged_rows, sink.staging.table, sink.target.batch_rows, sink.target.catalogue,
+Covers: sink.staging.table, sink.target.batch_rows, sink.target.catalogue,
 sink.target.checked_table, sink.target.statements.
 """
 
 from __future__ import annotations
+
+import time
 
 import psycopg
 import pyarrow as pa
@@ -15,6 +17,7 @@ from support.fixtures.postgres import url_with
 from support.rows import GivenRows
 
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
@@ -257,6 +260,24 @@ def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
         if row[0] != "staged_tables"
     }
     assert left == there == {later.name, other_sink.name, successors.name}
+
+
+def test_a_table_that_a_task_of_an_older_run_makes_afterwards_is_swept(admin, url):
+    """A task may outlive its run. When its batch was planned tells it from a successor's, which is left alone."""
+    ensure_ledger(url)
+    admin.execute(
+        "WITH w AS (INSERT INTO pgonce.writers (query_id, sink_name) VALUES ('query', 'events') RETURNING writer_id) "
+        "INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id) SELECT writer_id, 'run', 7 FROM w"
+    )
+    now = int(time.time() * 1000)
+    late = StagingTable("query", "events", "older run", 7, now - 60_000)
+    successors = StagingTable("query", "events", "next run", 7, now + 60_000)
+    for table in (late, successors):
+        stage(url, ROWS, 1, table)
+    sweep(admin, "query", "events", "run", 7)
+    assert admin.execute("SELECT table_name, created_at <= now() FROM pgonce.staged_tables").fetchall() == [
+        (successors.name, True)
+    ]
 
 
 def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):

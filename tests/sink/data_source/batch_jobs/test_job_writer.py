@@ -89,6 +89,29 @@ def test_upsert(spark, admin, url):
     assert found == [(0, "n0"), *((n, "newer") for n in range(1, 5))]
 
 
+@pytest.mark.parametrize(("options", "transport"), [(INLINE, "inline"), (STAGED, "staged")])
+def test_changes_are_applied(options, transport, spark, admin, url):
+    """Rows are written and deleted as each says, once for each key; older changes of a later job do not come back."""
+    admin.execute("ALTER TABLE events ADD PRIMARY KEY (id), ADD seq bigint")
+    how = {"MODE": "apply", "deleteWhen": "gone", "orderBy": "seq", "onlyNewer": "true", **options}
+    changes = spark.range(0, ROWS, 1, 2).selectExpr("id", "concat('n', id) AS name", "id AS seq", "id % 4 = 0 AS gone")
+    again = changes.selectExpr("id", "'late' AS name", "seq - 1 AS seq", "false AS gone")
+    save(changes.union(again), url, **how)
+    save(changes.selectExpr("id", "name", "seq + 1000 AS seq", "true AS gone"), url, **how)
+    left = [number for number in range(ROWS) if number % 4]
+    assert ids(admin) == left
+    assert admin.execute("SELECT DISTINCT name FROM events WHERE name = 'late'").fetchall() == []
+    save(again, url, "tuesday", **how)
+    assert ids(admin) == left
+    assert jobs(admin) == [("monday", 2 * ROWS, transport, 1), ("tuesday", ROWS, transport, 0)]
+    counts = [found for (found,) in admin.execute("SELECT counts FROM pgonce.batch_jobs ORDER BY committed_at")]
+    assert [{stage: count for stage, count in found.items() if count} for found in counts] == [
+        {"written": 30, "not_found": 10, "superseded": ROWS},
+        {"passed_over": ROWS},
+    ]
+    assert staged(admin) == 0
+
+
 @pytest.mark.parametrize("options", [INLINE, STAGED])
 def test_a_hash_does_not_depend_on_order_or_partitions(options, spark, admin, url):
     """The same rows, split otherwise, are a retry; other rows under the same key are refused."""

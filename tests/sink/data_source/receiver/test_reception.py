@@ -6,6 +6,7 @@ Covers: sink.data_source.receiver.arrived, sink.data_source.receiver.messages, s
 
 from __future__ import annotations
 
+import json
 import tempfile
 import threading
 import uuid
@@ -20,15 +21,19 @@ from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
 import pgonce.sink.data_source.receiver.received_rows
+import pgonce.sink.target.publish
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.carrier import Promise
+from pgonce.sink.data_source.receiver.messages import promise_as_message, promise_from_message
+from pgonce.sink.data_source.receiver.received_rows import GuessedRows, PromisedRows
 from pgonce.sink.data_source.receiver.reception import Reception
 from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options import parse_options
 from pgonce.sink.staging.stager import Stager
+from pgonce.sink.unfit_row import UnfitRow
 
 OTHER_RUN = "bbbbbbbb-1111-4111-8111-111111111111"
 # Promised of partition 0: two rows of attempt 1.
@@ -267,6 +272,30 @@ def test_rows_that_came_in_different_ways_are_written_together(target, url, rece
     assert reception.finish(origin(), ways) is Verdict.NEW
     assert ids(target) == [1, 2, 3, 4, 5, 6, 7]
     assert recorded(target) == [(7, "inline+received+staged")]
+
+
+@pytest.mark.parametrize("place", [None, ("t", 0, 7)])
+@pytest.mark.parametrize("early", [True, False], ids=["rows are copied", "rows are kept"])
+def test_rows_that_could_not_be_encoded_come_with_the_promise(early, place, target, receive, monkeypatch):
+    """They cross the line as they are, and the commit gets them, whether it has guessed its rows or was told them."""
+    unfit = UnfitRow('{"name": {"base64": "AA=="}}', "name", "NUL_IN_TEXT", "Column 'name' has a NUL.", place)
+    message = json.loads(json.dumps(promise_as_message(promise(SENT, unfit=(unfit,)))))
+    reception = receive(inlineBytes="0" if early else KEPT)
+    kinds = []
+    publish = pgonce.sink.target.publish.publish_rows_in_tx
+
+    def noted(connection, destination, rows, *others, **named):
+        result = publish(connection, destination, rows, *others, **named)
+        kinds.append((type(rows), tuple(rows.unfit()), rows.count()))
+        return result
+
+    monkeypatch.setattr(pgonce.sink.target.publish, "publish_rows_in_tx", noted)
+    send(reception, 0, 1, 1, 2)
+    if early:
+        copying(target, 1, 2)
+    assert reception.finish(origin(), promise_from_message(message, ())) is Verdict.NEW
+    assert kinds == [(GuessedRows if early else PromisedRows, (unfit,), 2)]
+    assert ids(target) == [1, 2]
 
 
 def test_staged_rows_that_are_not_there_are_missed(target, url, receive):

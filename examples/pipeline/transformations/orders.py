@@ -1,0 +1,40 @@
+"""
+Two flows of a declarative pipeline into one Postgres table: orders of the shop's site, and those of its tills.
+
+The environment says where they are: ORDERS, a folder with the folders `web` and `tills`, and for Postgres libpq's own
+variables (PGHOST, PGDATABASE, ...).
+"""
+
+import os
+
+from pyspark import pipelines as dp
+from pyspark.sql import DataFrame, SparkSession
+
+from pgonce import pipeline_sink_options
+
+spark = SparkSession.active()
+SCHEMA = "order_id BIGINT, customer STRING, amount DECIMAL(10, 2), placed_at TIMESTAMP"
+
+dp.create_sink(
+    "orders",
+    "pgonce",
+    pipeline_sink_options(
+        {
+            "url": "",
+            "table": "orders",
+            "createTable": "true",
+            # Both flows feed the table with rows of their own. A full refresh of one of them is still noticed.
+            "independent": "byName",
+        }
+    ),
+)
+
+
+@dp.append_flow(target="orders")
+def web_orders() -> DataFrame:
+    return spark.readStream.schema(SCHEMA).json(os.environ["ORDERS"] + "/web")
+
+
+@dp.append_flow(target="orders")
+def till_orders() -> DataFrame:
+    return spark.readStream.schema(SCHEMA).json(os.environ["ORDERS"] + "/tills")

@@ -1,0 +1,52 @@
+"""
+Set a consumer group to what Postgres holds of a query's topics.
+
+Runs in a shell, or wherever a program calls it. Invariant: only committed ends of the ledger are set, of several
+sinks the least; so the group is never ahead of Postgres, and goes back if the ledger has gone back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pgonce.offsets_store.export_group.plan import Move, ends_to_export, mark_of, moves_of, refuse_strangers
+from pgonce.offsets_store.kafka_groups import group_offsets, move_group
+from pgonce.offsets_store.kafka_settings import Brokers
+from pgonce.offsets_store.ledger.session import reading
+from pgonce.offsets_store.status.reached import living_writers
+from pgonce.offsets_store.status.read_stored import writers_of
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What one look has found and done: the query, the last batch of the sink that is furthest behind, the moves."""
+
+    query_id: str
+    batch_id: int | None
+    partitions: int
+    moves: list[Move]
+
+
+def export_group(
+    query: str, group: str, brokers: Brokers, url: str = "", *, sink: str | None = None, take_over: bool = False
+) -> Exported:
+    """
+    Set the group once, and say what has changed; nothing is written to Kafka if nothing has.
+
+    :param sink: export this sink alone, instead of the least of all.
+    :param take_over: overwrite offsets that this query has not set.
+    :raises OffsetsError: GROUP_IN_USE, GROUP_NOT_OURS, and what there is to say of the query or the brokers.
+    """
+    with reading(url) as connection:
+        living = living_writers(writers_of(connection, query, sink), query)
+    first = living[0]
+    ends = ends_to_export(living, query)
+    before = group_offsets(group, brokers)
+    mark = mark_of(first.query_id)
+    if not take_over:
+        marks = {mark, *(mark_of(writer.replaces) for writer in living if writer.replaces)}
+        refuse_strangers(group, before, ends, marks)
+    moves = moves_of(ends, before, mark)
+    move_group(group, {(move.topic, move.partition): move.after for move in moves}, mark, brokers)
+    batches = [writer.batch_id for writer in living if writer.batch_id is not None]
+    return Exported(first.query_id, min(batches, default=None), len(ends), moves)

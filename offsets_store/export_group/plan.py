@@ -1,0 +1,93 @@
+"""
+Which offsets of a consumer group have to change, and may they?
+
+Pure: runs where a person exports a query's offsets. Invariant: nothing is set ahead of what all sinks of the query
+hold, and an offset that somebody else has stored is overwritten only if a person says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
+from pgonce.offsets_store.kafka_broker import TopicPartition
+from pgonce.offsets_store.kafka_groups import GroupOffset
+from pgonce.offsets_store.status.reached import held_by_all
+from pgonce.offsets_store.status.stored import StoredWriter
+
+
+@dataclass(frozen=True)
+class Move:
+    """One partition of the group: where it stood (None for nowhere), and where it is set to."""
+
+    topic: str
+    partition: int
+    before: int | None
+    after: int
+
+    @property
+    def goes_back(self) -> bool:
+        """Whether the ledger is behind what the group said before."""
+        return self.before is not None and self.after < self.before
+
+
+def mark_of(query_id: str) -> str:
+    """The note that is stored with each offset, so that one sees later who has set it."""
+    return f"pgonce {query_id}"
+
+
+def ends_to_export(living: Sequence[StoredWriter], query: str) -> dict[TopicPartition, int]:
+    """
+    The end of each partition that all sinks hold.
+
+    :raises OffsetsError: OFFSETS_UNKNOWN, if a sink's end is not known; NOT_KAFKA, if it is not Kafka's.
+    """
+    for writer in living:
+        if writer.end_offsets is None:
+            raise OffsetsError(
+                "OFFSETS_UNKNOWN",
+                f"Nobody knows where batch {writer.batch_id} of query {query!r} into sink {writer.sink_name!r} ended: "
+                "with offsetsFrom=listener only an OffsetsListener records it, and none has done so.",
+                UNCHANGED,
+                "Add OffsetsListener(url) to spark.streams before the query starts.",
+            )
+    held = held_by_all(living)
+    if not held and not any(writer.positions and writer.positions[0].topic for writer in living):
+        raise OffsetsError(
+            "NOT_KAFKA",
+            f"Query {query!r} does not read Kafka, so there is nothing that a consumer group could say of it.",
+            UNCHANGED,
+            f"`pgonce offsets {query}` shows where it stands.",
+        )
+    return held
+
+
+def moves_of(ends: Mapping[TopicPartition, int], group: Mapping[TopicPartition, GroupOffset], mark: str) -> list[Move]:
+    """What has to be set: each partition that stands elsewhere, or has no note of ours."""
+    return [
+        Move(*place, group[place].offset if place in group else None, end)
+        for place, end in sorted(ends.items())
+        if place not in group or group[place] != GroupOffset(end, mark)
+    ]
+
+
+def refuse_strangers(
+    name: str, group: Mapping[TopicPartition, GroupOffset], ends: Mapping[TopicPartition, int], marks: set[str]
+) -> None:
+    """
+    Refuse a group in which somebody else has stored where the topics of the query are read next.
+
+    :param marks: the notes by which offsets are known to be ours.
+    :raises OffsetsError: GROUP_NOT_OURS.
+    """
+    strange = sorted(place for place in ends if place in group and group[place].metadata not in marks)
+    if strange:
+        some = ", ".join(f"{topic}-{partition} at {group[topic, partition].offset}" for topic, partition in strange[:3])
+        raise OffsetsError(
+            "GROUP_NOT_OURS",
+            f"The consumer group {name!r} has offsets that this query has not set ({some}): it may belong to a reader "
+            "that is stopped now, and would then go on from the wrong place.",
+            UNCHANGED,
+            "Use another group; or give --take-over if nobody reads by this one.",
+        )

@@ -1,0 +1,120 @@
+"""
+Where does a consumer group stand, and how is it moved?
+
+Runs where a person exports a query's offsets. Needs the optional ``confluent-kafka``. Invariant: it joins no group, and
+a group that has a living member is not moved: the broker refuses that, whenever the member came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pgonce.offsets_store.errors import OffsetsError
+from pgonce.offsets_store.kafka_broker import TopicPartition, asked
+from pgonce.offsets_store.kafka_settings import Brokers
+
+_Answer = TypeVar("_Answer")
+_TIMEOUT_SECONDS = 15
+# A coordinator that has just started, or moved, says so and answers soon.
+_PASSING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
+_PAUSE_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class GroupOffset:
+    """The next offset that a group would read of a partition, and the note that was stored with it."""
+
+    offset: int
+    metadata: str | None = None
+
+
+def group_offsets(group: str, brokers: Brokers) -> dict[TopicPartition, GroupOffset]:
+    """
+    What a group has stored; nothing for a group that does not exist.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+
+    def ask(admin: Any) -> dict[TopicPartition, GroupOffset]:
+        from confluent_kafka import ConsumerGroupTopicPartitions
+
+        asked_for = [ConsumerGroupTopicPartitions(group)]
+        answer = admin.list_consumer_group_offsets(asked_for, request_timeout=_TIMEOUT_SECONDS)[group].result()
+        found = {
+            (at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer.topic_partitions
+        }
+        # A negative number says that there is none.
+        return {place: at for place, at in found.items() if at.offset >= 0}
+
+    return asked(lambda settings: _ask(ask, settings), brokers)
+
+
+def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str, brokers: Brokers) -> None:
+    """
+    Set the next offsets of a group that has no living member; a group that does not exist is created.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: GROUP_IN_USE, PARTITIONS_GONE, KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+
+    def ask(admin: Any) -> list[tuple[TopicPartition, Any]]:
+        import confluent_kafka
+
+        wanted = [confluent_kafka.TopicPartition(*place, offset, metadata) for place, offset in sorted(offsets.items())]
+        request = [confluent_kafka.ConsumerGroupTopicPartitions(group, wanted)]
+        answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
+        refused = [((at.topic, at.partition), at.error) for at in answer.topic_partitions if at.error is not None]
+        if refused and refused[0][1].name() in _PASSING:
+            raise confluent_kafka.KafkaException(refused[0][1])
+        return refused
+
+    refused = asked(lambda settings: _ask(ask, settings), brokers) if offsets else []
+    if refused:
+        raise _refusal(group, refused)
+
+
+def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsError:
+    names = {error.name() for _, error in refused}
+    if names & {"UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"}:
+        return OffsetsError(
+            "GROUP_IN_USE",
+            f"The consumer group {group!r} has a living member: somebody reads with it, and stores its own offsets.",
+            "Nothing was changed: the broker does not let anybody else move such a group.",
+            "Give the query a group of its own, by which nobody reads; or stop that reader.",
+        )
+    where = ", ".join(f"{topic}-{partition}" for (topic, partition), _ in refused)
+    if names == {"UNKNOWN_TOPIC_OR_PART"}:
+        return OffsetsError(
+            "PARTITIONS_GONE",
+            f"The broker has no {where}, which the query has read: the topic was deleted, or created again with fewer "
+            "partitions.",
+            "The group's other partitions were set.",
+            "Check that these are the right brokers, and where the query reads now.",
+        )
+    words = "; ".join(sorted({error.str() for _, error in refused}))
+    return OffsetsError(
+        "KAFKA_REFUSED",
+        f"The broker did not set {where} of group {group!r}: {words}.",
+        "The group's other partitions were set.",
+        "The client needs the rights READ on the group and on the topic.",
+    )
+
+
+def _ask(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _Answer:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(settings)
+    until = time.monotonic() + _TIMEOUT_SECONDS
+    while True:
+        try:
+            return ask(admin)
+        except KafkaException as error:
+            if error.args[0].name() not in _PASSING or time.monotonic() > until:
+                admin.poll(0)
+                raise
+        time.sleep(_PAUSE_SECONDS)

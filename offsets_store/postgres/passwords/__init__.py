@@ -1,0 +1,1 @@
+"""Where do passwords come from that are made anew for each connection?"""

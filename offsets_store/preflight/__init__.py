@@ -1,0 +1,1 @@
+"""Would the promises of pgonce hold on this server?"""

@@ -1,0 +1,167 @@
+"""
+Do two sessions keep out of each other's way, and does one see what the other has committed?
+
+Runs in the command ``pgonce check``. Invariant: no wait is without a bound, advisory locks have a key that no query
+uses, and the one table that has to be committed for this is dropped again.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, commit_for_the_moment, one_row
+from pgonce.offsets_store.preflight.places import may_create
+
+_PATIENCE_SECONDS = 10.0
+_ADVISORY = "SELECT pg_catalog.pg_advisory_xact_lock({})"
+_BOUND = "SET LOCAL lock_timeout = '200ms'"
+
+OpenSession = Callable[[], psycopg.Connection]
+
+
+class NoSecondSessionError(Exception):
+    """No second session was to be had, or it did not come back from its wait."""
+
+
+_NO_SECOND = Answer(
+    Holds.WEAKER,
+    "a second session was not to be had in time, or lock_timeout is ignored",
+    "Give the pooler at least two sessions for this database and user: a commit that waits for a lock looks who holds "
+    "it, by a session of its own.",
+)
+_NO_PLACE = Answer(
+    Holds.UNKNOWN,
+    "the role may create no table that another session could see, so this could not be tried",
+)
+
+
+def questions(another: OpenSession) -> tuple[Question, ...]:
+    """
+    All that needs two sessions.
+
+    :param another: opens a second session, by the same url.
+    """
+
+    def bounded(ask: Callable[[psycopg.Connection, psycopg.Connection], Answer]) -> Callable[..., Answer]:
+        def with_a_second(connection: psycopg.Connection) -> Answer:
+            try:
+                with _second_session(another) as second:
+                    return ask(connection, second)
+            except NoSecondSessionError:
+                return _NO_SECOND
+
+        return with_a_second
+
+    return (
+        Question("locks", "Two new queries of one table never pass each other unseen.", bounded(_advisory)),
+        Question("row-locks", "Two drivers of one query never publish the same batch.", bounded(_row_locks)),
+        Question("fresh-reads", "A commit sees what was committed while it waited.", bounded(_fresh_reads)),
+    )
+
+
+@contextmanager
+def _second_session(another: OpenSession) -> Iterator[psycopg.Connection]:
+    with another() as second:
+        hang_up = threading.Timer(_PATIENCE_SECONDS, _cut, [second])
+        hang_up.start()
+        try:
+            second.execute("BEGIN")
+            second.execute(_BOUND)
+            yield second
+        except psycopg.OperationalError as error:
+            # Only a line that was cut has no SQLSTATE, and the first session is not cut here.
+            if error.sqlstate is None and second.broken:
+                raise NoSecondSessionError from None
+            raise
+        finally:
+            hang_up.cancel()
+
+
+def _advisory(connection: psycopg.Connection, second: psycopg.Connection) -> Answer:
+    take = _ADVISORY.format(secrets.randbits(62))
+    one_row(connection, take)
+    try:
+        one_row(second, take)
+    except psycopg.errors.LockNotAvailable:
+        return Answer(Holds.YES, "an advisory lock keeps another session out, and lock_timeout ends the wait")
+    return Answer(Holds.NO, "two sessions hold one advisory lock at the same time: it locks nothing")
+
+
+def _row_locks(connection: psycopg.Connection, second: psycopg.Connection) -> Answer:
+    with _shared_table(connection) as table:
+        if table is None:
+            return _NO_PLACE
+        lock = sql.SQL("SELECT n FROM {} WHERE id = 1 FOR UPDATE").format(table)
+        connection.execute("BEGIN")
+        connection.execute(lock)
+        try:
+            second.execute(lock)
+        except psycopg.errors.LockNotAvailable:
+            return Answer(Holds.YES, "a row that is locked keeps another session out, and lock_timeout ends the wait")
+        finally:
+            second.execute("ROLLBACK")
+    return Answer(Holds.NO, "two sessions hold the lock on one row at the same time")
+
+
+def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> Answer:
+    (level,) = one_row(second, "SELECT pg_catalog.current_setting('transaction_isolation')")
+    if level != "read committed":
+        return Answer(Holds.WEAKER, f"transactions are {level}, and say so: a commit begins again where it must")
+    with _shared_table(connection) as table:
+        if table is None:
+            return _NO_PLACE
+        read = sql.SQL("SELECT n FROM {} WHERE id = 1").format(table)
+        before = second.execute(read).fetchone()
+        commit_for_the_moment(connection, sql.SQL("UPDATE {} SET n = n + 1").format(table))
+        after = second.execute(read).fetchone()
+        second.execute("ROLLBACK")
+    if (before, after) == ((0,), (1,)):
+        return Answer(Holds.YES, "each statement sees what was committed before it")
+    return Answer(
+        Holds.NO,
+        "transactions call themselves read committed, and are snapshots: two new queries of one table that start "
+        "together may miss each other",
+        "Switch real READ COMMITTED on in the server, or let all transactions of this role say repeatable read.",
+    )
+
+
+@contextmanager
+def _shared_table(connection: psycopg.Connection) -> Iterator[sql.Identifier | None]:
+    """A committed table with one row, until the end of the block; None if there is no place for one."""
+    schema = name = f"pgonce_check_{secrets.token_hex(8)}"
+    may_create_schema, may_use_ours = may_create(connection)
+    connection.execute("ROLLBACK")
+    if not may_create_schema and not may_use_ours:
+        yield None
+        return
+    create = []
+    if may_create_schema:
+        create = [sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))]
+        drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
+    else:
+        schema = SCHEMA
+        drop = sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name))
+    table = sql.Identifier(schema, name)
+    create.append(sql.SQL("CREATE TABLE {} (id pg_catalog.int8 PRIMARY KEY, n pg_catalog.int8)").format(table))
+    create.append(sql.SQL("INSERT INTO {} VALUES (1, 0)").format(table))
+    try:
+        commit_for_the_moment(connection, *create)
+        yield table
+    finally:
+        if not connection.closed:
+            connection.execute("ROLLBACK")
+            commit_for_the_moment(connection, drop)
+
+
+def _cut(connection: psycopg.Connection) -> None:
+    with socket.socket(fileno=connection.fileno()) as line:
+        line.shutdown(socket.SHUT_RDWR)
+        line.detach()

@@ -1,0 +1,99 @@
+"""
+May this role do what a commit does, and are there connections for it?
+
+Runs in the command ``pgonce check``. Invariant: it only looks; a ledger that is made to see whether it can be made is
+rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import psycopg
+
+from pgonce.offsets_store.errors import LedgerError
+from pgonce.offsets_store.ledger.grants import PRIVILEGES
+from pgonce.offsets_store.ledger.migrations import MIGRATIONS, require_ledger
+from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, one_row
+
+_INIT = "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`)."
+_HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s)"
+_MAY = "SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), %s)"
+_CONNECTIONS = """
+SELECT pg_catalog.current_setting('max_connections')::pg_catalog.int4
+       - pg_catalog.current_setting('superuser_reserved_connections')::pg_catalog.int4,
+       (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_activity WHERE backend_type = 'client backend'),
+       (SELECT r.rolconnlimit FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user),
+       (SELECT d.datconnlimit FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database())
+"""
+# A query holds one connection for its commit, and one more to look who holds a lock.
+_FEW = 10
+_MOST_SHOWN = 3
+
+
+def _ledger(connection: psycopg.Connection) -> Answer:
+    if not one_row(connection, _HAS_SCHEMA, SCHEMA)[0]:
+        if not one_row(connection, _MAY, "CREATE")[0]:
+            return Answer(Holds.NO, f"there is no schema {SCHEMA}, and the role may not create it", _INIT)
+        connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
+        for migration in MIGRATIONS:
+            connection.execute(migration.ddl.encode())
+        return Answer(Holds.YES, f"there is no schema {SCHEMA} yet; the first batch creates it, as was tried now")
+    try:
+        require_ledger(connection)
+    except LedgerError as error:
+        return Answer(Holds.NO, error.what, error.remedy)
+    missing = [name for name, (query, *of) in _needed() if not one_row(connection, query, *of)[0]]
+    if missing:
+        return Answer(Holds.NO, f"the role lacks {_listed(missing)}", _INIT)
+    return Answer(Holds.YES, f"the ledger is there (schema {SCHEMA}), and the role has all that a commit needs on it")
+
+
+def _needed() -> Iterator[tuple[str, tuple[str, str, str]]]:
+    """What `pgonce init --role` grants: each in words, and the query that tells whether the role has it."""
+    for privilege in ("USAGE", "CREATE"):
+        yield f"{privilege} on schema {SCHEMA}", ("SELECT pg_catalog.has_schema_privilege(%s, %s)", SCHEMA, privilege)
+    for privileges, relations in PRIVILEGES.items():
+        for relation in (f"{SCHEMA}.{name}" for name in relations):
+            for privilege in privileges.split(", "):
+                query = "SELECT pg_catalog.has_table_privilege(%s, %s)"
+                yield f"{privilege} on {relation}", (query, relation, privilege)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown, more = names[:_MOST_SHOWN], len(names) - _MOST_SHOWN
+    return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
+
+
+def _temporary(connection: psycopg.Connection) -> Answer:
+    if one_row(connection, _MAY, "TEMPORARY")[0]:
+        return Answer(Holds.YES, "the role may create temporary tables")
+    return Answer(
+        Holds.NO,
+        "the role may not create temporary tables, through which most rows go",
+        "GRANT TEMPORARY ON DATABASE <database> TO <role>.",
+    )
+
+
+def _connections(connection: psycopg.Connection) -> Answer:
+    limit, used, of_role, of_database = (int(str(value)) for value in one_row(connection, _CONNECTIONS))
+    least = min(value for value in (limit, of_role, of_database) if value >= 0)
+    says = f"max_connections leaves {limit} for everybody, {used} are in use"
+    limits = {"role": of_role, "database": of_database}
+    says += "".join(f"; the {whose}'s own limit is {value}" for whose, value in limits.items() if value >= 0)
+    if min(limit - used, least) < _FEW:
+        return Answer(
+            Holds.WEAKER,
+            says,
+            "Each query that commits holds one connection, and each task that stages another: raise the limit, or set "
+            "PGONCE_MAX_CONNECTIONS in the driver's environment.",
+        )
+    return Answer(Holds.YES, says)
+
+
+QUESTIONS = (
+    Question("ledger", "Batches can be recorded.", _ledger),
+    Question("temporary-tables", "Rows can be converted and upserted on their way.", _temporary),
+    Question("connections", "There is a connection for each query that commits.", _connections),
+)

@@ -1,0 +1,165 @@
+"""
+How are dead letters taken away by a person: chosen, locked, deleted, and noted?
+
+Runs in the command ``pgonce``. Invariant: letters are deleted in the transaction that notes it, for each sink that they
+came from; between the choice and the end of that transaction nobody else can take them, or repair them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import sqlalchemy.exc
+from sqlalchemy import Connection, Table, delete, insert, select, tuple_
+
+from pgonce.offsets_store.errors import UNCHANGED, LedgerError, OffsetsError
+from pgonce.offsets_store.ledger.session import reading, writing
+from pgonce.offsets_store.ledger.tables import interventions, writers
+from pgonce.offsets_store.postgres.translate import driver_error, scrub
+from pgonce.offsets_store.recovery.by_hand import refuse_no_reason
+from pgonce.offsets_store.status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
+from pgonce.offsets_store.status.read_stored import writers_of
+from pgonce.offsets_store.status.stored import StoredWriter
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which dead letters are meant: those of these writers, in this table; with these ids or this code, if given."""
+
+    table: Table
+    writers: tuple[StoredWriter, ...]
+    ids: frozenset[int] = frozenset()
+    code: str | None = None
+
+
+def chosen_letters(
+    url: str,
+    query: str,
+    sink: str | None = None,
+    *,
+    table: str | None = None,
+    ids: Collection[int] = (),
+    code: str | None = None,
+) -> Choice:
+    """
+    What a person chooses by a query's id or name, and more.
+
+    :raises OffsetsError: where no query or sink, or several, have that name, or the table is not one of dead letters.
+    """
+    found = letters_table(url, table)
+    with reading(url) as connection:
+        return Choice(found, tuple(writers_of(connection, query, sink)), frozenset(ids), code)
+
+
+def found_letters(url: str, choice: Choice) -> list[StoredLetter]:
+    """
+    The chosen letters as they are now, in the order in which they were made.
+
+    :raises: as :func:`letters_in_tx`.
+    """
+    with reading(url) as connection:
+        return letters_in_tx(connection, choice, lock=False)
+
+
+def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool) -> list[StoredLetter]:
+    """
+    The chosen letters, in the order in which they were made; locked until the transaction ends, if that is asked for.
+
+    :raises OffsetsError: DEAD_LETTER_NOT_FOUND, for an id that is not one of theirs.
+    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, where the role may not read, or lock, them.
+    """
+    wanted = letters_of(choice.table, choice.writers, ids=choice.ids, code=choice.code)
+    wanted = wanted.order_by(choice.table.c.dead_letter_id)
+    with _saying_what_to_grant(choice.table):
+        letters = as_letters(connection, wanted.with_for_update() if lock else wanted)
+    missing = choice.ids - {letter.dead_letter_id for letter in letters}
+    if missing:
+        raise OffsetsError(
+            "DEAD_LETTER_NOT_FOUND",
+            f"{choice.table.fullname} has no dead letter {', '.join(map(str, sorted(missing)))} of this query"
+            + (f" with the code {choice.code}." if choice.code else "."),
+            UNCHANGED,
+            "It may have been replayed or discarded already: `pgonce dead-letters` lists those that are there, and "
+            "pgonce.interventions has what was done with others.",
+        )
+    return letters
+
+
+def lock_writers_in_tx(connection: Connection, choice: Choice) -> dict[tuple[str, str], int]:
+    """Lock the writers' rows as a commit does, so that no batch of theirs is in the middle; their ids, by key."""
+    keys = [(writer.query_id, writer.sink_name) for writer in choice.writers]
+    wanted = select(writers.c.query_id, writers.c.sink_name, writers.c.writer_id)
+    wanted = wanted.where(tuple_(writers.c.query_id, writers.c.sink_name).in_(keys)).order_by(writers.c.writer_id)
+    with _saying_what_to_grant(writers):
+        rows = connection.execute(wanted.with_for_update()).all()
+    return {(query_id, sink_name): writer_id for query_id, sink_name, writer_id in rows}
+
+
+def remove_letters_in_tx(
+    connection: Connection,
+    table: Table,
+    letters: Sequence[StoredLetter],
+    writer_ids: dict[tuple[str, str], int],
+    kind: str,
+    reason: str | None,
+) -> None:
+    """Delete letters that are locked, and note for each sink which they were, and why."""
+    with _saying_what_to_grant(table):
+        ids = [letter.dead_letter_id for letter in letters]
+        connection.execute(delete(table).where(table.c.dead_letter_id.in_(ids)))
+    for key, writer_id in writer_ids.items():
+        own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
+        if own:
+            details = {
+                "dead_letters": len(own),
+                "ids": [letter.dead_letter_id for letter in own],
+                "table": table.fullname,
+                "targets": dict(Counter(letter.target for letter in own)),
+            }
+            with _saying_what_to_grant(interventions):
+                connection.execute(
+                    insert(interventions).values(writer_id=writer_id, kind=kind, reason=reason, details=details)
+                )
+
+
+def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool = False) -> list[StoredLetter]:
+    """
+    Give dead letters up: delete them, and keep the reason. Those that are, or would be, deleted.
+
+    :raises ConfigurationError: NO_REASON.
+    :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
+    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, or where the ledger cannot be written.
+    """
+    if dry_run:
+        return found_letters(url, choice)
+    refuse_no_reason(reason)
+    with writing(url, isolation_level="READ COMMITTED") as connection:
+        writer_ids = lock_writers_in_tx(connection, choice)
+        letters = letters_in_tx(connection, choice, lock=True)
+        if letters:
+            kind = "discard-dead-letters"
+            remove_letters_in_tx(connection, choice.table, letters, writer_ids, kind, reason.strip())
+    return letters
+
+
+@contextmanager
+def _saying_what_to_grant(table: Table) -> Iterator[None]:
+    try:
+        yield
+    except sqlalchemy.exc.DBAPIError as error:
+        cause: Any = driver_error(error)
+        if not isinstance(cause, psycopg.errors.InsufficientPrivilege):
+            raise
+        raise LedgerError(
+            "DEAD_LETTERS_NOT_PERMITTED",
+            f"The role may not do this with {table.fullname}: {scrub(' '.join(str(cause).split()))}.",
+            UNCHANGED,
+            "A streaming role may only add dead letters, and read them. Give the command as the ledger's owner, or "
+            "grant this role SELECT, UPDATE and DELETE on the table of the dead letters, SELECT and UPDATE on "
+            "pgonce.writers, and INSERT on pgonce.interventions.",
+        ) from error

@@ -1,0 +1,126 @@
+"""
+Which rows were put aside instead of published, and why?
+
+Runs wherever somebody asks. Invariant: it only reads, in a transaction that the caller owns; a table of the user's own
+is read only if it has all columns of ``pgonce.dead_letters``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, select, tuple_
+
+from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
+from pgonce.offsets_store.ledger.tables import dead_letters
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.translate import ledger_error
+from pgonce.offsets_store.status.stored import StoredWriter
+
+
+@dataclass(frozen=True)
+class StoredLetter:
+    """
+    One row that was put aside. ``target`` is the table that it was for, with its schema.
+
+    ``position`` says where in Kafka it comes from, and ``column_name`` whose value was refused, where these are known.
+    ``code`` is an SQLSTATE, or the code of an error of pgonce. ``destination`` is how the row was to be written.
+    ``row_data`` is the text of a JSON object: Python's numbers would not hold every decimal that is in it.
+    """
+
+    dead_letter_id: int
+    query_id: str
+    sink_name: str
+    batch_id: int
+    target: str
+    position: Any
+    row_data: str
+    column_name: str | None
+    code: str
+    message: str
+    destination: Any
+    made_at: datetime
+
+
+def letters_table(url: str, name: str | None) -> Table:
+    """
+    The table that has the dead letters: the ledger's, or the one that ``name`` means along the user's search_path.
+
+    :raises OffsetsError: DEAD_LETTERS_TABLE, where there is no such table, or it lacks a column.
+    """
+    if name is None:
+        return dead_letters
+    try:
+        with connect(url) as connection:
+            found = connection.execute(_FIND, [name]).fetchone()
+    except _NO_NAME:
+        found = None
+    except psycopg.Error as error:
+        raise ledger_error(error, "looking for the table of the dead letters") from error
+    if found is None:
+        raise _no_such_table(f"There is no table {name!r}.")
+    schema, table, columns, is_unique = found
+    missing = [column.name for column in dead_letters.columns if column.name not in columns]
+    if missing:
+        raise _no_such_table(f"{schema}.{table} has no column {', '.join(missing)}: it does not hold dead letters.")
+    if not is_unique:
+        # A letter is chosen, written and deleted by its id.
+        raise _no_such_table(f"{schema}.{table} has no primary key or unique index on dead_letter_id.")
+    return dead_letters.to_metadata(MetaData(), schema=schema, name=table)
+
+
+# An open quote or an empty name, too many dots, another database, a NUL.
+_NO_NAME = (
+    psycopg.errors.InvalidName,
+    psycopg.errors.SyntaxError,
+    psycopg.errors.FeatureNotSupported,
+    psycopg.DataError,
+)
+
+# The user's search_path is in force, so that every name has its schema.
+_FIND = """
+SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
+       ARRAY(SELECT a.attname::pg_catalog.text FROM pg_catalog.pg_attribute AS a
+             WHERE a.attrelid OPERATOR(pg_catalog.=) c.oid AND a.attnum OPERATOR(pg_catalog.>) 0
+               AND NOT a.attisdropped),
+       EXISTS(SELECT FROM pg_catalog.pg_index AS i
+              JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) c.oid
+                AND a.attname OPERATOR(pg_catalog.=) 'dead_letter_id'
+              WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisunique AND i.indpred IS NULL
+                AND i.indnatts OPERATOR(pg_catalog.=) 1 AND i.indkey[0] OPERATOR(pg_catalog.=) a.attnum)
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)::pg_catalog.oid
+"""
+
+
+def letters_of(
+    table: Table, writers: Collection[StoredWriter], *, ids: Collection[int] = (), code: str | None = None
+) -> Select[Any]:
+    """What asks for all dead letters of these writers; for those with one of ``ids``, or with ``code``, if given."""
+    keys = [(writer.query_id, writer.sink_name) for writer in writers]
+    row_data = cast(table.c.row_data, Text).label("row_data")
+    others = [table.c[column.name] for column in dead_letters.columns if column.name != "row_data"]
+    chosen = select(row_data, *others).where(tuple_(table.c.query_id, table.c.sink_name).in_(keys))
+    if ids:
+        chosen = chosen.where(table.c.dead_letter_id.in_(ids))
+    return chosen if code is None else chosen.where(table.c.code == code)
+
+
+def as_letters(connection: Connection, chosen: Select[Any]) -> list[StoredLetter]:
+    """The letters that a statement of :func:`letters_of` finds."""
+    return [StoredLetter(**row) for row in connection.execute(chosen).mappings()]
+
+
+def _no_such_table(what: str) -> OffsetsError:
+    return OffsetsError(
+        "DEAD_LETTERS_TABLE",
+        what,
+        UNCHANGED,
+        "Name the table that the query's option deadLetters names, with odd names in double quotes; leave the name out "
+        "for pgonce.dead_letters. Such a table is made by CREATE TABLE ... (LIKE pgonce.dead_letters INCLUDING ALL).",
+    )

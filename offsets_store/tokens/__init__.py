@@ -1,0 +1,1 @@
+"""Which tokens of clouds are there in the place of passwords? One module a cloud."""

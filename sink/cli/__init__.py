@@ -1,0 +1,1 @@
+"""The commands of ``pgonce`` that write rows."""

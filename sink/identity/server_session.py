@@ -1,0 +1,119 @@
+"""
+Which Spark Connect server does this Python worker serve, and which run of a query is it?
+
+Runs in: the Python worker that a Connect server starts for a foreachBatch function. Invariant: every answer comes from
+the server session that was there when the function was unpickled, and a worker serves one run of a query: after a
+restart, a worker that was left behind finds its own run gone, and never takes the new one for its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from pgonce.offsets_store.errors import NOTHING
+from pgonce.sink.errors import SparkError
+from pgonce.sink.identity.checkpoint_claim import claim_checkpoint
+
+_WORKER = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
+
+# Query id to run id, for the life of this process.
+_runs: dict[str, str] = {}
+
+
+class ServerSession:
+    """
+    The session in which the query was started, as its function's worker is connected to it.
+
+    It is empty where the writer is created (in the client), and found when the function is unpickled in the worker.
+    Only at that moment is the session that lists the query the active one: from PySpark 4.3 on, a batch runs in a
+    clone, which lists no queries. The checkpoint is claimed at the same moment, which is before the query is started.
+
+    :raises SparkError: CHECKPOINT_CLAIMED.
+    """
+
+    def __init__(self, checkpoint_location: str | None) -> None:
+        self.checkpoint_location = checkpoint_location
+        self._root: Any = _session_of_this_worker() if checkpoint_location else None
+        self.is_only_server = False
+        if self._root is not None:
+            # A client names, in each request, the session that answered it first. Another server refuses that
+            # (SESSION_CHANGED), even at the same port and for the same session id.
+            self._root.streams.active  # noqa: B018 (asks the server)
+            self.is_only_server = claim_checkpoint(checkpoint_location or "")
+
+    def __reduce__(self) -> tuple[type[ServerSession], tuple[str | None]]:
+        return ServerSession, (self.checkpoint_location,)
+
+    def run_of(self, query_id: str, frame: DataFrame) -> tuple[str, str | None]:
+        """
+        The run that ``frame`` is a batch of, and the query's name.
+
+        :raises SparkError: SPARK_CONNECT, or QUERY_NOT_RUNNING.
+        """
+        if self._root is None:
+            raise _without_session()
+        running = {query.runId: query.name for query in self._root.streams.active if query.id == query_id}
+        # The server forgets a batch's frame when its function has returned or its run has ended, and a query has one
+        # run at a time. So this frame's run is the one that was just listed.
+        if frame.isStreaming:
+            raise SparkError(
+                "NOT_IN_FOREACH_BATCH",
+                "This frame is a stream, and not one batch of it.",
+                NOTHING,
+                "Pass the writer to df.writeStream.foreachBatch(...), and the frame on as foreachBatch gives it.",
+            )
+        if len(running) == 1:
+            _runs.setdefault(query_id, *running)
+        run_id = _runs.get(query_id)
+        if run_id is None or run_id not in running:
+            raise SparkError(
+                "QUERY_NOT_RUNNING",
+                f"The server does not run query {query_id}, to which the checkpoint {self.checkpoint_location} belongs"
+                + (f", as run {run_id} (any more)." if run_id else ", in the session that started this function."),
+                NOTHING,
+                "Give the query and its writer the same checkpointLocation, and start the query again.",
+            )
+        return run_id, running[run_id]
+
+
+def is_connect(frame: DataFrame) -> bool:
+    """Whether a frame is one of Spark Connect's."""
+    return type(frame).__module__.startswith("pyspark.sql.connect.")
+
+
+def no_checkpoint_location() -> SparkError:
+    """The error for a writer that was not told where the checkpoint is."""
+    return SparkError(
+        "SPARK_CONNECT",
+        "This is Spark Connect, where a foreachBatch function cannot ask the query for its batch: it must be told "
+        "where the query's checkpoint is.",
+        NOTHING,
+        "Set checkpoint_location=... on the writer, to the query's own checkpointLocation.",
+    )
+
+
+def _without_session() -> SparkError:
+    return SparkError(
+        "SPARK_CONNECT",
+        "Over Spark Connect the writer must reach the server's worker with the function: it learns which server it "
+        "serves when the function is unpickled there. This one was created while a batch was running, or in a worker "
+        "that is unlike those of Apache Spark.",
+        NOTHING,
+        'Create the writer outside of the function that foreachBatch is given, or use format("pgonce").',
+    )
+
+
+def _session_of_this_worker() -> Any:
+    """The session that the worker unpickles the function in; None in any other process, and once a batch runs."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec is None or spec.name != _WORKER:
+        return None
+    if not any(frame.f_code.co_name == "read_command" for frame, _ in traceback.walk_stack(None)):
+        return None
+    from pyspark.sql.connect.session import SparkSession
+
+    return SparkSession.getActiveSession()

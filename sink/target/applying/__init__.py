@@ -1,0 +1,1 @@
+"""How do changes get into the table: writes and deletes, and only what is newer?"""

@@ -1,0 +1,196 @@
+"""
+Which deletes are remembered, so that an older change does not bring the row back?
+
+Runs in the commit, where only newer rows are written. Invariant: whoever writes only newer rows into a table holds a
+lock on its tombstones, and reads them in a statement that began after it had the lock.
+
+A tombstone belongs to the table, not to the query or the sink that made it: another query's older change must not bring
+the row back either.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
+from pgonce.sink.target.catalogue import TargetTable
+
+# Types whose values are equal exactly if their JSON is, and those whose JSON says by itself what it means.
+_TRACEABLE = frozenset({
+    "smallint", "integer", "bigint", "numeric", "text", "character varying", "character", "bpchar", "uuid", "boolean",
+    "date", "timestamp without time zone", "timestamp with time zone",
+})  # fmt: skip
+_ORDERED = _TRACEABLE - {"boolean", "character", "bpchar"} | {"real", "double precision"}
+_PRUNED_AT_LEAST = 1000
+
+# JSON has as many digits of a float as this setting says, and the role may have set less than all.
+_ALL_DIGITS = sql.SQL(
+    "SELECT pg_catalog.set_config('pgonce.users_digits', pg_catalog.current_setting('extra_float_digits'), true), "
+    "pg_catalog.set_config('extra_float_digits', '1', true)"
+)
+_USERS_DIGITS = sql.SQL(
+    "SELECT pg_catalog.set_config('extra_float_digits', pg_catalog.current_setting('pgonce.users_digits'), true)"
+)
+
+_LOCK = (
+    "SELECT pg_catalog.current_setting('transaction_isolation'), "
+    "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s::pg_catalog.text, 0))"
+)
+
+
+def lock_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) -> None:
+    """
+    Wait until no other transaction writes only newer rows into ``table``.
+
+    :raises TargetError: SNAPSHOT_TOO_OLD, if statements of this transaction would not see what they have waited for.
+    """
+    row = connection.execute(_LOCK, [f"pgonce.tombstones {table.oid}"]).fetchone()
+    if row is not None and row[0] != "read committed":
+        raise TargetError(
+            "SNAPSHOT_TOO_OLD",
+            f"onlyNewer is set, but transactions are {row[0]} here: they would not see a delete that was committed "
+            "while they waited for it, and an older change would bring the row back.",
+            NOTHING,
+            "Set default_transaction_isolation to 'read committed' for this role, or in url: "
+            "options=-cdefault_transaction_isolation=read\\ committed.",
+        )
+
+
+def refuse_unordered(changes: ChangeTable) -> None:
+    """:raises TargetError: ORDER_TYPE, if values of the order column cannot be compared with remembered ones."""
+    name = changes.upsert.newer_by
+    found = _base_type(changes, name) if name else ""
+    if found not in _ORDERED:
+        raise TargetError(
+            "ORDER_TYPE",
+            f"onlyNewer is set, and orderBy names column {name!r} of type {found}, which does not say what is newer.",
+            NOTHING,
+            "Use a number, a date, a timestamp or a text.",
+        )
+
+
+def is_traceable(changes: ChangeTable) -> bool:
+    """Whether keys of this table can be remembered: equal keys have the same JSON, and others have not."""
+    comparisons = changes.upsert.comparisons
+    return all(
+        _base_type(changes, key.target) in _TRACEABLE
+        and (key.target not in comparisons or comparisons[key.target].is_by_value)
+        for key in changes.upsert.keys
+    )
+
+
+def refuse_untraceable(changes: ChangeTable) -> None:
+    """:raises TargetError: KEY_UNTRACEABLE."""
+    if not is_traceable(changes):
+        raise TargetError(
+            "KEY_UNTRACEABLE",
+            f"onlyNewer is set, and rows of {changes.target.qualified_name} are deleted; but its keys "
+            f"({', '.join(key.target for key in changes.upsert.keys)}) have a type or a collation by which different "
+            "values are equal, so that a delete cannot be remembered.",
+            NOTHING,
+            "Use keys of integers, numeric, text, varchar, uuid, dates or timestamps, with a deterministic collation; "
+            "or set deletes=ignore.",
+        )
+
+
+def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
+    """Drop the changes that are older than the delete of their key; return how many."""
+    # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
+    # through all changes for each of them. This finds each change's tombstone in the index.
+    return connection.execute(
+        sql.SQL(
+            "DELETE FROM {} AS change WHERE ("
+            "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
+            "FROM pgonce.tombstones AS stone "
+            "WHERE stone.target OPERATOR(pg_catalog.=) {}::pg_catalog.oid AND stone.key OPERATOR(pg_catalog.=) {}"
+            ") OPERATOR(pg_catalog.>) change.{}"
+        ).format(changes.name, _order_type(changes), changes.target.oid, _key(changes), _order(changes))
+    ).rowcount
+
+
+def has_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) -> bool:
+    """Whether any delete from ``table`` is remembered."""
+    row = connection.execute(
+        "SELECT EXISTS (SELECT FROM pgonce.tombstones WHERE target OPERATOR(pg_catalog.=) %s::pg_catalog.oid)",
+        [table.oid],
+    ).fetchone()
+    return bool(row and row[0])
+
+
+def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent: sql.Composable) -> int:
+    """
+    Leave a tombstone for each delete whose row is ``absent``, for as many days as the user said; and drop old ones.
+
+    :return: how many deletes are remembered.
+    """
+    cursor = connection.cursor()
+    cursor.execute(
+        sql.SQL(
+            "{}; INSERT INTO pgonce.tombstones AS stone (target, key, order_value, deleted_at, expires_at) "
+            "SELECT {}::pg_catalog.oid, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), "
+            "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {}) "
+            "FROM {} AS change WHERE change.{} AND {} "
+            "ON CONFLICT (target, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
+            "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at); {}"
+        ).format(
+            _ALL_DIGITS,
+            changes.target.oid,
+            _key(changes),
+            _order(changes),
+            changes.upsert.existing.tombstone_days,
+            changes.name,
+            DELETED,
+            absent,
+            _USERS_DIGITS,
+        ),
+        prepare=False,
+    )
+    cursor.nextset()
+    remembered = cursor.rowcount
+    if remembered:
+        _prune_in_tx(connection, max(_PRUNED_AT_LEAST, 2 * remembered))
+    return remembered
+
+
+def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:
+    # Of any table, because the index has nothing but the time: with the table in it, Postgres could take it for looking
+    # keys up. Whoever writes to another table may hold its tombstones.
+    connection.execute(
+        sql.SQL(
+            "DELETE FROM pgonce.tombstones WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
+            "SELECT ctid FROM pgonce.tombstones WHERE expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() "
+            "LIMIT {} FOR UPDATE SKIP LOCKED))"
+        ).format(most)
+    )
+
+
+def _key(changes: ChangeTable) -> sql.Composable:
+    """The key of ``change`` as JSON, whatever the session's time zone, and without what does not count in it."""
+    values = []
+    for name in sorted(key.target for key in changes.upsert.keys):
+        value = sql.SQL("change.{}").format(sql.Identifier(name))
+        base_type = _base_type(changes, name)
+        if base_type == "timestamp with time zone":
+            value = sql.SQL("pg_catalog.timezone('UTC', {})").format(value)
+        elif base_type in ("character", "bpchar"):
+            # As text it has no spaces at the end. JSON has them.
+            value = sql.SQL("{}::pg_catalog.text").format(value)
+        values.append(value)
+    return sql.SQL("pg_catalog.jsonb_build_array({})").format(sql.SQL(", ").join(values))
+
+
+def _order(changes: ChangeTable) -> sql.Identifier:
+    return sql.Identifier(changes.upsert.newer_by or "")
+
+
+def _order_type(changes: ChangeTable) -> sql.SQL:
+    # One of _ORDERED, and pg_catalog's: the types that SQL itself names are found whatever the search_path is, except
+    # those that are names like any other.
+    base_type = _base_type(changes, changes.upsert.newer_by or "")
+    return sql.SQL(f"pg_catalog.{base_type}" if base_type in ("text", "uuid", "date") else base_type)
+
+
+def _base_type(changes: ChangeTable, name: str) -> str:
+    return next(column.base_type for column in changes.target.columns if column.column_name == name)

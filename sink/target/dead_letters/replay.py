@@ -1,0 +1,196 @@
+"""
+Write rows that were put aside, and have been repaired since, into the table that they were for.
+
+Runs in the command ``pgonce``, without Spark's JVM. Invariant: the rows are written, the letters deleted and that is
+noted in one transaction, or nothing is; the rows pass every check that a batch's rows pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import psycopg
+import sqlalchemy.exc
+from psycopg import sql
+from sqlalchemy import Connection, func, select
+
+from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.session import session_of_a_try
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Named, Outcome
+from pgonce.offsets_store.errors import UNCHANGED, CommitError, LedgerError, PgonceError, TargetError
+from pgonce.offsets_store.ledger.begin import TransactionState, begin_in_tx
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.refused_rows import add_note, target_error
+from pgonce.offsets_store.postgres.search_path import leave_in_tx
+from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
+from pgonce.offsets_store.recovery.dead_letters import (
+    Choice,
+    letters_in_tx,
+    lock_writers_in_tx,
+    remove_letters_in_tx,
+)
+from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.sink.encoding.encoded_types import EncodedColumn
+from pgonce.sink.settings import Destination
+from pgonce.sink.target.dead_letters.mended_rows import MendedRows, mended_rows_in_tx
+from pgonce.sink.target.dead_letters.recorded_destination import recalled
+from pgonce.sink.target.dead_letters.replay_rules import refuse_unsafe
+from pgonce.sink.target.publish import publish_rows_in_tx
+
+_APPLICATION = "pgonce dead-letters"
+_MOST_NAMED = 20
+_WHAT = Named("the replay", "the replay of dead letters", "give the command again")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Letters whose rows go into one table in one way, with what became of these, where the mode counts that."""
+
+    destination: Destination
+    columns: tuple[EncodedColumn, ...]
+    letters: tuple[StoredLetter, ...]
+    counts: dict[str, int] | None = None
+
+
+def replay_letters(
+    choice: Choice,
+    url: str = "",
+    *,
+    reason: str | None = None,
+    dry_run: bool = False,
+    settings: CommitSettings | None = None,
+) -> list[Group]:
+    """
+    Write the rows of the chosen letters, take these out, and note it; only look at them in a dry run.
+
+    :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
+    :raises TargetError: where the table, or the rows, are refused again.
+    :raises CommitError: COMMIT_UNKNOWN, SYNCHRONOUS_COMMIT_OFF.
+    :raises LedgerError: where the ledger, or a lock, cannot be had.
+    """
+    settings = settings or CommitSettings(url)
+    watch, outcome = LockWatch(url, settings.lock_timeout, armed=True), Outcome()
+    try:
+        with session_of_a_try(settings) as pooled:
+            # Whatever the role's default: deletes that were committed while we wait must be seen (onlyNewer).
+            connection = pooled.execution_options(isolation_level="READ COMMITTED")
+            began = begin_in_tx(connection, _APPLICATION, settings.lock_timeout)
+            if dry_run:
+                found = _read_in_tx(connection, choice, letters_in_tx(connection, choice, lock=False))
+                return [group for group, _ in found]
+            one_transaction.refuse_lost_on_crash(began)
+            with watch.looking(began.backend_pid, may_end=False):
+                groups = _replay_in_tx(connection, choice, began, reason)
+            one_transaction.send_commit(url, connection, began.backend_pid, _WHAT, outcome)
+            return groups
+    except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
+        _raise_translated(error, outcome, watch)
+
+
+def _replay_in_tx(connection: Connection, choice: Choice, began: TransactionState, reason: str | None) -> list[Group]:
+    # As a commit does: first the writer's row, then the tables. So a running query and a replay take turns.
+    writer_ids = lock_writers_in_tx(connection, choice)
+    letters = letters_in_tx(connection, choice, lock=True)
+    groups = _read_in_tx(connection, choice, letters)
+    driver = driver_connection(connection)
+    leave_in_tx(driver)
+    done = []
+    for group, rows in groups:
+        try:
+            result = publish_rows_in_tx(driver, group.destination, rows)
+        except psycopg.Error as error:
+            # Postgres knows rows by their place; this is their order.
+            ids = ", ".join(str(letter.dead_letter_id) for letter in group.letters[:_MOST_NAMED])
+            more = ", ..." if len(group.letters) > _MOST_NAMED else ""
+            add_note(error, f"The rows are those of the dead letters {ids}{more}, in this order")
+            raise
+        counts = None if result.counts is None else dict(result.counts)
+        done.append(Group(group.destination, group.columns, group.letters, counts))
+    one_transaction.refuse_another_in_tx(connection, began)
+    if letters:
+        why = reason.strip() if reason else None
+        remove_letters_in_tx(connection, choice.table, letters, writer_ids, "replay-dead-letters", why)
+    # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
+    leave_in_tx(driver)
+    return done
+
+
+def _read_in_tx(
+    connection: Connection, choice: Choice, letters: Sequence[StoredLetter]
+) -> list[tuple[Group, MendedRows]]:
+    """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
+    now = connection.execute(select(func.clock_timestamp())).scalar_one()
+    table = sql.Identifier(choice.table.schema or "", choice.table.name)
+    found = []
+    for group in _grouped(letters):
+        refuse_unsafe(group.destination, group.letters, now)
+        ids = [letter.dead_letter_id for letter in group.letters]
+        found.append((group, mended_rows_in_tx(driver_connection(connection), table, ids, group.columns)))
+    return found
+
+
+def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
+    groups: dict[tuple[str, str], list[StoredLetter]] = {}
+    for letter in letters:
+        groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True)), []).append(letter)
+    # In the order of their tables, so that two replays wait for each other and do not block each other.
+    return [_group(groups[key]) for key in sorted(groups)]
+
+
+def _group(letters: list[StoredLetter]) -> Group:
+    try:
+        destination, columns = recalled(letters[0].destination)
+    except PgonceError as error:
+        shown = ", ".join(str(letter.dead_letter_id) for letter in letters)
+        first = letters[0]
+        of = f"Dead letter {shown} ({first.code}, for {first.target}{_routes(letters)}): "
+        raise type(error)(error.code, of + error.what, error.data, error.remedy) from None
+    return Group(destination, columns, tuple(letters))
+
+
+def _routes(letters: Sequence[StoredLetter]) -> str:
+    """The values for which no table is listed."""
+    column = letters[0].column_name
+    if letters[0].code != "ROUTE_UNKNOWN" or column is None:
+        return ""
+    values = dict.fromkeys(repr(json.loads(letter.row_data).get(column)) for letter in letters)
+    return f"; {column} is {' or '.join(list(values)[:_MOST_NAMED])}"
+
+
+def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> NoReturn:
+    cause = driver_error(error)
+    if cause is None:
+        raise error
+    if outcome.unknown:
+        raise CommitError(
+            "COMMIT_UNKNOWN",
+            "Postgres did not answer COMMIT of the replay.",
+            "Either all rows are written and their letters are gone, or nothing was changed.",
+            "Look with `pgonce dead-letters`: letters that are still there were not replayed.",
+        ) from error
+    if isinstance(cause, psycopg.errors.LockNotAvailable):
+        raise LedgerError(
+            "LEDGER_LOCKED",
+            f"A lock that the replay needs did not become free within {watch.lock_timeout:g} seconds: {watch.holders}.",
+            UNCHANGED,
+            "Wait until the query's batch is done, or end that session, and give the command again.",
+        ) from error
+    if " pgonce." in (getattr(error, "statement", None) or ""):
+        raise ledger_error(cause, "replaying dead letters") from error
+    refused = target_error(cause)
+    if not isinstance(refused, TargetError):
+        raise refused from error
+    code = refused.code
+    raise TargetError(
+        code,
+        refused.what.replace("Postgres refused the batch", "Postgres refused the replay"),
+        UNCHANGED,
+        "Repair what it complains of, in row_data of the letter or in the table, and give the command again. With "
+        f"--id, only the letters that you name are replayed; with --each, each by itself. (`pgonce explain {code}`)",
+    ) from error

@@ -1,0 +1,76 @@
+"""
+May a row that was put aside still be written, long after the rows that came with it?
+
+Pure: runs in a replay. Invariant: a row that is written by key never takes the place of a newer one, and never brings
+back one that was deleted since it was put aside; where that cannot be known, the replay is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
+from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.sink.settings import BY_KEY, Destination
+
+# A delete of the same batch is remembered from a moment before the letter was made.
+_MARGIN = timedelta(hours=1)
+_MOST_SHOWN = 10
+
+_BY_HAND = (
+    "Look at the row of that key in the table. If the row that was put aside is still wanted, write it with SQL; then "
+    "take the letter out with `pgonce dead-letters --discard`."
+)
+
+
+def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now: datetime) -> None:
+    """
+    Refuse letters whose rows, if they were written now, could undo what was written since.
+
+    :raises RecoveryError: REPLAY_UNSAFE.
+    """
+    existing = destination.existing
+    if destination.mode == "complete":
+        raise _unsafe(
+            letters,
+            f"every batch of mode complete replaces all rows of {destination.table}, and so would a replay",
+            "The query's next batch computes the row again. Take the letter out with `pgonce dead-letters --discard`.",
+        )
+    if destination.mode not in BY_KEY:
+        return
+    if existing.on_conflict == "ignore":
+        raise _unsafe(
+            letters,
+            "onConflict=ignore keeps no trace of deletes, so that a row which somebody has deleted since would come "
+            "back",
+            _BY_HAND,
+        )
+    if not existing.only_newer:
+        raise _unsafe(
+            letters,
+            "without onlyNewer nothing says whether its key has been written or deleted since, so that an old row "
+            "could take the place of a newer one, or bring back one that was deleted",
+            f"{_BY_HAND} With onlyNewer and orderBy, letters of later batches can be replayed.",
+        )
+    expired = [
+        letter for letter in letters if letter.made_at + timedelta(days=existing.tombstone_days) - _MARGIN <= now
+    ]
+    if expired:
+        raise _unsafe(
+            expired,
+            f"it was put aside {existing.tombstone_days} days ago or more, and for longer the ledger does not remember "
+            "deletes (tombstoneDays), so that it could bring back a row that was deleted since",
+            f"{_BY_HAND} A larger tombstoneDays gives more time for letters of later batches.",
+        )
+
+
+def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryError:
+    shown = ", ".join(str(letter.dead_letter_id) for letter in letters[:_MOST_SHOWN])
+    shown += ", ..." if len(letters) > _MOST_SHOWN else ""
+    return RecoveryError(
+        "REPLAY_UNSAFE",
+        f"Dead letter {shown} (for {letters[0].target}) cannot be replayed: {why}.",
+        UNCHANGED,
+        f"{remedy} With --id, only the letters that you name are replayed.",
+    )

@@ -1,0 +1,114 @@
+"""
+Postgres has refused gathered rows: which of them may be the reason?
+
+Runs in the commit, after the refused statement was rolled back. Invariant: only rows that were seen to be refused, or
+that are tried by themselves before they are put aside, are given up; where none is found, the batch is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.sink.target.dead_letters.bad_row import BadRow, refused_by, up_to
+from pgonce.sink.target.dead_letters.conflicts import conflicting_rows
+from pgonce.sink.target.dead_letters.probe import refused_rows
+from pgonce.sink.target.dead_letters.refusals import (
+    CHECK,
+    NOT_NULL,
+    Kind,
+    is_of_target,
+    kind_of,
+    may_be_a_rows,
+)
+from pgonce.sink.target.refused_values import Written
+from pgonce.sink.target.write_gathered import GatheredRows
+
+Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
+"""Writes rows into the target."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for bad rows among those of a batch; ``attempt`` writes some of them, and ``most`` may be bad."""
+
+    connection: psycopg.Connection
+    written: Written
+    attempt: Attempt
+    most: int
+
+    def bad_rows(self, error: Exception, gathered: GatheredRows) -> list[BadRow]:
+        """The rows of which ``error`` may speak, in the order of their places; empty if none is found."""
+        if isinstance(error, TargetError):
+            return self._lacking(error, gathered)
+        if not isinstance(error, psycopg.Error):
+            return []
+        kind = kind_of(error)
+        if kind is Kind.CONSTRAINT and not is_of_target(self.connection, self.written.table, error):
+            return []
+        found: list[BadRow] = []
+        if kind is Kind.VALUE or error.sqlstate in (NOT_NULL, CHECK):
+            # The target may only be written to, or has a CHECK that looks at whole rows, which LIKE does not take.
+            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
+                found = refused_rows(self.connection, gathered, self.written, self.most)
+        else:
+            found = conflicting_rows(self.connection, error, gathered, self.written, self.most + 1)
+        if found or kind is Kind.VALUE:
+            # If no type of the target refuses a value, the error is about something else.
+            return found
+        return self.first_refused(error, gathered)
+
+    def refusal(self, gathered: GatheredRows) -> psycopg.Error | None:
+        """How Postgres refuses to write these rows beside what is there; None if it does not. Nothing is left of it."""
+        try:
+            with self.connection.transaction() as tried:
+                self.attempt(gathered)
+                raise psycopg.Rollback(tried)
+        except psycopg.Error as error:
+            if not may_be_a_rows(error):
+                raise
+            return error
+        return None
+
+    def _lacking(self, error: TargetError, gathered: GatheredRows) -> list[BadRow]:
+        """The rows that have NULL where none may be."""
+        upsert = self.written.upsert
+        if upsert is None:
+            return []
+        columns = [upsert.order_by] if error.code == "NULL_ORDER" and upsert.order_by else list(upsert.keys)
+        found = []
+        for column in columns:
+            is_null = sql.SQL("{} IS NULL").format(sql.Identifier(column.source))
+            for place in self._places(gathered.only(is_null), self.most + 1):
+                message = f"The row has NULL in {column.source!r}."
+                found.append(BadRow(place, error.code, message, column.target, is_proven=True))
+        return found
+
+    def first_refused(self, error: Exception, gathered: GatheredRows) -> list[BadRow]:
+        """The first row with which writing the rows up to it fails, found by halves."""
+        if not isinstance(error, psycopg.Error):
+            return []
+        row = self.connection.execute(
+            sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(gathered.source, gathered.wanted)
+        ).fetchone()
+        fits, fails = 0, row[0] if row else 0
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            (place,) = self._places(gathered, 1, behind=middle - 1)
+            refused = self.refusal(gathered.only(up_to(place)))
+            if refused is None:
+                fits = middle
+            else:
+                fails, error = middle, refused
+        places = self._places(gathered, 1, behind=fails - 1) if fails else []
+        return [refused_by(error, place) for place in places]
+
+    def _places(self, rows: GatheredRows, limit: int, behind: int = 0) -> list[str]:
+        find = sql.SQL("SELECT ctid::pg_catalog.text FROM {} WHERE {} ORDER BY ctid LIMIT {} OFFSET {}")
+        found = self.connection.execute(find.format(rows.source, rows.wanted, limit, behind), prepare=False)
+        return [row[0] for row in found.fetchall()]

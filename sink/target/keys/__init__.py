@@ -1,0 +1,1 @@
+"""How do rows get into the table by key?"""

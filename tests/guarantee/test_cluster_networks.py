@@ -1,0 +1,169 @@
+"""Executors in networks of their own: Postgres has another address there than for the driver, or none at all."""
+
+from __future__ import annotations
+
+import secrets
+
+import psycopg
+import pytest
+from embedded_postgres import EmbeddedPostgres
+from maven import MissingTool
+from network_namespaces import namespaces, refuse_without_tools
+from postgres_binaries import bin_dir
+from support.clustered import check, clustered
+from support.fixtures.postgres import postgres_major
+from support.fixtures.skips import unavailable
+from support.inbox import Inbox
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def bridge():
+    """Two hosts, each with a network of its own."""
+    try:
+        refuse_without_tools()
+        with namespaces(2) as made:
+            yield made
+    except MissingTool as missing:
+        unavailable(str(missing))
+
+
+@pytest.fixture(scope="module")
+def server(bridge):
+    """A Postgres at 127.0.0.1 for the driver, which is another place for executors, and at the bridge's address."""
+    try:
+        with EmbeddedPostgres(bin_dir=bin_dir(postgres_major()), also_at=bridge.address) as made:
+            yield made
+    except MissingTool as missing:
+        unavailable(str(missing))
+
+
+@pytest.fixture(scope="module")
+def cluster(bridge, tmp_path_factory):
+    """A worker on each host; the master and the driver are on this machine."""
+    workers = {host.address: host.within for host in bridge.namespaces}
+    with clustered(tmp_path_factory.mktemp("networks"), host=bridge.address, workers=workers) as running:
+        yield running
+
+
+@pytest.fixture
+def database(server):
+    """Name of a fresh database."""
+    name = f"networks_{secrets.token_hex(4)}"
+    with psycopg.connect(server.uri(), autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name}".encode())
+    yield name
+    with psycopg.connect(server.uri(), autocommit=True) as connection:
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+
+
+@pytest.fixture
+def observer(server, database):
+    """A connection that looks."""
+    with psycopg.connect(server.uri(database), autocommit=True) as connection:
+        yield connection
+
+
+@pytest.fixture
+def inside(server, bridge, database):
+    """How executors reach the database."""
+    return f"postgresql://postgres@{bridge.address}:{server.port}/{database}"
+
+
+def transports(observer):
+    """How the batches came, says the ledger."""
+    return {way for (way,) in observer.execute("SELECT transport FROM pgonce.batches")}
+
+
+def started(cluster, server, database, way, name, **settings):
+    """A query whose driver reaches Postgres at 127.0.0.1; its first batch is on its way."""
+    inbox = Inbox(cluster.folder / name)
+    query = cluster.remote.query(server.tcp_uri(database), way, name, inbox, shape="shuffled", **settings)
+    inbox.add(40)
+    query.start()
+    return query
+
+
+def run_on_both_hosts(scenario):
+    """Run a batch whose tasks go to both hosts, because one of them is held until another host has done one, too."""
+    scenario.gates.close(1, "done", 0)
+    hosts = {worker.host for worker in scenario.at.cluster.workers}
+
+    def wait_for_both(_):
+        passed = lambda: {one.host for one in scenario.gates.passed(1, "done")}  # noqa: E731
+        scenario.wait_for(lambda: passed() == hosts, "both hosts had done a task")
+
+    scenario.run_struck_batch(wait_for_both)
+    scenario.finish()
+
+
+class TestAnotherAddress:
+    def test_executor_url(self, cluster, server, database, inside, observer):
+        """Tasks stage through executorUrl, and the commit finds their rows through url."""
+        scenario = cluster.scenario(server.tcp_uri(database), "staged", "shuffled", "elsewhere", executor_url=inside)
+        run_on_both_hosts(scenario)
+        check(scenario.query, observer)
+        assert transports(observer) == {"staged"}
+
+    def test_without_it(self, cluster, server, database, observer):
+        """A task that has to stage, and finds no Postgres at the driver's address, says where it is and what to set."""
+        query = started(cluster, server, database, "staged", "lost", retry_timeout=1)
+        error = query.error()
+        assert "[CONNECT_FAILED] A task on host " in error
+        assert "set executorUrl" in error
+        assert "raise inlineBytes" in error
+        assert observer.execute("SELECT count(*) FROM lost_staged").fetchone() == (0,)
+
+    def test_a_receiver(self, bridge, cluster, server, database, observer):
+        """A receiver at an address that executors know takes their rows; they need no way to Postgres."""
+        query = started(cluster, server, database, "received", "taken", receiver=bridge.address)
+        query.wait_for_all_rows()
+        query.stop()
+        check(query, observer)
+        assert transports(observer) == {"received"}
+
+    def test_a_receiver_out_of_reach(self, cluster, server, database, inside, observer):
+        """With receiver=auto it listens at 127.0.0.1, because Postgres is there for the driver; tasks stage instead."""
+        query = started(cluster, server, database, "received", "missed", executor_url=inside)
+        query.wait_for_all_rows()
+        query.stop()
+        check(query, observer)
+        assert transports(observer) == {"staged"}
+
+    def test_another_database(self, cluster, server, database, inside, observer):
+        """An executorUrl that leads elsewhere is found out before a row is written."""
+        elsewhere = inside.replace(database, "postgres")
+        query = started(cluster, server, database, "staged", "wrong", executor_url=elsewhere)
+        error = query.error()
+        assert "[STAGED_ROWS_LOST]" in error
+        assert "executorUrl leads to another database" in error
+        assert observer.execute("SELECT count(*) FROM wrong_staged").fetchone() == (0,)
+
+
+@pytest.fixture(scope="module")
+def cut_off(bridge, server):
+    """Both hosts are cut off from Postgres from now on, each by a firewall of its own."""
+    for host in bridge.namespaces:
+        host.refuse(server.port)
+
+
+@pytest.mark.usefixtures("cut_off")
+class TestNoWayAtAll:
+    """The last tests of the module, because nothing opens the firewalls again."""
+
+    def test_small_batches_need_none(self, cluster, server, database, inside, observer):
+        """Rows that travel in commit messages come from both hosts."""
+        scenario = cluster.scenario(server.tcp_uri(database), "inline", "shuffled", "small", executor_url=inside)
+        run_on_both_hosts(scenario)
+        check(scenario.query, observer)
+        assert transports(observer) == {"inline"}
+
+    def test_large_ones_say_what_is_missing_where(self, cluster, server, database, inside, observer):
+        """The task's error names its host, Postgres's address, and the options that help; no row is written."""
+        query = started(cluster, server, database, "staged", "large", executor_url=inside, retry_timeout=1)
+        error = query.error()
+        assert "more rows than inlineBytes lets it send to the driver, and cannot stage them from there" in error
+        assert f"port {server.port} failed: Connection refused" in error
+        assert "set receiver" in error
+        assert observer.execute("SELECT count(*) FROM large_staged").fetchone() == (0,)

@@ -1,0 +1,35 @@
+"""
+The suite of test_conformance.py over Spark Connect: a server in a process of its own, and its client in this one.
+
+Covers: sink.identity.from_server, sink.identity.server_session, sink.identity.checkpoint_claim,
+sink.foreach_batch.server_rows.
+"""
+
+from __future__ import annotations
+
+import pytest
+from guarantee.test_conformance import (  # noqa: F401 (pytest finds them here)
+    TestAlteredTables,
+    TestBehindAPooler,
+    TestCheckpoints,
+    TestLostConnections,
+    TestRestarts,
+    TestSeveralWriters,
+    TestStatefulQueries,
+    inbox,
+    sink,
+    way,
+)
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture
+def spark(connect):
+    """Not the session's classic driver."""
+    return connect
+
+
+@pytest.fixture(autouse=True)
+def _no_query_outlives_its_test():
+    """The client's fixture sees to it."""

@@ -1,0 +1,145 @@
+"""A password that expires again and again while streams run interrupts nothing, wherever they connect from."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.batches import make_planned_batch
+from support.committed_batch import commit, rows_in
+from support.fixtures.driver import with_tests_on_path
+from support.fixtures.spark import spark_settings
+from support.rotating_password import FILE, Rotation, rotating, who_asked
+
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import forget_ledger, migrate
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.settings import destination
+
+JOB = Path(__file__).parents[1] / "support" / "token_job.py"
+WAYS = ("inline", "staged", "received", "writer", "function")
+ROWS_A_FILE = 50
+
+
+@contextmanager
+def sessions_ending(admin_url: str, user: str, seconds: float) -> Iterator[list[int]]:
+    """End all sessions of a role again and again, so that it has to log in anew; gives how many were ended."""
+    ended: list[int] = []
+    done = threading.Event()
+
+    def run() -> None:
+        with psycopg.connect(admin_url, autocommit=True) as admin:
+            while not done.wait(seconds):
+                found = admin.execute(
+                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = %s", [user]
+                ).fetchone()
+                ended.append(found[0])
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield ended
+    finally:
+        done.set()
+        thread.join()
+
+
+def permit(admin: psycopg.Connection, user: str, *tables: str) -> None:
+    """Make the ledger and the tables, and let the role write to them as docs/security.md says."""
+    migrate(admin)
+    for table in tables:
+        admin.execute(f'CREATE TABLE "{table}" (id bigint, name text)'.encode())
+    quoted = ", ".join(f'"{table}"' for table in tables)
+    for statement in (*grants(user), f'GRANT INSERT ON {quoted} TO "{user}"'):
+        admin.execute(statement.encode())
+
+
+def without_password(url: str) -> str:
+    """The same connection string, without its password."""
+    return make_conninfo(**{name: value for name, value in conninfo_to_dict(url).items() if name != "password"})
+
+
+@pytest.mark.parametrize("source", ["asked", "kept"])
+def test_batches_go_on_while_their_password_expires(source, login, url, admin, tmp_path, monkeypatch):
+    """Inline and staged, over new connections, without one retry; also where the first token is always too old."""
+    password = tmp_path / "password"
+    monkeypatch.setenv(FILE, str(password))
+    permit(admin, login.user, "events")
+    asking = PostgresUrl(without_password(login.url), f"support.rotating_password:{source}")
+    rotation = Rotation(url, login.user, password, 3600)
+    for batch_id in range(10):
+        rotation.change()
+        rows = [(batch_id * 2, "a"), (batch_id * 2 + 1, "b")]
+        verdict = commit(asking, make_planned_batch(batch_id), destination("events"), rows, staged=batch_id % 2 > 0)
+        assert verdict is Verdict.NEW
+        engine_for(asking).dispose()
+        forget_ledger(asking)
+    rotation.stop()
+    assert rows_in(admin, "events") == [(n, "ab"[n % 2]) for n in range(20)]
+    refused = [row[5] for row in who_asked(password)]
+    # Each batch connects for its commit, and a staged one also to stage.
+    assert refused.count("False") >= 15
+    assert refused.count("True") == (refused.count("False") if source == "kept" else 0)
+
+
+@pytest.fixture
+def run_streams(login, url, admin, start_driver, tmp_path):
+    """Run a stream of so many batches by every way in, while the password expires and sessions end."""
+    return partial(_run_streams, login, url, admin, start_driver, tmp_path)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_streams_go_on_while_their_password_expires(run_streams):
+    """Rows sent inline, staged, received and written in foreachBatch come once each; old passwords are refused."""
+    run_streams(5, "local[4]", 600)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_streams_of_a_cluster_go_on_for_long(run_streams):
+    """The same for hundreds of passwords, and with executors that are processes of their own."""
+    run_streams(100, "local-cluster[2,2,1024]", 3000)
+
+
+def _run_streams(login, url, admin, start_driver, tmp_path, files, master, seconds):
+    source, password = tmp_path / "source", tmp_path / "password"
+    source.mkdir()
+    for number in range(files):
+        ids = range(number * ROWS_A_FILE, (number + 1) * ROWS_A_FILE)
+        (source / f"{number:04}.json").write_text("".join(json.dumps({"id": n, "name": str(n)}) + "\n" for n in ids))
+    permit(admin, login.user, *WAYS)
+    where = without_password(login.url)
+    settings = {**spark_settings(tmp_path, kafka=False), "spark.master": master}
+    given = tmp_path / "given.json"
+    folders = {"source": str(source), "folder": str(tmp_path / "checkpoints")}
+    given.write_text(json.dumps({"url": where, "ways": WAYS, "spark": settings, **folders}))
+    with rotating(url, login.user, password, 2.0) as rotation, sessions_ending(url, login.user, 3.0) as ended:
+        driver = start_driver(JOB, given, env={FILE: str(password), **with_tests_on_path()})
+        status = driver.wait(seconds)
+        assert status == 0, driver.output()[-6000:]
+        for way in WAYS:
+            found = admin.execute(f'SELECT count(*), count(DISTINCT id), max(id) FROM "{way}"'.encode()).fetchone()
+            assert (way, *found) == (way, *(files * ROWS_A_FILE,) * 2, files * ROWS_A_FILE - 1)
+        committed = admin.execute("SELECT count(*) FROM pgonce.batches").fetchone()
+        with pytest.raises(psycopg.OperationalError):
+            psycopg.connect(where, password=rotation.passwords[0])
+    asked = who_asked(password)
+    assert committed == (files * len(WAYS),)
+    assert f"STATUS {len(WAYS)}" in driver.output()
+    # The password did expire in between, and sessions did end; many processes have asked, executors among them.
+    assert len(rotation.passwords) > 5
+    assert sum(ended) > 2
+    assert len({row[0] for row in asked}) >= 4
+    assert not [secret for secret in rotation.passwords if secret in driver.output()]
+    print(f"{len(rotation.passwords)} passwords, {sum(ended)} sessions ended, {len(asked)} asked, ", end="")
+    print(f"{sum(row[5] == 'True' for row in asked)} after a refusal, {len({row[0] for row in asked})} processes")

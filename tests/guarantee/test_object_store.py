@@ -1,0 +1,154 @@
+"""
+A stream whose checkpoint is in an object store: is every row in the table once, though its driver is killed?
+
+Covers: sink.identity.spark_files, sink.identity.planning.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+from object_store import ObjectStore
+from support import object_store_job
+from support.audit import left_behind, wrong_rows
+from support.fixtures.driver import Driver, with_tests_on_path
+from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
+from support.gate import gate_before_batch
+from support.inbox import Inbox, create_events
+from support.object_store_job import WAYS
+
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.recovery.diagnosis import Finding
+from pgonce.offsets_store.recovery.doctor import examine
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+class Job:
+    """Two queries over one inbox, with their checkpoints in the store."""
+
+    def __init__(self, home: Any, url: str, store: ObjectStore, start_driver: Callable[..., Driver]) -> None:
+        self._home, self._url, self._object_store, self._start_driver = home, url, store, start_driver
+        self.store = f"s3a://{store.bucket}/{secrets.token_hex(4)}"
+        self.inbox = Inbox(home / "inbox")
+        for name in WAYS:
+            create_events(url, f"events_{name}", keyed=False)
+
+    def start(self, port: int | None = None, *, spark_alone: bool = False) -> Driver:
+        """
+        Start the driver.
+
+        :param port: of a way to the store; None is the good one.
+        :param spark_alone: only Spark's settings have credentials, and not the environment.
+        """
+        settings = spark_settings(self._home, kafka=False) | self._object_store.spark_settings(port)
+        settings |= KILLED_IN_ITS_FIRST_BATCH
+        env = self._object_store.environment(port)
+        if spark_alone:
+            for name, variable in {"access": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY"}.items():
+                settings[f"spark.hadoop.fs.s3a.{name}.key"] = env.pop(variable)
+            # pyarrow looks there too.
+            env |= {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(self._home)}
+        job = {"url": self._url, "inbox": str(self.inbox.folder), "store": self.store, "settings": settings}
+        return self._start_driver(object_store_job.__file__, json.dumps(job), env={**env, **with_tests_on_path()})
+
+    def checkpoint(self, name: str) -> str:
+        """Where a query has its checkpoint."""
+        return f"{self.store}/checkpoints/{name}"
+
+
+@pytest.fixture
+def job(tmp_path, url, object_store, start_driver) -> Job:
+    """The two queries; nothing has run yet."""
+    return Job(tmp_path, url, object_store, start_driver)
+
+
+def ran_to_its_end(driver: Driver) -> str:
+    """Wait until the driver has ended; no query has failed. What it has printed."""
+    assert driver.wait() == 0, driver.output()[-6000:]
+    assert "failed " not in driver.output(), driver.output()[-6000:]
+    return driver.output()
+
+
+def published(observer: psycopg.Connection) -> dict[str, list[int]]:
+    """The batches that each query has published, in their order."""
+    found = observer.execute(
+        "SELECT query_name, array_agg(batch_id ORDER BY batch_id) FROM pgonce.batches "
+        "JOIN pgonce.writers USING (writer_id) GROUP BY 1"
+    )
+    return dict(found.fetchall())
+
+
+def assert_all_is_there(job: Job, observer: psycopg.Connection, batches: int) -> None:
+    """Each row is in each table once, and the ledger has every batch."""
+    for name in WAYS:
+        assert wrong_rows(observer, f"events_{name}", job.inbox.rows) == []
+    assert published(observer) == {name: list(range(batches)) for name in WAYS}
+    assert left_behind(observer) == []
+
+
+def test_killed_and_started_again(job, weak_store, url, observer):
+    """Killed in the transaction, and after COMMIT: sink and foreachBatch go on, once; doctor reads the same store."""
+    job.inbox.add(10)
+    job.inbox.add(10)
+    ensure_ledger(url)
+    with gate_before_batch(1, url) as waiting:
+        driver = job.start()
+        driver.wait_for(lambda: observer.execute(waiting).fetchone() == (len(WAYS),), "both queries to wait")
+        driver.sigkill()
+    assert published(observer) == {name: [0] for name in WAYS}
+    for name in WAYS:
+        assert examine(job.checkpoint(name), url).next_batch_id == 1
+    ran_to_its_end(job.start())
+    assert_all_is_there(job, observer, 2)
+    # As if it had been killed after COMMIT, and before Spark's own note of it.
+    for name in WAYS:
+        CheckpointWriter(job.checkpoint(name)).remove("commits/1")
+    ran_to_its_end(job.start())
+    assert_all_is_there(job, observer, 2)
+    assert observer.execute("SELECT array_agg(batch_id) FROM pgonce.replays").fetchone() == ([1] * len(WAYS),)
+    for name in WAYS:
+        assert examine(job.checkpoint(name), url).finding is Finding.AGREE
+    ways = observer.execute("SELECT query_name, offsets_read_by FROM pgonce.writers ORDER BY 1").fetchall()
+    assert ways == [("staged", "pyarrow"), ("writer_append", "spark")]
+
+
+@pytest.mark.parametrize("day", ["slow", "failing", "late"])
+def test_a_bad_day(job, weak_store, observer, day):
+    """A store that is slow, fails now and then or lists late to Python delays the queries, and stops none."""
+    weak_store.delay_seconds = 0.5 if day == "slow" else 0
+    weak_store.fails_each = 15 if day == "failing" else 0
+    # Late for Python alone: s3a finds a folder by a listing, and its query does not even start (FileNotFoundException).
+    weak_store.lists_after_seconds = 3.0 if day == "late" else 0
+    weak_store.shows_all_to = "Hadoop"
+    for _ in range(3):
+        job.inbox.add(5)
+    ran_to_its_end(job.start(weak_store.port))
+    assert_all_is_there(job, observer, 3)
+    assert weak_store.failed > 0 or day != "failing"
+    assert weak_store.hidden > 0 or day != "late"
+
+
+def test_only_spark_has_credentials(job, weak_store, observer):
+    """The sink says what it lacks and what to do, and writes nothing; foreachBatch reads through Spark and goes on."""
+    job.inbox.add(10)
+    driver = job.start(spark_alone=True)
+    assert driver.wait() == 0
+    assert "ended writer_append" in driver.output(), driver.output()[-6000:]
+    assert wrong_rows(observer, "events_writer_append", job.inbox.rows) == []
+    refused = driver.output().partition("failed staged:")[2]
+    assert "[CHECKPOINT_UNREADABLE]" in refused, driver.output()[-6000:]
+    assert "AWS_*" in refused
+    assert "PostgresBatchWriter" in refused
+    assert observer.execute("SELECT count(*) FROM events_staged").fetchone() == (0,)
+    ways = observer.execute("SELECT query_name, offsets_read_by FROM pgonce.writers").fetchall()
+    assert ways == [("writer_append", "spark")]
+    # A person with credentials reads what Spark has written.
+    assert Checkpoint(job.checkpoint("writer_append")).batch_ids() == ([0], [0])

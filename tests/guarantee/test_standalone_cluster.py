@@ -1,0 +1,168 @@
+"""A real cluster, whose executors and workers are killed: nothing is lost, doubled or left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from support.clustered import PARTITIONS, check, clustered
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+TRANSPORTS = ("inline", "staged", "received")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A master, two workers, and a driver of its own."""
+    with clustered(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+def lose_an_executor(scenario):
+    """An executor dies with a task that has encoded, staged or sent all of its rows."""
+    host = scenario.wait_at("done", 0)
+    assert scenario.at.worker_at(host).kill_executors() == 1
+
+
+def lose_a_worker(scenario):
+    """A host goes away, with its worker, its executor and the task's Python."""
+    host = scenario.wait_at("done", 0)
+    worker = scenario.at.worker_at(host)
+    scenario.at.cluster.lose(worker)
+    scenario.gates.open()
+    scenario.query.wait_for_all_rows()
+    scenario.at.cluster.add_workers(host)
+
+
+def lose_a_python_worker(scenario):
+    """The Python process of a task dies; the executor lives, and the task is tried again."""
+    scenario.wait_at("done", 0)
+    os.kill(scenario.gates.passed(1, "done", 0)[0].pid, signal.SIGKILL)
+
+
+def run_a_task_twice(scenario):
+    """Speculation starts a second attempt on the other host, and both do all of their work."""
+    first = scenario.wait_at("done", 0)
+    second = scenario.wait_at("done", 0, attempt=1)
+    assert first != second
+
+
+def decommission_a_worker(scenario):
+    """A worker is told that it will go; its task ends, and later ones go to the other."""
+    host = scenario.wait_at("done", 0)
+    worker = scenario.at.worker_at(host)
+    worker.decommission()
+    scenario.wait_for(lambda: "ecommission" in worker.executor_logs(), "the executor knew that it was to go")
+    scenario.gates.open()
+    scenario.query.wait_for_all_rows()
+    scenario.at.replace(worker)
+
+
+def lose_shuffle_files(scenario):
+    """What the tasks before the shuffle have written is gone when half of those after it have begun."""
+    scenario.gates.close(1, "begun", 1)
+    for partition_id in (0, 1):
+        scenario.wait_at("begun", partition_id)
+    files = [path for worker in scenario.at.cluster.workers for path in worker.shuffle_files()]
+    assert files
+    for path in files:
+        path.unlink()
+    before = fetches_failed(scenario)
+    scenario.gates.open()
+    scenario.query.wait_for_all_rows()
+    assert fetches_failed(scenario) > before
+
+
+def fetches_failed(scenario):
+    """How often executors have said that rows from before a shuffle are gone."""
+    return sum(worker.executor_logs().count("FetchFailedException") for worker in scenario.at.cluster.workers)
+
+
+# Where the first task of the batch stands, what is done to it, and whether a task is then run again for certain.
+FAULTS = {
+    "an executor": ("done", lose_an_executor, True),
+    "a worker": ("done", lose_a_worker, True),
+    "a Python worker": ("done", lose_a_python_worker, True),
+    "a task runs twice": ("done", run_a_task_twice, True),
+    "a worker is decommissioned": ("done", decommission_a_worker, False),
+    "shuffle files": ("begun", lose_shuffle_files, False),
+}
+
+
+def strike(cluster, tcp_url, observer, fault, way, shape, topic=None):
+    """One query of three batches, the second of which is struck."""
+    name = f"{fault}_{way}_{shape}{'_kafka' if topic else ''}".replace(" ", "_").lower()
+    scenario = cluster.scenario(tcp_url, way, shape, name, topic)
+    moment, by, runs_again = FAULTS[fault]
+    scenario.gates.close(1, moment, 0)
+    scenario.run_struck_batch(by)
+    scenario.finish()
+    check(scenario.query, observer)
+    done = scenario.gates.passed(1, "done")
+    # A receiver that has all rows of one attempt of a task takes none of another, which stages them in vain.
+    assert way in {passed.way for passed in done} <= {way, "staged"}
+    assert len(done) >= PARTITIONS + runs_again
+
+
+class TestShort:
+    @pytest.mark.parametrize(
+        ("fault", "way", "shape"),
+        [
+            ("an executor", "received", "stateful"),
+            ("a worker", "staged", "shuffled"),
+            ("a task runs twice", "staged", "stateful"),
+        ],
+    )
+    def test_each_row_comes_once(self, fault, way, shape, cluster, tcp_url, observer):
+        """Whatever is lost in the middle of a batch, its rows are in the table once, and no staging table stays."""
+        strike(cluster, tcp_url, observer, fault, way, shape)
+
+
+class TestEverything:
+    @pytest.mark.parametrize("shape", ["shuffled", "stateful"])
+    @pytest.mark.parametrize("way", TRANSPORTS)
+    @pytest.mark.parametrize("fault", FAULTS)
+    def test_each_row_comes_once(self, fault, way, shape, cluster, tcp_url, observer):
+        """The same for every fault, by every transport, with and without a state store."""
+        strike(cluster, tcp_url, observer, fault, way, shape)
+
+    @pytest.mark.kafka
+    @pytest.mark.parametrize("way", TRANSPORTS)
+    def test_from_kafka(self, way, cluster, tcp_url, observer, kafka, topic):
+        """An executor is lost whose tasks have read Kafka themselves."""
+        source = kafka.bootstrap_servers, topic(partitions=2)
+        strike(cluster, tcp_url, observer, "an executor", way, "shuffled", source)
+
+
+def test_a_cluster_that_grows_and_shrinks(tcp_url, observer, tmp_path):
+    """With dynamic allocation executors come while tasks wait, and go when there are none; rows come once."""
+    settings = {
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.timeout": "2s",
+        "spark.dynamicAllocation.minExecutors": "1",
+        "spark.dynamicAllocation.initialExecutors": "1",
+        "spark.dynamicAllocation.maxExecutors": "2",
+        "spark.dynamicAllocation.executorIdleTimeout": "2s",
+        "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
+        "spark.speculation": "false",
+    }
+    with clustered(tmp_path, settings) as cluster:
+        scenario = cluster.scenario(tcp_url, "staged", "stateful", "growing")
+        count = lambda: sum(len(worker.executors()) for worker in cluster.cluster.workers)  # noqa: E731
+        scenario.wait_for(lambda: count() == 1, "one executor was left")
+        scenario.gates.close(1, "done", 0)
+
+        def wait_for_growth(_):
+            scenario.wait_at("done", 0)
+            # Its slot is taken, and three tasks wait.
+            scenario.wait_for(lambda: count() == 2, "there was a second executor")
+            scenario.wait_for(lambda: len(scenario.gates.passed(1, "done")) == PARTITIONS, "it had run the others")
+
+        scenario.run_struck_batch(wait_for_growth)
+        scenario.wait_for(lambda: count() == 1, "one executor was left again")
+        scenario.finish()
+        check(scenario.query, observer)
+        assert len({passed.host for passed in scenario.gates.passed(1, "done")}) == 2

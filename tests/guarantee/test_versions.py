@@ -1,0 +1,83 @@
+"""
+What does an installed pgonce do on the PySpark that is there, whichever that is?
+
+Covers: sink.data_source.stream_arrow_writer, sink.encoding.newer_types.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+from support.inbox import Inbox, create_events, events
+from support.patience import PATIENCE_SECONDS
+
+import pgonce
+
+HAS_DATA_SOURCES = find_spec("pyspark.sql.datasource") is not None
+
+# What PySpark 3.5 is to Python: a package without this module.
+WITHOUT_DATA_SOURCES = """
+import sys
+sys.modules["pyspark.sql.datasource"] = None
+import pgonce
+for name in pgonce.__all__:
+    getattr(pgonce, name)
+try:
+    import pyspark_pgonce
+except ImportError as error:
+    print(error)
+"""
+
+# What they have that is older than 4.1.
+WITHOUT_NEWER_TYPES = """
+from pyspark.sql import types as t
+for name in ("CalendarIntervalType", "TimeType", "VariantType"):
+    if hasattr(t, name):
+        delattr(t, name)
+from pgonce.sink.encoding.encoded_types import encoded_columns
+fields = [t.StructField("tags", t.ArrayType(t.StringType())), t.StructField("detail", t.StructType())]
+print(*(column.postgres_type for column in encoded_columns(t.StructType(fields))))
+"""
+
+
+def said_by(program: str) -> str:
+    """What this Python prints that runs the program."""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+
+
+def test_all_public_names_can_be_imported():
+    """Whatever this PySpark lacks, no public name needs it when it is imported."""
+    assert [name for name in pgonce.__all__ if getattr(pgonce, name) is None] == []
+
+
+def test_a_spark_without_python_data_sources_is_named():
+    """There, all else can be imported, and the data source says in words which PySpark it needs, and what works."""
+    said = said_by(WITHOUT_DATA_SOURCES)
+    assert said.startswith("[SPARK_TOO_OLD]")
+    assert "PySpark 4.0 or newer" in said
+    assert "PostgresBatchWriter" in said
+
+
+def test_a_spark_without_the_newest_types_encodes_all_others():
+    """Where Python does not know variant, time or calendar intervals, no column can have them, and the others work."""
+    assert said_by(WITHOUT_NEWER_TYPES) == "text[] jsonb\n"
+
+
+@pytest.mark.spark
+def test_a_sink_is_found_or_its_helper_says_why_not(spark, url, checkpoint, tmp_path):
+    """``recover_and_start`` of a sink starts it, or says which Spark it needs where Spark says "failed to find"."""
+    create_events(url, "events", keyed=False)
+    inbox = Inbox(tmp_path / "inbox")
+    inbox.add(10)
+    stream = events(spark, inbox.folder).writeStream.format("pgonce").options(url=url, table="events")
+    if HAS_DATA_SOURCES:
+        query = pgonce.recover_and_start(stream.trigger(availableNow=True), checkpoint, url)
+        assert query.awaitTermination(PATIENCE_SECONDS)
+        return
+    with pytest.raises(pgonce.PgonceError, match="SPARK_TOO_OLD"):
+        pgonce.recover_and_start(stream, checkpoint, url)
+    with pytest.raises(Exception, match="DATA_SOURCE_NOT_FOUND"):
+        stream.option("checkpointLocation", checkpoint).start()

@@ -1,0 +1,59 @@
+"""
+How does docs/versions.md show the outcomes?
+
+Pure. Invariant: there is a row for every combination; a row changes only if its combination was run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from matrix.combinations import Combination, combinations
+from matrix.outcome import Outcome
+
+BEGIN, END = "<!-- what make matrix found -->", "<!-- end of what make matrix found -->"
+_HEAD = ("PySpark", "Postgres", "Python", "Java", "Outcome", "Commit")
+_VERSIONS = ("pyspark", "postgres", "python", "java")
+NOT_YET = "not run yet"
+
+
+def with_outcomes(page: str, outcomes: Iterable[Outcome]) -> str:
+    """The page, with these outcomes in its table."""
+    before, _, rest = page.partition(BEGIN)
+    table, _, after = rest.partition(END)
+    known = rows(table)
+    known.update({outcome.combination: _row(outcome) for outcome in outcomes})
+    lines = [_line(_HEAD), _line(["---"] * len(_HEAD))]
+    lines += [_line(known.get(one) or _empty(one)) for one in combinations()]
+    return "\n".join([f"{before}{BEGIN}", *lines, f"{END}{after}"])
+
+
+def rows(table: str) -> dict[Combination, list[str]]:
+    """The rows of the table, by what they are about."""
+    lines = [line for line in table.splitlines() if line.startswith("|")]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    found = [row for row in cells if row[0] != _HEAD[0] and not row[0].startswith("-")]
+    return {Combination(*(_major(version) for version in row[:3])): row for row in found}
+
+
+def _major(version: str) -> str:
+    """4.3.0 is of 4.3, 18.4 of 18, and 3.11.7 of 3.11."""
+    parts = version.split(".")
+    return ".".join(parts[:-1]) if len(parts) > 1 and version not in _MAJORS else version
+
+
+_MAJORS = {part for one in combinations() for part in one}
+
+
+def _row(outcome: Outcome) -> list[str]:
+    asked = {**outcome.combination._asdict(), "java": ""}
+    versions = [outcome.versions.get(name, asked[name]) for name in _VERSIONS]
+    return [*versions, outcome.in_words().replace("|", "/"), outcome.commit]
+
+
+def _empty(combination: Combination) -> list[str]:
+    return [*combination, "", NOT_YET, ""]
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,95 @@
+"""
+A checkpoint in a real object store: read and written, while the store is slow, fails now and then, or lists late.
+
+Covers: offsets_store.checkpoint.writer.
+"""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from support.ledger_history import QUERY
+from support.stopped_query import COMMIT, entry
+
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
+from pgonce.offsets_store.errors import CheckpointError
+
+METADATA = f'{{"id":"{QUERY}"}}'
+
+
+@pytest.fixture
+def checkpoint(folder_in_store):
+    """A checkpoint with three entries, the last of which is not committed."""
+    writer = CheckpointWriter(folder_in_store)
+    writer.write("metadata", METADATA.encode())
+    for number in range(3):
+        writer.write(f"offsets/{number}", entry(number).encode())
+    for number in range(2):
+        writer.write(f"commits/{number}", COMMIT.encode())
+    return Checkpoint(folder_in_store)
+
+
+def assert_is_read(checkpoint):
+    """Everything that a batch asks a checkpoint for is there."""
+    assert checkpoint.query_id() == QUERY
+    assert checkpoint.newest_offset_entry().batch_id == 2
+    assert checkpoint.offset_log(1).text == entry(1)
+    assert (checkpoint.is_committed(1), checkpoint.is_committed(2)) == (True, False)
+    assert checkpoint.batch_ids() == ([0, 1, 2], [0, 1])
+    assert not checkpoint.is_stateful()
+
+
+def test_a_good_day(checkpoint, folder_in_store):
+    """What was written is read, nothing half-written is left, and what was removed is gone."""
+    assert_is_read(checkpoint)
+    writer = CheckpointWriter(folder_in_store)
+    assert sorted(writer.files.names("offsets")) == ["0", "1", "2"]
+    assert writer.written_at("offsets/2") is not None
+    writer.remove("offsets/2")
+    assert checkpoint.batch_ids() == ([0, 1], [0, 1])
+    assert not writer.is_empty()
+
+
+def test_a_slow_store(checkpoint, weak_store):
+    """A store that takes four seconds for each answer is waited for."""
+    weak_store.delay_seconds = 4.0
+    begun = time.monotonic()
+    assert checkpoint.query_id() == QUERY
+    assert time.monotonic() - begun > 4.0
+
+
+def test_a_store_that_fails_now_and_then(checkpoint, weak_store):
+    """Requests that fail, with an answer or without one, are sent again."""
+    weak_store.fails_each = 3
+    for _ in range(3):
+        assert_is_read(checkpoint)
+    assert weak_store.failed > 5
+
+
+def test_a_store_that_is_away(checkpoint, weak_store):
+    """If every request fails, that is an error with the path in it, and not a checkpoint without entries."""
+    weak_store.fails_each = 1
+    with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
+        checkpoint.newest_offset_entry()
+    with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
+        checkpoint.is_committed(1)
+
+
+def test_a_store_that_lists_late(checkpoint, folder_in_store, weak_store):
+    """Entries that no listing has yet are found by their numbers."""
+    weak_store.lists_after_seconds = 60.0
+    assert [name for name in CheckpointWriter(folder_in_store).files.names("offsets") if name.isdecimal()] == []
+    assert_is_read(checkpoint)
+    CheckpointWriter(folder_in_store).write("offsets/3", entry(3).encode())
+    assert checkpoint.newest_offset_entry().batch_id == 3
+    assert weak_store.hidden > 0
+
+
+def test_wrong_credentials(checkpoint, folder_in_store, monkeypatch):
+    """A login that the store refuses is an error, and the secret is not in it."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE") as refused:
+        Checkpoint(folder_in_store).query_id()
+    assert "not-the-secret" not in str(refused.value)

@@ -1,0 +1,107 @@
+"""The function pgonce.wait_for: snapshots, bounds, and who may call it. (What it answers: status/test_reached.py.)"""
+
+from __future__ import annotations
+
+import threading
+
+import psycopg
+import pytest
+from support.ledger_history import publish
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+
+START = {"0": {"t": {"0": 10}}}
+CALL = """SELECT pgonce.wait_for('orders', '{"t": {"0": 10}}', '30 s')"""
+
+
+@pytest.fixture
+def reader(url):
+    """A session of somebody who waits; the query stands before the record, and commits it in half a second."""
+    publish(url, 0, START)
+    later = threading.Timer(0.5, lambda: publish(url, 1, {"0": {"t": {"0": 11}}}, start=START))
+    with psycopg.connect(url) as connection:
+        yield connection, later
+    if later.ident:
+        later.join()
+
+
+def test_it_sees_new_commits_inside_a_transaction(reader):
+    """Under READ COMMITTED, the wait ends inside a transaction, and the next statement sees the rows."""
+    connection, later = reader
+    connection.execute("SELECT end_offsets FROM pgonce.writers")
+    later.start()
+    assert connection.execute(CALL).fetchone() == (True,)
+    assert connection.execute("SELECT end_offsets FROM pgonce.writers").fetchone() == ({"0": {"t": {"0": 11}}},)
+
+
+def test_the_statement_that_waits_does_not_see_the_rows(reader):
+    """A statement has its snapshot from before the wait, so what it reads beside the call is old, as documented."""
+    connection, later = reader
+    later.start()
+    waited, end = connection.execute(f"{CALL}, (SELECT end_offsets FROM pgonce.writers)").fetchone()
+    assert (waited, end) == (True, START)
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_snapshot_that_stays_is_refused(reader, level):
+    """Where new commits cannot be seen, the call is refused at once, in words."""
+    connection, _ = reader
+    connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
+    with pytest.raises(psycopg.errors.InvalidTransactionState, match=f"(?s){level.lower()}.*READ COMMITTED"):
+        connection.execute(CALL)
+
+
+@pytest.mark.parametrize("timeout", ["'11 minutes'", "'-1 s'", "NULL"])
+def test_waits_are_bounded(reader, timeout):
+    """Ten minutes are the longest wait."""
+    connection, _ = reader
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="00:10:00"):
+        connection.execute(f"SELECT pgonce.wait_for('orders', '{{}}', {timeout})")
+
+
+def test_a_statement_timeout_ends_the_wait(reader):
+    """The session's own bound counts, too."""
+    connection, _ = reader
+    connection.execute("SET statement_timeout = '200ms'")
+    with pytest.raises(psycopg.errors.QueryCanceled):
+        connection.execute(CALL)
+
+
+@pytest.mark.parametrize(
+    "offsets",
+    [
+        "[]",
+        "3",
+        '{"t": 3}',
+        '{"t": [{"0": 1}]}',
+        '{"t": {"0": [1]}}',
+        '{"t": {"0": -1}}',
+        '{"t": {"0": 1.5}}',
+        '{"t": {"0": "1"}}',
+        '{"t": {"0": null}}',
+    ],
+)
+def test_other_forms_are_refused(reader, offsets):
+    """What is not topic to partition to offset is refused, with an example."""
+    connection, _ = reader
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match='"topic"'):
+        connection.execute("SELECT pgonce.wait_for('orders', %s::jsonb)", [offsets])
+
+
+def test_a_streaming_role_that_may_not_create_it_goes_on(url, login):
+    """An upgrade does not stop a job: the function is for people, and `pgonce init` makes it."""
+    from pgonce.offsets_store.ledger.grants import grants
+    from pgonce.offsets_store.ledger.migrations import ledgers_seen
+
+    ensure_ledger(url)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("DROP FUNCTION pgonce.wait_for; DELETE FROM pgonce.schema_version WHERE version = 11")
+        for statement in grants(login.user):
+            admin.execute(statement.encode())
+        admin.execute(f'REVOKE CREATE ON SCHEMA pgonce FROM "{login.user}"')
+        ledgers_seen.clear()
+        ensure_ledger(login.url)
+        assert admin.execute("SELECT to_regproc('pgonce.wait_for')").fetchone() == (None,)
+        ledgers_seen.clear()
+        ensure_ledger(url)
+        assert admin.execute("SELECT to_regproc('pgonce.wait_for') IS NOT NULL").fetchone() == (True,)

@@ -1,0 +1,156 @@
+"""A new query meets every other one that feeds its sink or one of its tables, whatever their sinks are called."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from support.batches import make_planned_batch
+from support.committed_rows import settings
+from support.routed_rows import TABLES, commit, routed, routes
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.errors import RefusedBatch
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.recovery.read_stopped_query import read_neighbours
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.settings import destination
+from pgonce.sink.target.routes.publication import publication_into
+
+BOTH = routes({"orders": {}, "clicks": {}})
+CLICKS = destination("clicks")
+
+
+@pytest.fixture(autouse=True)
+def tables(admin):
+    """Tables that a router and plain queries share."""
+    admin.execute(TABLES)
+
+
+def first_of(query_id, **changes):
+    """Batch 0 of a query; all of them read the same partition, unless it is said otherwise."""
+    return make_planned_batch(0, query_id=query_id, **changes)
+
+
+def reading(partition):
+    """What a batch reads that begins with this partition."""
+    return {"start": {"0": {"t": {partition: 0}}}, "end": {"0": {"t": {partition: 10}}}}
+
+
+def refused(url, batch, where, sink_name=None):
+    """The error with which a first batch is refused."""
+    with pytest.raises(RefusedBatch) as raised:
+        commit(url, batch, where, routed(), sink_name)
+    assert raised.value.code == "FOREIGN"
+    return raised.value
+
+
+@pytest.mark.parametrize("is_router_first", [True, False])
+def test_a_router_and_a_plain_query_meet_on_one_table(url, is_router_first):
+    """Whichever was first, the other is refused, and told through which sink the table is fed."""
+    first, second = (BOTH, CLICKS) if is_router_first else (CLICKS, BOTH)
+    commit(url, first_of("old"), first, routed(("clicks", 1, "a")))
+    error = refused(url, first_of("new"), second)
+    other = "route:kind" if is_router_first else "public.clicks"
+    assert f"the same table is fed already: query old through sink {other!r}" in error.what
+    assert f"give it the same sinkName, {other!r}" in error.remedy
+
+
+def test_a_listed_table_counts_before_it_gets_rows(url):
+    """The router may write to it with its next batch."""
+    commit(url, first_of("old"), BOTH, routed(("orders", 1, "a")))
+    refused(url, first_of("new"), CLICKS)
+
+
+def test_names_of_their_own_do_not_hide_a_table(url):
+    """Two plain queries meet, although each has given its sink a name."""
+    commit(url, first_of("old"), CLICKS, routed(), "one")
+    assert "through sink 'one'" in refused(url, first_of("new"), CLICKS, "two").what
+
+
+def test_a_table_is_known_by_its_oid(url, admin):
+    """A new name does not make it another one."""
+    commit(url, first_of("old"), BOTH, routed())
+    admin.execute("ALTER TABLE clicks RENAME TO visits")
+    refused(url, first_of("new"), destination("visits"))
+
+
+def test_a_table_is_known_by_its_name(url, admin):
+    """One that was created again under the same name still belongs to the query that writes to that name."""
+    commit(url, first_of("old"), BOTH, routed())
+    admin.execute("DROP TABLE clicks; CREATE TABLE clicks (id bigint, name text, kind text)")
+    refused(url, first_of("new"), CLICKS)
+
+
+def test_other_tables_and_other_rows_are_let_in(url):
+    """Only what may be the same rows in the same table is refused."""
+    commit(url, first_of("old"), BOTH, routed())
+    apart = first_of("other rows", **reading("7"))
+    assert commit(url, apart, CLICKS, routed()) is Verdict.NEW
+    elsewhere = routes({"kept": {"create_table": True}})
+    assert commit(url, first_of("other table"), elsewhere, routed(), "kept") is Verdict.NEW
+
+
+def test_a_function_is_known_by_the_tables_that_it_has_written(url):
+    """Which tables these are is known once it has published."""
+    targets = {"public.clicks": 1}
+    work = Work(lambda _: "my function", lambda *_: Published(0, "function", targets=targets), sealed=True)
+    commit_batch(settings(url), first_of("old"), work)
+    assert "through sink 'my function'" in refused(url, first_of("new"), CLICKS).what
+
+
+def test_one_query_may_feed_a_table_by_two_sinks(url):
+    """Its second sink is no rival of its first; and both are replaced, one after the other, by those of a new query."""
+    commit(url, first_of("old"), CLICKS, routed(), "one")
+    commit(url, first_of("old"), CLICKS, routed(), "two")
+    next_one = {"start": {"0": {"t": {"0": 10}}}, "end": {"0": {"t": {"0": 20}}}}
+    replacing = settings(url, remedies=Remedies(replaces="old"))
+    for sink in ("one", "two"):
+        batch = first_of("new", **next_one)
+        assert commit_batch(replacing, batch, publication_into(sink, CLICKS, routed())) is Verdict.NEW
+
+
+def test_recoveries_know_the_same_neighbours(url, pgonce):
+    """`pgonce forget` tells who else feeds a table, and what `pgonce doctor` says of a sink is of its table, too."""
+    commit(url, first_of("old"), BOTH, routed())
+    commit(url, first_of("other rows", **reading("7")), CLICKS, routed())
+    shown = pgonce("forget", "other rows", "--reason", "try").stdout
+    assert "But public.clicks is fed by old (no name) too" in " ".join(shown.split())
+    with engine_for(url).begin() as connection:
+        fed = read_neighbours(connection, "public.orders")["public.orders"]
+    assert [other.query_id for other in fed] == ["old"]
+
+
+def test_retired_writers_do_not_count(url, admin):
+    """They will publish no more."""
+    commit(url, first_of("old"), BOTH, routed())
+    admin.execute("UPDATE pgonce.writers SET retired_at = now()")
+    assert commit(url, first_of("new"), CLICKS, routed()) is Verdict.NEW
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_two_that_start_together_see_each_other(url, admin, isolation):
+    """Under a snapshot, too, one of them is refused, although their sinks have different names."""
+    role = admin.execute("SELECT current_user").fetchone()[0]
+    admin.execute(f"ALTER ROLE {role} SET default_transaction_isolation = '{isolation}'")
+    try:
+        found, together = [], threading.Barrier(2)
+
+        def start(query, where):
+            together.wait()
+            try:
+                found.append(commit_batch(settings(url), first_of(query), publication_into(None, where, routed())))
+            except RefusedBatch as error:
+                found.append(error.code)
+
+        threads = [threading.Thread(target=start, args=pair) for pair in (("one", BOTH), ("two", CLICKS))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        admin.execute(f"ALTER ROLE {role} RESET default_transaction_isolation")
+    assert sorted(map(str, found)) == ["FOREIGN", "Verdict.NEW"]

@@ -1,0 +1,71 @@
+"""
+A connection string together with the source of its password.
+
+Covers: offsets_store.postgres.passwords.login
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+
+from pgonce import Login, PostgresUrl
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.postgres.passwords.postgres_url import with_source_of
+
+
+def test_it_is_a_connection_string_and_two_are_equal_only_if_their_sources_are():
+    """So a pool, and what is remembered of a ledger, is never shared between two sources."""
+    plain, one, other = PostgresUrl("host=x"), PostgresUrl("host=x", "a:b"), PostgresUrl("host=x", "a:c")
+    assert plain == "host=x"
+    assert hash(plain) == hash("host=x")
+    assert len({plain, "host=x", one, other, PostgresUrl("host=x", "a:b")}) == 3
+    assert one != "host=x"
+    assert [one].count("host=x") == 0
+    assert engine_for(one) is engine_for(PostgresUrl("host=x", "a:b"))
+    assert engine_for(one) is not engine_for("host=x")
+
+
+def test_it_travels_with_its_source():
+    """Spark pickles settings for workers, and the other process asks the same source."""
+    for url in (PostgresUrl("host=x", "a:b"), PostgresUrl("host=x", None, "run it")):
+        for came in (pickle.loads(pickle.dumps(url)), copy.deepcopy(url), PostgresUrl(url)):
+            assert (came, came.password_from, came.password_command) == (url, url.password_from, url.password_command)
+            assert type(came) is PostgresUrl
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (("", "no_colon"), "BAD_OPTION", "does not name a function"),
+        (("", "a:b()"), "BAD_OPTION", "does not name a function"),
+        (("", "a.b:c:d"), "BAD_OPTION", "does not name a function"),
+        (("", "lambda login: 'x'"), "BAD_OPTION", "does not name a function"),
+        (("", None, "   "), "BAD_OPTION", "names no command"),
+        (("", None, "run 'zq7"), "BAD_OPTION", "split into words"),
+        (("", "a:b", "run"), "CLASHING_OPTIONS", "both set"),
+        (("postgresql://u:zq7@h/d", "a:b"), "CLASHING_OPTIONS", "url holds a password"),
+        (("host=h password=zq7", None, "run"), "CLASHING_OPTIONS", "url holds a password"),
+    ],
+)
+def test_what_cannot_work_is_refused_when_it_is_made(given, code, said):
+    """Nothing is called or run to find out, and no password is shown."""
+    with pytest.raises(ConfigurationError, match=code) as refused:
+        PostgresUrl(*given)
+    assert said in str(refused.value)
+    assert "zq7" not in str(refused.value)
+    assert refused.value.__context__ is None
+
+
+def test_another_database_may_have_the_same_source():
+    """As for a url that is given as an argument, beside the options of a command."""
+    assert with_source_of(PostgresUrl("host=a", "m:f"), "host=b") == PostgresUrl("host=b", "m:f")
+    assert with_source_of("host=a", "host=b") == "host=b"
+
+
+def test_a_login_says_who_logs_in_where_and_nothing_else():
+    """What a function is told holds no secret, and shows whether the password before was refused."""
+    assert vars(Login("h", 1, "u", "d")) == {"host": "h", "port": 1, "user": "u", "dbname": "d", "refused": False}

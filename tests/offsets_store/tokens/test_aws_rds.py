@@ -1,0 +1,152 @@
+"""Tokens of AWS: recomputed here by the rules of Signature Version 4, without AWS's own code."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+from datetime import datetime, timedelta, timezone
+from urllib.parse import parse_qsl, quote, urlsplit
+
+import pytest
+
+from pgonce import Login, tokens
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.tokens import aws_rds
+
+KEY_ID, KEY, SESSION = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "session/token+with=signs"
+HOST = "orders.abc123.eu-west-1.rds.amazonaws.com"
+
+
+@pytest.fixture(autouse=True)
+def _credentials(monkeypatch, tmp_path):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    aws_rds._client.cache_clear()
+    yield
+    aws_rds._client.cache_clear()
+
+
+def signature(host: str, port: int, region: str, query: list[tuple[str, str]], secret: str) -> str:
+    """
+    The signature of a presigned GET of service rds-db, by the steps of the AWS General Reference.
+
+    Canonical request, string to sign, signing key, signature: "Create a signed AWS API request".
+    """
+    given = dict(query)
+    plain = sorted((quote(name, "-_.~"), quote(value, "-_.~")) for name, value in query)
+    canonical = "\n".join(
+        [
+            "GET",
+            "/",
+            "&".join(f"{name}={value}" for name, value in plain),
+            f"host:{host}:{port}\n",
+            "host",
+            hashlib.sha256(b"").hexdigest(),
+        ]
+    )
+    day = given["X-Amz-Date"][:8]
+    scope = f"{day}/{region}/rds-db/aws4_request"
+    to_sign = "\n".join(
+        ["AWS4-HMAC-SHA256", given["X-Amz-Date"], scope, hashlib.sha256(canonical.encode()).hexdigest()]
+    )
+    key = f"AWS4{secret}".encode()
+    for part in (day, region, "rds-db", "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    return hmac.new(key, to_sign.encode(), hashlib.sha256).hexdigest()
+
+
+def checked(token: str, login: Login, region: str, secret: str = KEY) -> dict[str, str]:
+    """The parts of a token, after all has been checked that RDS checks."""
+    assert "://" not in token
+    where = urlsplit(f"https://{token}")
+    assert (where.hostname, where.port, where.path) == (login.host.lower(), login.port, "/")
+    query = parse_qsl(where.query, strict_parsing=True)
+    given = dict(query)
+    assert len(given) == len(query)
+    signed = given.pop("X-Amz-Signature")
+    assert (given["Action"], given["DBUser"]) == ("connect", login.user)
+    assert given["X-Amz-Algorithm"] == "AWS4-HMAC-SHA256"
+    assert given["X-Amz-SignedHeaders"] == "host"
+    assert int(given["X-Amz-Expires"]) <= 900
+    at = datetime.strptime(given["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+    assert abs(datetime.now(timezone.utc) - at) < timedelta(minutes=5)
+    assert given["X-Amz-Credential"] == f"{KEY_ID}/{at:%Y%m%d}/{region}/rds-db/aws4_request"
+    assert signed == signature(where.hostname, where.port, region, list(given.items()), secret)
+    return given
+
+
+def test_the_signing_here_is_that_of_the_reference():
+    """The key that is derived here is the one that AWS's documentation derives, so the comparison means something."""
+    key = b"AWS4wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
+    for part in ("20150830", "us-east-1", "iam", "aws4_request"):
+        key = hmac.new(key, part.encode(), hashlib.sha256).digest()
+    assert key.hex() == "c4afb1cc5771d871763a393e44b703571b55cc28424d1a5e86da6ed3c154a4b9"
+
+
+@pytest.mark.parametrize(
+    "login",
+    [
+        Login(HOST, 5432, "streamer", "shop"),
+        Login("shop.cluster-ro-x.us-gov-west-1.rds.amazonaws.com", 6432, "a role+with/odd=signs é&", "shop"),
+        Login("db.abc.cn-north-1.rds.amazonaws.com.cn", 5432, "streamer", "shop"),
+    ],
+)
+def test_a_token_is_signed_for_host_port_role_and_region(login):
+    """The signature is the one that Signature Version 4 demands, over the host and port that are connected to."""
+    region = login.host.split(".rds.")[0].rsplit(".", 1)[1]
+    checked(tokens.aws_rds(login), login, region)
+
+
+def test_temporary_credentials_send_their_session_too(monkeypatch):
+    """Roles of instances, tasks and pods have them."""
+    monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION)
+    login = Login(HOST, 5432, "streamer", "shop")
+    assert checked(tokens.aws_rds(login), login, "eu-west-1")["X-Amz-Security-Token"] == SESSION
+
+
+def test_the_region_of_another_name_comes_from_the_environment(monkeypatch):
+    """A host that is not named as RDS names it says nothing of a region."""
+    login = Login("db.internal", 5432, "streamer", "shop")
+    monkeypatch.setenv("AWS_REGION", "ap-south-1")
+    checked(tokens.aws_rds(login), login, "ap-south-1")
+    monkeypatch.delenv("AWS_REGION")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "sa-east-1")
+    checked(tokens.aws_rds(login), login, "sa-east-1")
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    aws_rds._client.cache_clear()
+    with pytest.raises(ConfigurationError, match="PASSWORD_SOURCE_MISSING.*AWS_REGION"):
+        tokens.aws_rds(login)
+
+
+def test_credentials_that_were_changed_are_read_again_after_a_refusal(monkeypatch):
+    """A token that is refused is followed by one that is signed with what boto3 finds now."""
+    login = Login(HOST, 5432, "streamer", "shop")
+    checked(tokens.aws_rds(login), login, "eu-west-1")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another secret")
+    checked(tokens.aws_rds(login), login, "eu-west-1")
+    again = Login(HOST, 5432, "streamer", "shop", refused=True)
+    checked(tokens.aws_rds(again), again, "eu-west-1", "another secret")
+
+
+def test_without_credentials_the_error_says_so(monkeypatch):
+    """What boto3 says is in the error."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    url = PostgresUrl(f"host={HOST} user=streamer", "pgonce.tokens:aws_rds")
+    with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*NoCredentialsError: Unable to locate credentials"):
+        connect(url)
+
+
+def test_a_token_is_not_in_the_logs(caplog):
+    """At DEBUG, botocore would log the signature, which is the secret part of a token."""
+    caplog.set_level(logging.DEBUG)
+    token = tokens.aws_rds(Login(HOST, 5432, "streamer", "shop"))
+    assert token.rsplit("=", 1)[1] not in caplog.text

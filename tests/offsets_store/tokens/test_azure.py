@@ -1,0 +1,72 @@
+"""Tokens of Microsoft Entra, asked of a server that checks requests as Azure's identity endpoints do."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+from support.token_server import serving
+
+from pgonce import Login, tokens
+from pgonce.offsets_store.tokens import azure
+
+HEADER = "zq7-identity-header"
+
+
+@pytest.fixture(autouse=True)
+def _no_credentials(monkeypatch):
+    for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    azure._credential.cache_clear()
+    yield
+    azure._credential.cache_clear()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    """
+    The endpoint of a managed identity, as an App Service or a Function has it.
+
+    It demands the version, the resource and the secret header of "How to use managed identities for App Service".
+    """
+    given: list[str] = []
+
+    def answer(request):
+        if request.headers.get("x-identity-header") != HEADER or request.query.get("api-version") != "2019-08-01":
+            return 401, {"message": "no"}
+        given.append(f"zq7token{len(given)}")
+        expires = str(int(time.time()) + 3600)
+        resource = request.query["resource"]
+        return 200, {"access_token": given[-1], "expires_on": expires, "resource": resource, "token_type": "Bearer"}
+
+    with serving({("GET", "/msi/token"): answer}) as found:
+        monkeypatch.setenv("IDENTITY_ENDPOINT", f"{found.url}/msi/token")
+        monkeypatch.setenv("IDENTITY_HEADER", HEADER)
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("host", "resource"),
+    [
+        ("shop.postgres.database.azure.com", "https://ossrdbms-aad.database.windows.net"),
+        ("shop.internal", "https://ossrdbms-aad.database.windows.net"),
+        ("shop.postgres.database.chinacloudapi.cn", "https://ossrdbms-aad.database.chinacloudapi.cn"),
+        ("shop.postgres.database.usgovcloudapi.net", "https://ossrdbms-aad.database.usgovcloudapi.net"),
+    ],
+)
+def test_a_token_is_asked_for_databases_alone(server, host, resource, caplog):
+    """The resource is that of databases, in the cloud in which the host is; no log has the token."""
+    caplog.set_level(logging.DEBUG)
+    assert tokens.azure(Login(host, 5432, "streamer", "shop")) == "zq7token0"
+    assert [request.query["resource"] for request in server.asked("/msi/token")] == [resource]
+    assert "zq7token" not in caplog.text
+
+
+def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(server):
+    """Azure's library keeps it while it is valid; if Postgres refuses it, it makes another one."""
+    login = Login("shop.postgres.database.azure.com", 5432, "streamer", "shop")
+    assert [tokens.azure(login) for _ in range(3)] == ["zq7token0"] * 3
+    refused = Login("shop.postgres.database.azure.com", 5432, "streamer", "shop", refused=True)
+    assert tokens.azure(refused) == "zq7token1"
+    assert tokens.azure(login) == "zq7token1"

@@ -1,0 +1,127 @@
+"""Tokens of Databricks, asked of a server that checks requests as a workspace does."""
+
+from __future__ import annotations
+
+import base64
+import logging
+from uuid import UUID
+
+import pytest
+from support.token_server import serving
+
+from pgonce import Login, tokens
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.offsets_store.tokens import databricks
+
+CLIENT, SECRET = "0b6f-client", "zq7secret"
+UID = "11111111-2222-3333-4444-555555555555"
+HOST = f"instance-{UID}.database.cloud.databricks.com"
+ENDPOINT = "projects/shop/branches/main/endpoints/primary"
+
+
+def of_host(host: str, *, refused: bool = False) -> Login:
+    """A login at a host."""
+    return Login(host, 5432, CLIENT, "databricks_postgres", refused)
+
+
+@pytest.fixture
+def server(monkeypatch, tmp_path):
+    """
+    A workspace: machine-to-machine OAuth, and what the REST API says of instances and credentials.
+
+    A client authenticates with HTTP Basic and asks for scope all-apis; then it shows the access token.
+    """
+    given: list[str] = []
+
+    def login(request):
+        wanted = "Basic " + base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
+        is_sound = request.headers.get("authorization") == wanted
+        is_sound &= request.body.get("grant_type") == "client_credentials" and "all-apis" in request.body.get(
+            "scope", ""
+        )
+        if not is_sound:
+            return 401, {"error": "invalid_client", "error_description": "Client authentication failed"}
+        return 200, {"access_token": "zq7access", "token_type": "Bearer", "expires_in": 3600}
+
+    def authorized(answer):
+        def checked(request):
+            is_sound = request.headers.get("authorization") == "Bearer zq7access"
+            return answer(request) if is_sound else (401, {"error_code": "UNAUTHENTICATED", "message": "no"})
+
+        return checked
+
+    def instance(request):
+        if request.query.get("uid") != UID:
+            return 404, {"error_code": "NOT_FOUND", "message": "there is no such instance"}
+        return 200, {"name": "shop-instance", "uid": UID, "read_write_dns": HOST}
+
+    def credential(request):
+        UUID(request.body["request_id"])
+        given.append(f"zq7token for {','.join(request.body['instance_names'])} {len(given)}")
+        return 200, {"token": given[-1], "expiration_time": "2099-01-01T00:00:00Z"}
+
+    def credential_of_endpoint(request):
+        given.append(f"zq7token for {request.body['endpoint']} {len(given)}")
+        return 200, {"token": given[-1], "expire_time": "2099-01-01T00:00:00Z"}
+
+    def discovery(_):
+        return 200, {
+            "authorization_endpoint": f"{found.url}/oidc/v1/authorize",
+            "token_endpoint": f"{found.url}/oidc/v1/token",
+        }
+
+    def metadata(_):
+        return 200, {"oidc_endpoint": f"{found.url}/oidc", "cloud": "aws", "workspace_id": "1"}
+
+    routes = {
+        ("GET", "/.well-known/databricks-config"): metadata,
+        ("GET", "/oidc/.well-known/oauth-authorization-server"): discovery,
+        ("POST", "/oidc/v1/token"): login,
+        ("GET", "/api/2.0/database/instances:findByUid"): authorized(instance),
+        ("POST", "/api/2.0/database/credentials"): authorized(credential),
+        ("POST", "/api/2.0/postgres/credentials"): authorized(credential_of_endpoint),
+    }
+    with serving(routes) as found:
+        for name in ("DATABRICKS_TOKEN", "DATABRICKS_CONFIG_PROFILE", databricks.INSTANCE, databricks.ENDPOINT):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("DATABRICKS_HOST", found.url)
+        monkeypatch.setenv("DATABRICKS_CLIENT_ID", CLIENT)
+        monkeypatch.setenv("DATABRICKS_CLIENT_SECRET", SECRET)
+        databricks._workspace.cache_clear()
+        databricks._name_of.cache_clear()
+        yield found
+    databricks._workspace.cache_clear()
+    databricks._name_of.cache_clear()
+
+
+@pytest.mark.parametrize("host", [HOST, HOST.replace("instance-", "instance-ro-")])
+def test_the_instance_is_known_by_its_host(server, host, caplog):
+    """A token is asked for the instance whose id is in the host; no log has it, nor the client's secret."""
+    caplog.set_level(logging.DEBUG)
+    assert tokens.databricks(of_host(host)) == "zq7token for shop-instance 0"
+    assert "zq7" not in caplog.text
+
+
+def test_each_connection_has_a_token_of_its_own(server):
+    """The instance is looked up once, and the credential is asked for each time."""
+    assert [tokens.databricks(of_host(HOST)) for _ in range(2)] == [f"zq7token for shop-instance {n}" for n in range(2)]
+    assert len(server.asked("/api/2.0/database/instances:findByUid")) == 1
+    assert len(server.asked("/oidc/v1/token")) == 1
+
+
+def test_after_a_refusal_everything_is_asked_for_again(server):
+    """The workspace is logged in to anew, too."""
+    tokens.databricks(of_host(HOST))
+    tokens.databricks(of_host(HOST, refused=True))
+    assert len(server.asked("/oidc/v1/token")) == 2
+
+
+def test_the_instance_or_the_endpoint_may_be_named(server, monkeypatch):
+    """Where the host does not tell, the environment does."""
+    with pytest.raises(ConfigurationError, match="PASSWORD_SOURCE_MISSING.*PGONCE_LAKEBASE_INSTANCE"):
+        tokens.databricks(of_host("ep-cool-name.database.us-east-1.cloud.databricks.com"))
+    monkeypatch.setenv(databricks.INSTANCE, "another")
+    assert tokens.databricks(of_host("db.internal")) == "zq7token for another 0"
+    monkeypatch.setenv(databricks.ENDPOINT, ENDPOINT)
+    assert tokens.databricks(of_host("db.internal")) == f"zq7token for {ENDPOINT} 1"

@@ -1,0 +1,119 @@
+"""Tokens of Google, asked of a server that checks requests as Google's token endpoint does."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import time
+
+import pytest
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from support.token_server import serving
+
+from pgonce import Login, tokens
+from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.tokens import google
+
+ACCOUNT = "streamer@shop.iam.gserviceaccount.com"
+LOGIN = Login("10.0.0.3", 5432, "streamer@shop.iam", "shop")
+SCOPE = "https://www.googleapis.com/auth/sqlservice.login"
+
+
+def decoded(part: str) -> bytes:
+    """A part of a JSON Web Token."""
+    return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))
+
+
+@pytest.fixture(scope="module")
+def key():
+    """The key of a service account."""
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
+
+
+@pytest.fixture
+def server(key, tmp_path, monkeypatch):
+    """
+    The token endpoint: "Using OAuth 2.0 for Server to Server Applications" says what a request must hold.
+
+    A signed assertion (RS256) of the account, for Google, with the scope, valid for an hour at most.
+    """
+    given: list[str] = []
+
+    def answer(request):
+        if request.body.get("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer":
+            return 400, {"error": "unsupported_grant_type"}
+        header, claims, signature = request.body["assertion"].split(".")
+        try:
+            signed = f"{header}.{claims}".encode()
+            key.public_key().verify(decoded(signature), signed, padding.PKCS1v15(), hashes.SHA256())
+        except InvalidSignature:
+            return 400, {"error": "invalid_grant", "error_description": "Invalid JWT Signature."}
+        said = json.loads(decoded(claims))
+        is_sound = (
+            json.loads(decoded(header))["alg"] == "RS256"
+            and said["iss"] == ACCOUNT
+            and said["aud"] == "https://oauth2.googleapis.com/token"
+            and said["scope"] == SCOPE
+            and said["exp"] - said["iat"] <= 3600
+            and abs(said["iat"] - time.time()) < 300
+        )
+        if not is_sound:
+            return 400, {"error": "invalid_grant", "claims": said}
+        given.append(f"zq7token{len(given)}")
+        return 200, {"access_token": given[-1], "expires_in": 3599, "token_type": "Bearer"}
+
+    with serving({("POST", "/token"): answer}) as found:
+        _account(key, found.url, tmp_path, monkeypatch)
+        google._credentials.cache_clear()
+        yield found
+    google._credentials.cache_clear()
+
+
+def _account(key, url, tmp_path, monkeypatch) -> None:
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+    file = tmp_path / "account.json"
+    file.write_text(
+        json.dumps(
+            {
+                "type": "service_account",
+                "project_id": "shop",
+                "private_key_id": "zq7",
+                "private_key": pem,
+                "client_email": ACCOUNT,
+                "client_id": "1",
+                "token_uri": f"{url}/token",
+            }
+        )
+    )
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+
+
+def test_a_token_is_asked_for_logins_to_databases_alone(server, caplog):
+    """The assertion is signed, and its scope is that of logins; no log has the token."""
+    caplog.set_level(logging.DEBUG)
+    assert tokens.google(LOGIN) == "zq7token0"
+    assert len(server.asked("/token")) == 1
+    assert "zq7token" not in caplog.text
+
+
+def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(server):
+    """Google's library keeps it while it is valid; if Postgres refuses it, it makes another one."""
+    assert [tokens.google(LOGIN) for _ in range(3)] == ["zq7token0"] * 3
+    assert tokens.google(Login(LOGIN.host, LOGIN.port, LOGIN.user, LOGIN.dbname, refused=True)) == "zq7token1"
+    assert tokens.google(LOGIN) == "zq7token1"
+
+
+def test_an_account_that_is_refused_is_an_error_in_words(server, tmp_path, monkeypatch):
+    """A key that is no longer the account's: the error says what Google says of it, and shows no assertion."""
+    another = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    _account(another, server.url, tmp_path, monkeypatch)
+    with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*RefreshError.*Invalid JWT Signature") as failed:
+        connect(PostgresUrl("host=10.0.0.3 user=streamer", "pgonce.tokens:google"))
+    assert server.requests[-1].body["assertion"] not in str(failed.value)

@@ -1,0 +1,105 @@
+"""Does ``make matrix`` run what the documents promise, and does its table say what was found?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from matrix.combinations import NEWEST_POSTGRES, NEWEST_SPARK, POSTGRES, PYTHONS, Combination, combinations, only
+from matrix.outcome import Outcome, kept
+from matrix.page import BEGIN, END, NOT_YET, rows, with_outcomes
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/versions.md").read_text(encoding="utf-8")
+OLDEST = Combination("3.5", "14", "3.10")
+REPORT = """<testsuites><testsuite>
+<testcase classname="tests.guarantee.test_conformance.TestRestarts" name="test_a[inline]"/>
+<testcase classname="tests.guarantee.test_conformance.TestRestarts" name="test_b"><failure message="no"/></testcase>
+<testcase classname="tests.guarantee.test_conformance.TestRestarts" name="test_c"><skipped message="none"/></testcase>
+</testsuite></testsuites>"""
+
+
+def outcome(**what):
+    """An outcome of the oldest combination."""
+    return Outcome(*OLDEST, commit="0123456789", suite="short", **what)
+
+
+class TestCombinations:
+    def test_every_version_is_run(self):
+        """Each PySpark and each Postgres at least once, and each Python on one PySpark."""
+        run = combinations()
+        assert {one.pyspark for one in run} == set(PYTHONS)
+        assert {one.postgres for one in run} == set(POSTGRES)
+        assert {one.python for one in run} == {python for pythons in PYTHONS.values() for python in pythons}
+
+    def test_the_ends_are_crossed(self):
+        """All three oldest together, all three newest, and PySpark's newest with Postgres's oldest and the reverse."""
+        newest = Combination(NEWEST_SPARK, NEWEST_POSTGRES, PYTHONS[NEWEST_SPARK][-1])
+        run = combinations()
+        assert {OLDEST, newest} <= set(run)
+        assert any((one.pyspark, one.postgres) == (NEWEST_SPARK, "14") for one in run)
+        assert any((one.pyspark, one.postgres) == ("3.5", NEWEST_POSTGRES) for one in run)
+
+    def test_no_python_is_asked_for_that_a_spark_does_not_have(self):
+        """Each Python is one that its PySpark says it runs on."""
+        assert [one for one in combinations() if one.python not in PYTHONS[one.pyspark]] == []
+
+    def test_pieces(self):
+        """ONLY names any of the three; a name or a version that is not there is refused with what there is."""
+        assert only("pyspark=3.5 postgres=14") == [OLDEST]
+        assert {one.postgres for one in only("pyspark=4.3 python=3.11")} == set(POSTGRES)
+        with pytest.raises(ValueError, match="can name pyspark, postgres, python"):
+            only("spark=3.5")
+        with pytest.raises(ValueError, match="pyspark=4.3 postgres=14"):
+            only("pyspark=2.4")
+
+
+class TestOutcomes:
+    def test_what_pytest_reports_is_taken_and_kept(self, tmp_path):
+        """Tests are counted by what came of them, those that failed are named, and all of it can be read again."""
+        (tmp_path / "report.xml").write_text(REPORT)
+        found = outcome()
+        found.take(tmp_path / "report.xml")
+        assert (found.passed, found.failed) == (1, ["TestRestarts::test_b"])
+        assert found.skipped == {"TestRestarts::test_c": "none"}
+        assert found.in_words() == "1 passed, **1 failed**: `TestRestarts::test_b`, 1 skipped (short)"
+        found.keep(tmp_path)
+        assert kept(tmp_path) == [found]
+
+    def test_only_tests_that_ran_and_passed_are_good(self):
+        """Nothing that failed, was missing or ran no test counts as passed."""
+        assert outcome(passed=1).is_good
+        assert not outcome(passed=1, failed=["a"]).is_good
+        assert not outcome(missing="no Python 3.10").is_good
+        assert not outcome().is_good
+
+
+class TestPage:
+    def test_a_row_changes_only_if_it_was_run_again(self):
+        """An outcome takes the place of the row of its combination; the others stay, and all combinations have one."""
+        page = with_outcomes(f"before\n{BEGIN}\n{END}\nafter\n", [])
+        assert {row[4] for row in rows(page).values()} == {NOT_YET}
+        versions = {"pyspark": "3.5.9", "postgres": "14.20", "python": "3.10.13", "java": "17.0.15"}
+        page = with_outcomes(page, [outcome(passed=7, versions=versions)])
+        assert list(rows(page)) == combinations()
+        assert rows(page)[OLDEST] == ["3.5.9", "14.20", "3.10.13", "17.0.15", "7 passed (short)", "0123456789"]
+        assert with_outcomes(page, []) == page
+        assert page.startswith("before\n")
+        assert page.endswith("\nafter\n")
+
+    def test_the_page_has_what_was_run(self):
+        """docs/versions.md has a row for every combination, and each says what came of it."""
+        found = rows(PAGE.partition(BEGIN)[2].partition(END)[0])
+        assert list(found) == combinations()
+
+    def test_versions_are_said_once(self):
+        """The page, the README and pyproject.toml name the same oldest and newest versions."""
+        # Read as text, because tomllib came with Python 3.11.
+        project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+        oldest = min((python for pythons in PYTHONS.values() for python in pythons), key=lambda v: int(v[2:]))
+        assert f'requires-python = ">={oldest}"' in project
+        assert 'spark = ["pyspark>=3.5,<4.4"]' in project
+        readme = (ROOT / "README.md").read_text(encoding="utf-8")
+        assert re.search(rf"PySpark 4\.0 to {re.escape(NEWEST_SPARK)} \(in `foreachBatch` also 3\.5\)", readme)
+        assert f"Postgres {POSTGRES[0]} to {POSTGRES[-1]}, Python {oldest} and newer" in readme

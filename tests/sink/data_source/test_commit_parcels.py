@@ -1,0 +1,55 @@
+"""A commit drops the staging tables that nobody needs any more, also those that a task of an older run makes late."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from support.committed_rows import STRUCT
+from support.received_batch import body, origin
+
+from pgonce.sink.data_source import commit_parcels as module
+from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.staging.stager import Stager
+
+
+@pytest.fixture
+def options(receiver_options):
+    """No receiver: rows come inline."""
+    return receiver_options(receiver="off", inlineBytes="1000")
+
+
+def commit(options, number):
+    """A small batch, whose rows come inline."""
+    row, _ = body(number)
+    parcel = Parcel(origin(number), 0, 1, Inline((row,), ()))
+    module.commit_parcels(options, encoded_columns(STRUCT), [parcel], number)
+
+
+def stage_late(options, number):
+    """A task of a run that was stopped a minute ago stages a row; the driver had planned its batch before that."""
+    before = replace(origin(number, "the run before"), planned_by_ms=int(time.time() * 1000) - 60_000)
+    row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["late"])})
+    Stager(options.staging_url, staging_table(options, before), STRUCT, 9, 10).stage(iter([row]))
+
+
+def test_what_an_older_runs_task_stages_after_the_sweep_goes_with_a_later_batch(target, options, monkeypatch):
+    """The sweep of a run's first batch cannot see it; a later one does, and the rows are in no table."""
+    commit(options, 1)
+    stage_late(options, 1)
+    monkeypatch.setattr(module, "SWEEP_SECONDS", 0.0)
+    commit(options, 2)
+    assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
+    assert target.execute("SELECT id FROM events ORDER BY id").fetchall() == [(1,), (2,)]
+
+
+def test_between_two_sweeps_a_batch_without_staged_rows_asks_nothing(target, options):
+    """Many small batches a second cost no sweep each."""
+    commit(options, 1)
+    stage_late(options, 1)
+    commit(options, 2)
+    assert len(target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()) == 1

@@ -1,0 +1,156 @@
+"""
+Rows that cannot be encoded do not fail their task, and come to the commit by every way that the others take.
+
+Covers: sink.data_source.held_rows, sink.data_source.task_writer.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from support.ledger_history import QUERY, RUN
+from support.patience import PATIENCE_SECONDS
+from support.received_batch import origin
+
+from pgonce.sink.data_source.commit_parcels import commit_parcels
+from pgonce.sink.data_source.parcel_rows import ParcelRows
+from pgonce.sink.data_source.receiver.launch import receiver_for
+from pgonce.sink.data_source.task_writer import TaskWriter
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.identity.planned_batch import staging_table
+
+pytestmark = pytest.mark.spark
+
+ROWS = 1000
+BAD = (7, 501, 998)
+COLUMNS = [
+    "id",
+    f"CASE WHEN id IN {BAD[:2]} THEN concat('a', char(0)) WHEN id = {BAD[2]} THEN cast(unhex('FF') AS string) "
+    "ELSE concat('name ', id) END AS name",
+]
+PLACE = ["'t' AS topic", "cast(id % 2 AS int) AS partition", "id DIV 2 AS offset"]
+# Where the rows of two tasks go.
+WAYS = {"inline": {"inlineBytes": "1000000", "receiver": "off"}, "staged": {"receiver": "off"}, "received": {}}
+
+
+@pytest.fixture
+def small_batches(spark):
+    """Tasks get their rows in Arrow batches of 100."""
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
+    yield
+    spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+@pytest.fixture
+def parcels_of(spark, small_batches):
+    """What two tasks of batch 1 hand to the commit, with these options and columns."""
+
+    def run(options, columns):
+        frame = spark.range(0, ROWS, 1, 2).selectExpr(*columns)
+        written = TaskWriter(options, frame.schema, None).written_type
+        writer = TaskWriter(options, frame.schema, origin().planned, None, receiver_for(options, written))
+
+        def write(batches):
+            yield pa.record_batch({"parcel": [pickle.dumps(writer.write(batches))]})
+
+        properties = {
+            "sql.streaming.queryId": QUERY,
+            "streaming.sql.batchId": "1",
+            "spark.jobGroup.id": RUN,
+        }
+        for name, value in properties.items():
+            spark.sparkContext.setLocalProperty(name, value)
+        try:
+            collected = frame.mapInArrow(write, "parcel binary").collect()
+        finally:
+            for name in properties:
+                spark.sparkContext.setLocalProperty(name, None)
+        return written, [pickle.loads(row.parcel) for row in collected]
+
+    return run
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_they_come_to_the_commit_by_every_way(way, target, receiver_options, parcels_of):
+    """Each bad row arrives once, beside its task's other rows, and the batch has all rows but these."""
+    options = receiver_options(deadLetters="true", **WAYS[way])
+    written, parcels = parcels_of(options, COLUMNS)
+    columns = encoded_columns(written)
+    assert {parcel.payload.way for parcel in parcels} == {way}
+    rows = ParcelRows(columns, None, parcels, staging_table(options, origin()))
+    assert rows.count() == ROWS - len(BAD)
+    for unfit in (rows.unfit(), rows.promise().unfit):
+        assert sorted((json.loads(row.row_data)["id"], row.column_name, row.code, row.place) for row in unfit) == [
+            (BAD[0], "name", "NUL_IN_TEXT", None),
+            (BAD[1], "name", "NUL_IN_TEXT", None),
+            (BAD[2], "name", "TEXT_NOT_UTF8", None),
+        ]
+    commit_parcels(options, columns, parcels, 1)
+    assert target.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [
+        (n, f"name {n}") for n in range(ROWS) if n not in BAD
+    ]
+    recorded = target.execute("SELECT rows, transport FROM pgonce.batches WHERE batch_id = 1").fetchall()
+    assert recorded == [(ROWS - len(BAD), way)]
+
+
+@pytest.mark.parametrize("written", ["true", "false"])
+@pytest.mark.parametrize("way", ["inline", "staged"])
+def test_their_places_are_asked_as_those_of_other_rows(way, written, target, receiver_options, parcels_of):
+    """A batch reaches as far as its bad rows do, and those that are stored already are not put aside again."""
+    options = receiver_options(
+        deadLetters="true", positionColumns="topic,partition,offset", writePositions=written, **WAYS[way]
+    )
+    struct, parcels = parcels_of(options, [*COLUMNS, *PLACE])
+    assert {parcel.payload.way for parcel in parcels} == {way}
+    half, whole = ROWS // 4, ROWS // 2
+    assert [parcel.reach for parcel in parcels] == [
+        {"t": {"0": (0, half), "1": (0, half)}},
+        {"t": {"0": (half, whole), "1": (half, whole)}},
+    ]
+    rows = ParcelRows(encoded_columns(struct), options.positions, parcels, staging_table(options, origin()))
+    places = {n: ("t", n % 2, n // 2) for n in BAD}
+    assert {json.loads(row.row_data)["id"]: row.place for row in rows.unfit()} == places
+    assert all(("offset" in json.loads(row.row_data)) is (written == "true") for row in rows.unfit())
+    later = rows.since({"0": {"t": {"0": 499, "1": 250}}})
+    assert [json.loads(row.row_data)["id"] for row in later.unfit()] == [501, 998]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_more_than_max_dead_letters_fail_their_task(way, target, receiver_options, parcels_of):
+    """Each task may put aside so many, and the error names the option."""
+    options = receiver_options(deadLetters="true", maxDeadLetters="1", **WAYS[way])
+    with pytest.raises(PySparkException, match="1 other rows of the task cannot be written either"):
+        parcels_of(options, COLUMNS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_dead_letters_the_first_one_fails_its_task(way, target, receiver_options, parcels_of):
+    """As ever: an error that has column and row."""
+    with pytest.raises(PySparkException, match=r"(NUL_IN_TEXT|TEXT_NOT_UTF8).*column 'name'"):
+        parcels_of(receiver_options(**WAYS[way]), COLUMNS)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_query_goes_on_past_bad_rows(way, spark, url, observer, tmp_path, checkpoint, small_batches):
+    """A stream that would stop at a bad row publishes all others of its batch."""
+    folder = str(tmp_path / "source")
+    spark.range(0, ROWS, 1, 2).write.parquet(folder)
+    options = {"inlineBytes": "0", "receiver": "auto", **WAYS[way]}
+    query = (
+        spark.readStream.schema("id long")
+        .parquet(folder)
+        .selectExpr(*COLUMNS)
+        .writeStream.format("pgonce")
+        .options(url=url, table="events", createTable="true", deadLetters="true", **options)
+        .option("checkpointLocation", checkpoint)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination(PATIENCE_SECONDS)
+    assert observer.execute("SELECT rows, transport FROM pgonce.batches").fetchall() == [(ROWS - len(BAD), way)]
+    ids = [row[0] for row in observer.execute("SELECT id FROM events ORDER BY id").fetchall()]
+    assert ids == [n for n in range(ROWS) if n not in BAD]

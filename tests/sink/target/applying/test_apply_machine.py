@@ -1,0 +1,265 @@
+"""
+Does the table hold what the changes would leave one by one, however they are cut into batches?
+
+Runs in: pytest. Invariant: after every batch the table equals a model that is :func:`one_by_one`; each row of a batch
+is counted once. Hypothesis chooses the changes, the batches and what is sent again; Postgres and the statements are
+real. ``PGONCE_MODEL_EXAMPLES=5000 pytest tests/sink/target/applying/test_apply_machine.py -m thorough`` runs longer.
+
+Covers: sink.target.applying.apply, sink.target.applying.change_table, sink.target.applying.tombstones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import psycopg
+from hypothesis import HealthCheck, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from pyspark.sql import types as t
+from support.applied_changes import apply, changes
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+
+EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "400"))
+UNREAD = "?"
+BAD = 10
+STRUCT = changes(id=t.LongType(), region=t.StringType(), name=t.StringType(), first=t.LongType(), seq=t.IntegerType())
+TABLES = [
+    "CREATE TABLE {name} (id bigint, region varchar(3), name text, first bigint CHECK (first <> 10), seq bigint, "
+    "gone_at {deleted}, extra int DEFAULT 0, PRIMARY KEY ({keys})) {partitions}".format(
+        name=f"events_{keys.count(',')}_{deleted}_{bool(partitions)}", keys=keys, deleted=deleted, partitions=partitions
+    )
+    for keys in ("id", "region, id")
+    for deleted in ("boolean", "timestamptz")
+    for partitions in ("", "PARTITION BY HASH (id)")
+]
+
+
+class Change(NamedTuple):
+    """What the source says of one key."""
+
+    id: int
+    region: str
+    name: str | None
+    first: int
+    seq: int
+    gone: bool
+
+
+class How(NamedTuple):
+    """The options, and how the changes come: in order, in order but again and again, or in no order."""
+
+    coming: str
+    keys: tuple[str, ...]
+    deletes: str
+    keep: bool
+    update_columns: tuple[str, ...]
+    diverts: bool
+    table: str
+
+
+class Row(NamedTuple):
+    """A row of the table beside its key."""
+
+    name: str | None
+    first: int
+    seq: int
+    gone: bool
+    extra: int
+
+
+def one_by_one(table: dict, changes: Iterable[Change], how: How) -> dict:
+    """The model: what each change does to the table, one after the other."""
+    only = how.update_columns or ("name", "first", "seq")
+    for change in changes:
+        if change.first == BAD and not change.gone:
+            continue
+        key = tuple(getattr(change, name) for name in how.keys)
+        row = table.get(key)
+        if change.gone and how.deletes == "hard":
+            table.pop(key, None)
+        elif change.gone:
+            if row and how.deletes == "soft":
+                table[key] = row._replace(gone=True, seq=change.seq if how.coming != "in order" else row.seq)
+        else:
+            new = row._asdict() if row else {"name": None, "extra": 0}
+            names = ("name", "first", "seq") if not row else {*only, "seq"} if how.coming != "in order" else only
+            new |= {n: getattr(change, n) for n in names if not (n == "name" and how.keep and change.name == UNREAD)}
+            table[key] = Row(**{**new, "gone": False})
+    return table
+
+
+HOWS = st.builds(
+    How,
+    coming=st.sampled_from(["in order", "again", "in no order"]),
+    keys=st.sampled_from([("id",), ("id", "region")]),
+    deletes=st.sampled_from(["hard", "hard", "soft", "ignore"]),
+    keep=st.booleans(),
+    update_columns=st.sampled_from([(), (), ("name",), ("seq", "first")]),
+    diverts=st.booleans(),
+    table=st.sampled_from(["boolean_False", "timestamptz_False", "boolean_True"]),
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.integers(1, 3),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(["long", "other", UNREAD, None]),
+        st.integers(1, BAD),
+        st.sampled_from([False, False, True]),
+    ),
+    min_size=1,
+    max_size=8,
+)
+TRANSPORTS = st.sampled_from(["inline", "inline", "staged", "both"])
+
+
+class Changing(RuleBasedStateMachine):
+    """A source's changes on their way into one table."""
+
+    url = ""
+
+    @initialize(how=HOWS)
+    def begin(self, how: How) -> None:
+        """An empty table of the drawn kind."""
+        if how.coming == "in no order":
+            # What the source could not read is that of the change before, and what is inserted that of the first one.
+            how = how._replace(keep=False, update_columns=())
+        if how.keep or how.update_columns:
+            # A value that a bad row has may stand for one that a later row does not have, or does not update.
+            how = how._replace(diverts=False)
+        self.how, self.feed, self.read, self.came = how, [], 0, set()
+        self.model: dict = {}
+        self.name = f"events_{len(how.keys) - 1}_{how.table}"
+        self.connection = psycopg.connect(self.url)
+        self.connection.execute(f"TRUNCATE {self.name}, pgonce.tombstones, pgonce.dead_letters".encode())
+        self.connection.commit()
+        note(how)
+
+    def teardown(self) -> None:
+        """Each history has a session of its own."""
+        if hasattr(self, "connection"):
+            self.connection.close()
+
+    @rule(changes=CHANGES)
+    def happen(self, changes: list) -> None:
+        """The source changes."""
+        self.feed += [
+            Change(i, region, None if gone else name, first if self.how.diverts else 1, len(self.feed) + n, gone)
+            for n, (i, region, name, first, gone) in enumerate(changes)
+        ]
+
+    @rule(size=st.integers(1, 12), back=st.integers(0, 20), transport=TRANSPORTS)
+    def write(self, size: int, back: int, transport: str) -> None:
+        """A batch that goes on where the last one ended, or begins before that if the table keeps what is newer."""
+        start = self.read if self.how.coming == "in order" else max(0, self.read - back)
+        self.publish(range(start, min(start + size, len(self.feed))), transport)
+
+    @precondition(lambda self: self.how.coming == "in no order")
+    @rule(data=st.data(), transport=TRANSPORTS)
+    def write_any(self, data: st.DataObject, transport: str) -> None:
+        """A batch of any changes, in any order, that came before or did not."""
+        numbers = st.lists(st.integers(0, len(self.feed) - 1), max_size=10, unique=True) if self.feed else st.just([])
+        self.publish(data.draw(numbers), transport)
+
+    @precondition(lambda self: self.how.coming != "in no order")
+    @rule()
+    def another_writes(self) -> None:
+        """A column that the feed does not have is written by somebody else."""
+        self.connection.execute(f"UPDATE {self.name} SET extra = extra + 1".encode())
+        self.connection.commit()
+        self.model = {key: row._replace(extra=row.extra + 1) for key, row in self.model.items()}
+
+    def publish(self, numbers: Iterable[int], transport: str) -> None:
+        """Write a batch, and look at the table."""
+        numbers = list(numbers)
+        if not numbers:
+            return
+        how = self.how
+        changes = [self.feed[n] for n in numbers]
+        bad = {
+            number for number, change in zip(numbers, changes, strict=True) if change.first == BAD and not change.gone
+        }
+        if len(bad) == len(numbers) > 1:
+            # A batch of which no row can be written stops the query.
+            return
+        counts = apply(
+            self.connection,
+            *changes,
+            struct=STRUCT,
+            transport=transport,
+            table=self.name,
+            keys=how.keys,
+            deletes="soft:gone_at" if how.deletes == "soft" else how.deletes,
+            only_newer=how.coming != "in order",
+            update_columns=how.update_columns,
+            keep_where=UNREAD if how.keep else None,
+            dead_letters=how.diverts,
+        )
+        found = self.connection.execute(
+            "DELETE FROM pgonce.dead_letters RETURNING (row_data ->> 'seq')::int"
+        ).fetchall()
+        assert {seq for (seq,) in found} <= bad
+        assert len(found) == counts.get("dead_letters", 0)
+        self.connection.commit()
+        if how.coming == "in no order":
+            self.came |= set(numbers)
+            self.model = one_by_one({}, [self.feed[n] for n in sorted(self.came)], how)
+        else:
+            self.model = one_by_one(self.model, [self.feed[n] for n in numbers if n >= self.read], how)
+        self.read = max(self.read, numbers[-1] + 1)
+        note(f"{numbers} by {transport}: {counts}")
+        self.compare()
+
+    def compare(self) -> None:
+        """A soft delete of a row that was never seen cannot leave one."""
+        keys = ", ".join(self.how.keys)
+        is_gone = "coalesce(gone_at::text NOT IN ('f', 'false'), false)"
+        query = f"SELECT {keys}, name, first, seq, {is_gone}, extra FROM {self.name}"
+        rows = self.connection.execute(query.encode()).fetchall()
+        key = len(self.how.keys)
+        found = {row[:key]: Row(*row[key:]) for row in rows}
+        self.connection.commit()
+        if self.how.coming == "in no order":
+            found, self.model = ({k: r for k, r in rows.items() if not r.gone} for rows in (found, self.model))
+        assert found == self.model
+
+
+def run(url: str, examples: int) -> None:
+    """Write histories in the database of this URL."""
+    ensure_ledger(url)
+    with psycopg.connect(url, autocommit=True) as admin:
+        for table in TABLES:
+            admin.execute(table.encode())
+            if "PARTITION" in table:
+                name = table.split()[2]
+                bounds = "FOR VALUES WITH (MODULUS 2, REMAINDER {})"
+                for n in range(2):
+                    admin.execute(f"CREATE TABLE {name}_{n} PARTITION OF {name} {bounds.format(n)}".encode())
+
+    class Here(Changing):
+        """In this database."""
+
+    Here.url = url
+    run_state_machine_as_test(
+        Here,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=12,
+            deadline=None,
+            print_blob=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_batches_leave_what_the_changes_leave_one_by_one(url):
+    """A few histories, for every run of the tests."""
+    run(url, 25)
+
+
+def test_many_histories(url):
+    """Many more of them."""
+    run(url, EXAMPLES)

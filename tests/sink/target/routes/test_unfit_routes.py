@@ -1,0 +1,74 @@
+"""Rows that cannot be written are put aside for the table that their route chooses; the others are in their tables."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from support.bad_rows import unfit_row
+from support.batches import make_planned_batch
+from support.routed_rows import TABLES, commit, routed, routes
+
+from pgonce.offsets_store.errors import TargetError
+
+BOTH = {"orders": {"mode": "upsert"}, "clicks": {}}
+
+
+@pytest.fixture(autouse=True)
+def tables(admin):
+    """The tables, one of which takes short names only."""
+    admin.execute(TABLES)
+    admin.execute(b"ALTER TABLE clicks ALTER name TYPE varchar(3)")
+
+
+def unfit(*kinds):
+    """Rows that could not be encoded, of these routes."""
+    return tuple(unfit_row(kind=kind, id=9) for kind in kinds)
+
+
+def test_a_row_that_a_table_refuses_is_put_aside_for_this_table(admin, url):
+    """The rows of each table are counted without it."""
+    rows = routed(("orders", 1, "a"), ("clicks", 2, "long"), ("clicks", 3, "b"))
+    commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True), rows)
+    assert admin.execute("SELECT id FROM clicks").fetchall() == [(3,)]
+    assert admin.execute("SELECT rows, counts, tables FROM pgonce.batches").fetchone() == (
+        2,
+        {"written": 2, "dead_letters": 1},
+        {"public.orders": 1, "public.clicks": 1},
+    )
+    letters = "SELECT target, column_name, code, destination ->> 'table' FROM pgonce.dead_letters"
+    assert admin.execute(letters).fetchall() == [("public.clicks", "name", "22001", '"public"."clicks"')]
+
+
+def test_a_row_that_could_not_be_encoded_is_put_aside_for_its_table(admin, url):
+    """If its route is not in the list, it is one of the sink, and nothing says how it was to be written."""
+    rows = replace(routed(("orders", 1, "a")), not_encoded=unfit("clicks", "taxes", None))
+    commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True), rows)
+    letters = "SELECT target, destination = '{}' FROM pgonce.dead_letters ORDER BY target, 2"
+    assert admin.execute(letters).fetchall() == [("public.clicks", False), ("route:kind", True), ("route:kind", True)]
+    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (1, {"written": 1, "dead_letters": 3})
+
+
+def test_more_than_are_allowed_refuse_the_batch(admin, url):
+    """No table has a row of it."""
+    rows = replace(routed(("orders", 1, "a")), not_encoded=unfit("clicks", "taxes"))
+    with pytest.raises(TargetError, match="TOO_MANY_DEAD_LETTERS"):
+        commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True, max_dead_letters=1), rows)
+    assert admin.execute("SELECT id FROM orders").fetchall() == []
+
+
+def test_the_bad_rows_of_all_tables_are_counted_together(admin, url):
+    """One in each of two tables is more than one a batch, and then no table has a row of it."""
+    admin.execute(b"ALTER TABLE orders ALTER name TYPE varchar(3)")
+    rows = routed(("orders", 1, "a"), ("orders", 2, "long"), ("clicks", 1, "a"), ("clicks", 2, "long"))
+    with pytest.raises(TargetError, match="TOO_MANY_DEAD_LETTERS"):
+        commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True, max_dead_letters=1), rows)
+    assert admin.execute("SELECT id FROM orders UNION ALL SELECT id FROM clicks").fetchall() == []
+
+
+def test_a_batch_of_which_no_row_could_be_encoded_is_refused(admin, url):
+    """No table gets a row, and this is no fault of single rows."""
+    rows = replace(routed(), not_encoded=unfit("orders", "orders"))
+    with pytest.raises(TargetError, match="ALL_ROWS_REFUSED"):
+        commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True), rows)
+    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)

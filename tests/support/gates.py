@@ -1,0 +1,57 @@
+"""
+How does a test stop one attempt of a task on an executor, and strike while it stands there?
+
+Runs in: pytest; the executors' side is :mod:`support.gated.sitecustomize`. Invariant: a gate is a file that both sides
+can see, and each task that passes one leaves a file, which says where it runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Moment = Literal["begun", "done"]
+"""Before the first row is taken; and after all are encoded, staged or sent, but before the driver is told."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """An attempt of a task at a gate: its Python worker, the host of its executor, and how its rows went."""
+
+    pid: int
+    host: str
+    way: str
+
+
+class Gates:
+    """The gates of one query's tasks."""
+
+    def __init__(self, folder: Path, query_id: str) -> None:
+        self._folder = folder / query_id
+        self._folder.mkdir(exist_ok=True)
+
+    def close(self, batch_id: int, moment: Moment, partition_id: int, attempt: int = 0) -> None:
+        """Stop an attempt there, before it comes."""
+        (self._folder / f"{batch_id}.{moment}.{partition_id}.{attempt}.closed").touch()
+
+    def open(self) -> None:
+        """Let everybody go on."""
+        for gate in self._folder.glob("*.closed"):
+            gate.unlink(missing_ok=True)
+
+    def passed(
+        self, batch_id: int, moment: Moment, partition_id: int | str = "*", attempt: int | str = "*"
+    ) -> list[Passed]:
+        """The attempts that have come there, also those that still stand there."""
+        found = self._folder.glob(f"{batch_id}.{moment}.{partition_id}.{attempt}.*.passed")
+        said = [path.read_text().split(" ") for path in found]
+        return [Passed(int(pid), host, way) for pid, host, way in said]
+
+
+def gated(folder: Path) -> dict[str, str]:
+    """Spark's settings of a driver whose executors stop at the gates in a folder."""
+    return {
+        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent / "gated"),
+        "spark.executorEnv.PGONCE_GATES": str(folder),
+    }

@@ -1,0 +1,109 @@
+"""
+A role whose password changes every few seconds, so that old ones are refused, and the sources that know the newest.
+
+Runs in: pytest, and wherever the product asks for a password (drivers, Spark's workers, executors, the command line):
+the functions below are what ``passwordFrom`` names. They read the password from the file that
+``PGONCE_TEST_PASSWORD_FILE`` names, and note there who asked.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+FILE = "PGONCE_TEST_PASSWORD_FILE"
+
+
+def _file() -> Path:
+    return Path(os.environ[FILE])
+
+
+def asked(login) -> str:
+    """The password that counts now; who asked is noted beside it."""
+    with _file().with_suffix(".asked").open("a") as noted:
+        noted.write(f"{os.getpid()} {login.host} {login.port} {login.user} {login.dbname} {login.refused}\n")
+    return _file().read_text()
+
+
+def kept(login) -> str:
+    """What a function gives that keeps tokens too long: an old password, unless it is told that it was refused."""
+    return asked(login) if login.refused else "zq7old" + asked(login)
+
+
+def failing(login) -> str:
+    """What a function does that fails with the password in its words, in its frame and in its cause."""
+    password = asked(login)
+    raise RuntimeError(f"the vault said: token={password}") from ValueError(password)
+
+
+def who_asked(file: Path) -> list[tuple[str, ...]]:
+    """Process id, host, port, user, database, and whether the password before was refused, of each call so far."""
+    noted = file.with_suffix(".asked")
+    return [tuple(line.split(" ")) for line in noted.read_text().splitlines()] if noted.exists() else []
+
+
+class Rotation:
+    """Changes the password of a role every ``seconds``; each is in the file before Postgres takes it."""
+
+    def __init__(self, admin_url: str, user: str, file: Path, seconds: float, mark: str = "zq7") -> None:
+        self.passwords: list[str] = []
+        self._user, self._file, self._seconds, self._mark = user, file, seconds, mark
+        self._admin = psycopg.connect(admin_url, autocommit=True)
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def change(self) -> str:
+        """Change it once, now."""
+        password = f"{self._mark}{secrets.token_hex(8)}"
+        # As a token service does: what it gives is valid at once. A reader sees the old text, or the new one.
+        self._admin.execute(
+            sql.SQL("ALTER ROLE {} PASSWORD {}").format(sql.Identifier(self._user), sql.Literal(password))
+        )
+        fresh = self._file.with_suffix(".new")
+        fresh.write_text(password)
+        fresh.replace(self._file)
+        self.passwords.append(password)
+        return password
+
+    def _run(self) -> None:
+        while not self._done.wait(self._seconds):
+            self.change()
+
+    def stop(self) -> None:
+        """Change nothing any more."""
+        self._done.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._admin.close()
+
+    def start(self) -> None:
+        """Change it now, and from now on again and again."""
+        self.change()
+        self._thread.start()
+
+
+@contextmanager
+def rotating(admin_url: str, user: str, file: Path, seconds: float) -> Iterator[Rotation]:
+    """A role whose password changes while the block runs."""
+    rotation = Rotation(admin_url, user, file, seconds)
+    rotation.start()
+    try:
+        yield rotation
+    finally:
+        rotation.stop()
+
+
+if __name__ == "__main__":
+    # As passwordCommand: the login is in the arguments, or in the environment.
+    host, port, user, dbname = sys.argv[1:5] or [os.environ[f"PG{n}"] for n in ("HOST", "PORT", "USER", "DATABASE")]
+    with _file().with_suffix(".asked").open("a") as noted:
+        noted.write(f"{os.getpid()} {host} {port} {user} {dbname} command\n")
+    print(_file().read_text())
