@@ -38,8 +38,9 @@ INSTALLER = { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m
 endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
-# Two processes take the tests one by one, in the order of tests/support/fixtures/order.py.
-TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --durations 10
+# Two processes take the tests one by one, in the order of tests/support/fixtures/order.py. If one of them crashes, the
+# run ends: xdist can wait for ever for the process that it starts in its place.
+TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
 .PHONY: help setup java demo test test-all test-long connect lint package check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix picture soak clean

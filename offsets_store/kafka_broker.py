@@ -18,6 +18,8 @@ TopicPartition = tuple[str, int]
 """A topic, and the number of one of its partitions."""
 
 _TIMEOUT_SECONDS = 15
+# librdkafka insists on a group; nothing joins it.
+_NO_GROUP = "pgonce-reads-metadata-only"
 
 
 def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
@@ -27,7 +29,7 @@ def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition
     :raises ConfigurationError: NO_KAFKA_CLIENT.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
-    return set(_with_consumer(lambda consumer: _partitions(consumer, topics), brokers))
+    return set(with_consumer(lambda consumer: _partitions(consumer, topics), brokers))
 
 
 def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
@@ -37,7 +39,7 @@ def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tup
     :raises ConfigurationError: NO_KAFKA_CLIENT.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
-    return dict(_with_consumer(lambda consumer: _ends(consumer, topics), brokers))
+    return dict(with_consumer(lambda consumer: _ends(consumer, topics), brokers))
 
 
 def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
@@ -77,6 +79,17 @@ def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer
         raise _no_answer(brokers, error, heard) from None
 
 
+def with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers, group: str = _NO_GROUP) -> _Answer:
+    """
+    What ``ask`` answers, given a consumer that joins no group and commits nothing.
+
+    :param group: the group whose offsets it can read.
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    return asked(lambda settings: _ask_consumer(ask, {**settings, "group.id": group}), brokers)
+
+
 _ABOUT_LOGIN = ("_AUTHENTICATION", "_SSL", "_INVALID_ARG", "_UNSUPPORTED_FEATURE", "SASL_AUTHENTICATION_FAILED")
 
 
@@ -107,22 +120,10 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsE
     )
 
 
-def _with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers) -> _Answer:
-    return asked(lambda settings: _ask_consumer(ask, settings), brokers)
-
-
 def _ask_consumer(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _Answer:
     from confluent_kafka import Consumer
 
-    consumer = Consumer(
-        {
-            **settings,
-            # librdkafka insists on a group; nothing joins or commits to it.
-            "group.id": "pgonce-reads-metadata-only",
-            "enable.auto.commit": False,
-            "allow.auto.create.topics": False,
-        }
-    )
+    consumer = Consumer({**settings, "enable.auto.commit": False, "allow.auto.create.topics": False})
     try:
         return ask(consumer)
     except BaseException:

@@ -8,12 +8,12 @@ a group that has a living member is not moved: the broker refuses that, whenever
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.kafka_broker import TopicPartition, asked
+from pgonce.offsets_store.kafka_broker import TopicPartition, asked, with_consumer
 from pgonce.offsets_store.kafka_settings import Brokers
 
 _Answer = TypeVar("_Answer")
@@ -31,26 +31,30 @@ class GroupOffset:
     metadata: str | None = None
 
 
-def group_offsets(group: str, brokers: Brokers) -> dict[TopicPartition, GroupOffset]:
+def group_offsets(
+    group: str, partitions: Iterable[TopicPartition], brokers: Brokers
+) -> dict[TopicPartition, GroupOffset]:
     """
-    What a group has stored; nothing for a group that does not exist.
+    What a group has stored for some partitions; nothing for one that it has not read, or if it does not exist.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
+    wanted = sorted(partitions)
 
-    def ask(admin: Any) -> dict[TopicPartition, GroupOffset]:
-        from confluent_kafka import ConsumerGroupTopicPartitions
+    def ask(consumer: Any) -> dict[TopicPartition, GroupOffset]:
+        import confluent_kafka
 
-        asked_for = [ConsumerGroupTopicPartitions(group)]
-        answer = admin.list_consumer_group_offsets(asked_for, request_timeout=_TIMEOUT_SECONDS)[group].result()
-        found = {
-            (at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer.topic_partitions
-        }
+        # AdminClient.list_consumer_group_offsets ends the whole process with a SIGSEGV if the group's coordinator has
+        # just moved or started (librdkafka issue 5040).
+        answer = consumer.committed([confluent_kafka.TopicPartition(*place) for place in wanted], _TIMEOUT_SECONDS)
+        for error in (at.error for at in answer if at.error is not None):
+            raise confluent_kafka.KafkaException(error)
+        found = {(at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer}
         # A negative number says that there is none.
         return {place: at for place, at in found.items() if at.offset >= 0}
 
-    return asked(lambda settings: _ask(ask, settings), brokers)
+    return with_consumer(ask, brokers, group) if wanted else {}
 
 
 def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str, brokers: Brokers) -> None:

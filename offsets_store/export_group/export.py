@@ -41,7 +41,7 @@ def export_group(
         living = living_writers(writers_of(connection, query, sink), query)
     first = living[0]
     ends = ends_to_export(living, query)
-    before = group_offsets(group, brokers)
+    before = group_offsets(group, ends, brokers)
     mark = mark_of(first.query_id)
     if not take_over:
         marks = {mark, *(mark_of(writer.replaces) for writer in living if writer.replaces)}
