@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 
 import pytest
 from support.batches import make_planned_batch
@@ -37,9 +38,11 @@ def secure_topic(secure_kafka):
     """A topic of two partitions on the secure broker."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
+    # A process may run other files in between, and then makes this fixture again.
+    name = f"orders-{secrets.token_hex(4)}"
     admin = AdminClient({"bootstrap.servers": secure_kafka.bootstrap_servers})
-    admin.create_topics([NewTopic("orders", 2, 1)], operation_timeout=10)["orders"].result(timeout=30)
-    return "orders"
+    admin.create_topics([NewTopic(name, 2, 1)], operation_timeout=10)[name].result(timeout=30)
+    return name
 
 
 @pytest.mark.parametrize(
