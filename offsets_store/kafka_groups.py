@@ -10,13 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.kafka_broker import TopicPartition, asked, with_consumer
 from pgonce.offsets_store.kafka_settings import Brokers
 
-_Answer = TypeVar("_Answer")
 _TIMEOUT_SECONDS = 15
 # A coordinator that has just started, or moved, says so and answers soon.
 _PASSING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
@@ -47,7 +46,8 @@ def group_offsets(
 
         # AdminClient.list_consumer_group_offsets ends the whole process with a SIGSEGV if the group's coordinator has
         # just moved or started (librdkafka issue 5040).
-        answer = consumer.committed([confluent_kafka.TopicPartition(*place) for place in wanted], _TIMEOUT_SECONDS)
+        asked_for = [confluent_kafka.TopicPartition(*place) for place in wanted]
+        answer = _patiently(lambda: consumer.committed(asked_for, _TIMEOUT_SECONDS))
         for error in (at.error for at in answer if at.error is not None):
             raise confluent_kafka.KafkaException(error)
         found = {(at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer}
@@ -65,18 +65,26 @@ def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str,
     :raises OffsetsError: GROUP_IN_USE, PARTITIONS_GONE, KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
 
-    def ask(admin: Any) -> list[tuple[TopicPartition, Any]]:
+    def ask(settings: dict[str, Any]) -> list[tuple[TopicPartition, Any]]:
         import confluent_kafka
+        from confluent_kafka.admin import AdminClient
 
+        admin = AdminClient(settings)
         wanted = [confluent_kafka.TopicPartition(*place, offset, metadata) for place, offset in sorted(offsets.items())]
         request = [confluent_kafka.ConsumerGroupTopicPartitions(group, wanted)]
-        answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
-        refused = [((at.topic, at.partition), at.error) for at in answer.topic_partitions if at.error is not None]
-        if refused and refused[0][1].name() in _PASSING:
-            raise confluent_kafka.KafkaException(refused[0][1])
-        return refused
 
-    refused = asked(lambda settings: _ask(ask, settings), brokers) if offsets else []
+        def move() -> list[Any]:
+            answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
+            return list(answer.topic_partitions)
+
+        try:
+            moved = _patiently(move)
+        except confluent_kafka.KafkaException:
+            admin.poll(0)
+            raise
+        return [((at.topic, at.partition), at.error) for at in moved if at.error is not None]
+
+    refused = asked(ask, brokers) if offsets else []
     if refused:
         raise _refusal(group, refused)
 
@@ -108,17 +116,20 @@ def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsEr
     )
 
 
-def _ask(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _Answer:
+def _patiently(ask: Callable[[], list[Any]]) -> list[Any]:
+    """The partitions of an answer; asked for again where the coordinator says that it is not ready yet."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
 
-    admin = AdminClient(settings)
     until = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         try:
-            return ask(admin)
+            answer = ask()
         except KafkaException as error:
-            if error.args[0].name() not in _PASSING or time.monotonic() > until:
-                admin.poll(0)
-                raise
+            refused, answer = error.args[0], []
+        else:
+            refused = next((at.error for at in answer if at.error is not None), None)
+            if refused is None or refused.name() not in _PASSING:
+                return answer
+        if refused.name() not in _PASSING or time.monotonic() > until:
+            raise KafkaException(refused)
         time.sleep(_PAUSE_SECONDS)

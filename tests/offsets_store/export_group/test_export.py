@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from support.fixtures.driver import wait_until
 from support.ledger_history import OTHER, QUERY, publish, take_over
 from support.patience import PATIENCE_SECONDS
@@ -31,14 +31,19 @@ def group():
 
 @pytest.fixture
 def seen(kafka, group):
-    """What a reader of the group would begin with: the next offset of each partition, ``seen(topic)``."""
+    """Where a reader of the group would begin, by partition: ``seen(topic)``; None if the brokers give no answer."""
 
     def committed(topic, group=group):
         settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
         reader = Consumer(settings)
         partitions = reader.list_topics(topic, timeout=30).topics[topic].partitions
-        found = reader.committed([TopicPartition(topic, number) for number in partitions], timeout=30)
-        reader.close()
+        try:
+            found = reader.committed([TopicPartition(topic, number) for number in partitions], timeout=30)
+        except KafkaException:
+            # The group's coordinator has just started, and is not ready yet.
+            return None
+        finally:
+            reader.close()
         return {at.partition: at.offset for at in found if at.offset >= 0}
 
     return committed
