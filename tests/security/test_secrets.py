@@ -6,8 +6,6 @@ import json
 import os
 import pickle
 import secrets
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,6 +18,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import spark_settings
+from support.meanwhile import meanwhile
 from support.rotating_password import FILE, who_asked
 from typer.testing import CliRunner
 
@@ -45,43 +44,27 @@ def marked(shape: str = "p%40ss w'\"rd&=\\{}") -> tuple[str, str]:
 def sessions_of(url: str, user: str) -> Iterator[set[str]]:
     """All that pg_stat_activity shows of a role's sessions, seen over and over while the block runs."""
     seen: set[str] = set()
-    done = threading.Event()
 
     def look() -> None:
-        with psycopg.connect(url, autocommit=True) as admin:
-            while not done.wait(0.05):
-                rows = admin.execute("SELECT a::text FROM pg_stat_activity AS a WHERE usename = %s", [user])
-                seen.update(row[0] for row in rows)
+        rows = admin.execute("SELECT a::text FROM pg_stat_activity AS a WHERE usename = %s", [user])
+        seen.update(row[0] for row in rows)
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with psycopg.connect(url, autocommit=True) as admin, meanwhile(look, every=0.05):
         yield seen
-    finally:
-        done.set()
-        thread.join()
 
 
 @contextmanager
 def command_lines_of(driver) -> Iterator[set[str]]:
     """The command lines of all processes of a driver, seen over and over while the block runs."""
     seen: set[str] = set()
-    done = threading.Event()
 
     def look() -> None:
-        while not done.is_set():
-            for process in driver.processes():
-                with suppress(psutil.Error):
-                    seen.add(" ".join(process.cmdline()))
-            time.sleep(0.2)
+        for process in driver.processes():
+            with suppress(psutil.Error):
+                seen.add(" ".join(process.cmdline()))
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with meanwhile(look, every=0.2):
         yield seen
-    finally:
-        done.set()
-        thread.join()
 
 
 def files_under(folder: Path) -> dict[str, bytes]:

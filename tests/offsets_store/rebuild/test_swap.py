@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import rows, settings
+from support.meanwhile import meanwhile
 from support.recoveries import noted
 
 from pgonce.offsets_store.cli.terms import ExitCode
@@ -145,24 +146,15 @@ class TestExchanged:
 
     def test_readers_see_the_old_rows_or_the_new_ones(self, rebuilt, swap, url):
         """Plain statements and prepared ones find one table or the other while they are exchanged again and again."""
-        seen, over = set(), threading.Event()
+        query = "SELECT array_agg(id ORDER BY id) FROM events"
 
         def look():
-            with psycopg.connect(url, autocommit=True) as reader:
-                while not over.is_set():
-                    for prepare in (True, False):
-                        found = reader.execute("SELECT array_agg(id ORDER BY id) FROM events", prepare=prepare)
-                        seen.add(tuple(found.fetchone()[0]))
+            return [tuple(reader.execute(query, prepare=prepare).fetchone()[0]) for prepare in (True, False)]
 
-        looking = threading.Thread(target=look)
-        looking.start()
-        try:
+        with psycopg.connect(url, autocommit=True) as reader, meanwhile(look) as looks:
             results = [swap(*back).exit_code for back in [(), ("--back",)] * 3]
-        finally:
-            over.set()
-            looking.join()
         assert results == [ExitCode.OK] * 6
-        assert seen == {(1, 11), (2, 12)}
+        assert {ids for seen in looks for ids in seen} == {(1, 11), (2, 12)}
 
 
 class TestWhatFollowsTheName:

@@ -14,6 +14,7 @@ import pytest
 from support.batches import make_batch
 from support.committed_rows import ids, rows, settings
 from support.fixtures.postgres import url_with
+from support.meanwhile import meanwhile
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
@@ -119,25 +120,15 @@ class TestReplaced:
     def test_readers_see_the_old_rows_or_the_new_ones(self, admin, url):
         """Somebody who looks all the time, in statements and in older snapshots, sees one set or the other."""
         commit(url, "old", 0, 1, 2)
-        seen, over = set(), threading.Event()
-
-        def look():
-            with psycopg.connect(url, autocommit=True) as reader:
-                while not over.is_set():
-                    seen.add(tuple(ids(reader)))
-
-        with psycopg.connect(url) as older:
+        with psycopg.connect(url) as older, psycopg.connect(url, autocommit=True) as reader:
             older.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             assert ids(older) == [1, 2]
-            looking = threading.Thread(target=look)
-            looking.start()
-            time.sleep(0.1)
-            commit(url, "new", 0, 7, 8, over="old")
-            time.sleep(0.1)
-            over.set()
-            looking.join()
+            with meanwhile(lambda: tuple(ids(reader))) as seen:
+                time.sleep(0.1)
+                commit(url, "new", 0, 7, 8, over="old")
+                time.sleep(0.1)
             assert ids(older) == [1, 2]
-        assert seen == {(1, 2), (7, 8)}
+        assert set(seen) == {(1, 2), (7, 8)}
 
 
 class TestRefused:

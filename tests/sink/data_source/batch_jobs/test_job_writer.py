@@ -6,14 +6,13 @@ Covers: sink.data_source.batch_jobs.commit_job_parcels, sink.data_source.batch_j
 
 from __future__ import annotations
 
-import threading
-
 import psycopg
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from support.batch_job import ROWS, frame, save
 from support.committed_rows import TABLE, ids
 from support.fixtures.driver import wait_until
+from support.meanwhile import meanwhile
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
@@ -63,19 +62,10 @@ def test_a_job_is_published_once(options, transport, spark, admin, url):
 def test_overwrite_replaces_all_rows_at_once(options, spark, admin, observer, url):
     """Whoever looks meanwhile sees the old rows or the new ones, and never an empty table."""
     save(frame(spark), url)
-    seen, is_over = set(), threading.Event()
-
-    def look():
-        while not is_over.is_set():
-            seen.add(observer.execute("SELECT count(*) FROM events").fetchone()[0])
-
-    looking = threading.Thread(target=look)
-    looking.start()
-    save(frame(spark, 3), url, "tuesday", "overwrite", **options)
-    is_over.set()
-    looking.join()
+    with meanwhile(lambda: observer.execute("SELECT count(*) FROM events").fetchone()[0]) as seen:
+        save(frame(spark, 3), url, "tuesday", "overwrite", **options)
     assert ids(admin) == [0, 1, 2]
-    assert seen <= {ROWS, 3}
+    assert set(seen) <= {ROWS, 3}
 
 
 def test_upsert(spark, admin, url):
