@@ -1,8 +1,8 @@
 """
 What does Postgres's catalogue say about the target table?
 
-Runs in the commit. Invariant: names are resolved by Postgres's own rules and the user's search_path, again for every
-batch, because people alter tables under a stream; the catalogue itself is read under our search_path.
+Runs in the commit. Invariant: it is read again for every batch, because people alter tables under a stream, and under
+our own search_path, so that no object of a user's can stand in for Postgres's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.fitting.user_types import FIRST_OF_USERS, UserType, read_user_types
-
-TEMPORARY = "pg_temp"
-"""An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""
+from pgonce.sink.target.table_name import NOT_A_NAME, QualifiedName, ResolvedName, resolve_statement, resolved
 
 
 @dataclass(frozen=True)
@@ -42,18 +39,6 @@ class TargetColumn:
     always_generated: bool
     primary_key: int | None
     user_type: UserType | None = None
-
-
-class QualifiedName:
-    """What has a schema and a name in it."""
-
-    schema: str
-    name: str
-
-    @property
-    def qualified_name(self) -> str:
-        """Schema and name as people write them; the default sink name."""
-        return f"{self.schema}.{self.name}"
 
 
 @dataclass(frozen=True)
@@ -101,68 +86,27 @@ class TargetTable(QualifiedName):
         return found
 
 
-@dataclass(frozen=True)
-class ResolvedName(QualifiedName):
-    """A table's schema and name, and its ``relkind`` and oid; None if there is no such table."""
-
-    schema: str
-    name: str
-    kind: str | None
-    oid: int | None = None
-
-
-def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
-    """
-    The table behind what the user wrote, by Postgres's own rules for quotes, case and search path.
-
-    A table that does not exist yet gets the schema in which CREATE TABLE would put it.
-    """
-    with connection.cursor() as cursor, suppress(*_NO_NAME):
-        cursor.execute(_resolve(table), prepare=False)
-        return _resolved(cursor.fetchone(), table)
-    return _resolved(None, table)
-
-
-def resolve_tables(connection: psycopg.Connection, tables: Sequence[str]) -> list[ResolvedName]:
-    """
-    What :func:`resolve_table` says of each of several tables, in one round trip.
-
-    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
-    """
-    try:
-        found = connection.execute(_RESOLVE_ALL, [list(tables)]).fetchall()
-    except _NO_NAME as error:
-        raise TargetError(
-            "BAD_TABLE_NAME",
-            f"One of {', '.join(map(repr, tables))} is not a table's name ({error.diag.message_primary}).",
-            NOTHING,
-            "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
-            "'app.\"Orders\"'.",
-        ) from error
-    return [_resolved(row, table) for row, table in zip(found, tables, strict=True)]
-
-
 def look_up_table(connection: psycopg.Connection, table: str) -> tuple[ResolvedName, TargetTable | None]:
     """
     Like :func:`resolve_table`, and the table as the catalogue has it now, or None if there is none.
 
     Read for every batch: people alter tables under a stream.
     """
-    with connection.cursor() as cursor, suppress(*_NO_NAME):
+    with connection.cursor() as cursor, suppress(*NOT_A_NAME):
         cursor.execute(look_up_statements(table), prepare=False)
         found, described = looked_up(cursor, table)
         return found, described and with_user_types(connection, described)
-    return _resolved(None, table), None
+    return resolved(None, table), None
 
 
 def look_up_statements(table: str) -> sql.Composed:
     """One text that asks for all that :func:`looked_up` reads."""
-    return sql.SQL("; ").join([_resolve(table), search_path.under_ours(sql.SQL(_DESCRIBE))])
+    return sql.SQL("; ").join([resolve_statement(table), search_path.under_ours(sql.SQL(_DESCRIBE))])
 
 
 def looked_up(cursor: psycopg.Cursor[Any], table: str) -> tuple[ResolvedName, TargetTable | None]:
     """Read the answers; the cursor is left at the next one, that of the statement that restores the search_path."""
-    found = _resolved(cursor.fetchone(), table)
+    found = resolved(cursor.fetchone(), table)
     for _ in range(1 + search_path.ANSWERS_BEFORE):
         cursor.nextset()
     names = [column.name for column in cursor.description or ()]
@@ -179,72 +123,6 @@ def with_user_types(connection: psycopg.Connection, table: TargetTable) -> Targe
     known = read_user_types(connection, oids)
     return replace(table, columns=tuple(replace(c, user_type=known.get(c.type_oid)) for c in table.columns))
 
-
-def _resolve(table: str) -> sql.Composed:
-    return sql.SQL(_RESOLVE).format(table=sql.Literal(table))
-
-
-def _resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
-    parts, current_schema, schema, name, oid, kind, exists = (found or ((), *[None] * 6))[:7]
-    if exists and oid is None:
-        raise psycopg.errors.SerializationFailure(f"{table} was created after this transaction had taken its snapshot")
-    if oid is None and len(parts) in (1, 2):
-        # An absent table cannot be looked up, so its name is split the way to_regclass would split it.
-        schema, name = (current_schema, *parts)[-2:]
-    if schema is None and name is not None:
-        raise TargetError(
-            "SCHEMA_MISSING",
-            f"table={table!r} names no schema, and no schema on the role's search_path exists.",
-            NOTHING,
-            "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
-        )
-    if schema is None or name is None:
-        raise TargetError(
-            "BAD_TABLE_NAME",
-            f"table={table!r} is not a table's name.",
-            NOTHING,
-            "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
-            "'app.\"Orders\"'.",
-        )
-    if parts[:-1] == [TEMPORARY]:
-        parts = [schema, parts[-1]]
-    if [schema, name][-len(parts) :] != parts[-2:]:
-        raise TargetError(
-            "BAD_TABLE_NAME",
-            f"table={table!r} is longer than the names that Postgres keeps: cut off, it would mean {schema}.{name}.",
-            NOTHING,
-            "Use names of at most 63 bytes, which Postgres keeps as they are.",
-        )
-    return ResolvedName(schema, name, kind, oid)
-
-
-# What to_regclass and parse_ident raise for a text that is not a name.
-_NO_NAME = (
-    psycopg.errors.InvalidName,
-    psycopg.errors.InvalidParameterValue,
-    psycopg.errors.SyntaxError,
-    psycopg.errors.FeatureNotSupported,
-)
-
-# Everything is qualified, because the user's search_path is in force here and decides. The oid that is found is kept
-# for the next statement of the same text.
-_RESOLVE = """
-SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
-       c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL,
-       pg_catalog.set_config('pgonce.target', coalesce(c.oid, 0)::pg_catalog.text, true)
-FROM (SELECT {table}::pg_catalog.text AS given) AS t
-LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
-LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-"""
-
-_RESOLVE_ALL = """
-SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
-       c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL
-FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS t(given, place)
-LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
-LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
-ORDER BY t.place
-"""
 
 UNSAFE_PARTITION = """
 SELECT t.relid::pg_catalog.regclass::text

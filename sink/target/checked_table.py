@@ -18,7 +18,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
-from pgonce.sink.target.catalogue import ResolvedName, TargetColumn, TargetTable
+from pgonce.sink.target.catalogue import TargetColumn, TargetTable
 from pgonce.sink.target.evolution.alter import lock_with_new_columns
 from pgonce.sink.target.evolution.new_columns import (
     Change,
@@ -30,6 +30,7 @@ from pgonce.sink.target.fitting.fit import Fit, Fitting
 from pgonce.sink.target.fitting.fit_column import fit_column
 from pgonce.sink.target.lock import lock_table
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
+from pgonce.sink.target.table_name import ResolvedName
 
 _log = logging.getLogger("pgonce")
 

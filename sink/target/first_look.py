@@ -18,7 +18,7 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.routes import Routes
 from pgonce.sink.settings import DEAD_LETTERS, Destination
-from pgonce.sink.target.catalogue import look_up_table, resolve_tables
+from pgonce.sink.target.catalogue import look_up_table
 from pgonce.sink.target.checked_table import check_table, plan_columns
 from pgonce.sink.target.dead_letters.letters import letters_table
 from pgonce.sink.target.evolution.new_columns import as_altered, changes_for, without_extra
@@ -26,6 +26,7 @@ from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
 from pgonce.sink.target.keys.key_plan import plan_upsert
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
 from pgonce.sink.target.routes.listed_tables import refuse_doubled
+from pgonce.sink.target.table_name import resolve_tables
 
 _log = logging.getLogger("pgonce")
 

@@ -15,14 +15,13 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.catalogue import (
     UNSAFE_PARTITION,
-    ResolvedName,
     TargetTable,
     look_up_statements,
     look_up_table,
     looked_up,
-    resolve_table,
     with_user_types,
 )
+from pgonce.sink.target.table_name import ResolvedName, resolve_table
 
 # Ordinary and partitioned tables. All else is refused, and some of it cannot be locked.
 _WRITABLE = ("r", "p")

@@ -12,7 +12,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.sink.target.catalogue import TEMPORARY, ResolvedName
+from pgonce.sink.target.table_name import TEMPORARY, ResolvedName
 
 _NEAR = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)

@@ -21,7 +21,7 @@ from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.settings import DeadLetters, Destination
 from pgonce.sink.target.applying.apply import WRITTEN
 from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.target.catalogue import ResolvedName, TargetTable, resolve_table
+from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import not_durable, target_for
 from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.target.dead_letters.bounds import none_fits, of_one, too_many
@@ -31,6 +31,7 @@ from pgonce.sink.target.evolution.too_narrow import written_to_wider
 from pgonce.sink.target.gathering import Gathered, Gathering
 from pgonce.sink.target.lock import unsafe_partition
 from pgonce.sink.target.start_over import StartOver
+from pgonce.sink.target.table_name import ResolvedName, resolve_table
 from pgonce.sink.target.whole_or_failed import whole_or_failed
 from pgonce.sink.target.write_gathered import GatheredRows
 from pgonce.sink.target.write_rows import Counts, RowsForTable

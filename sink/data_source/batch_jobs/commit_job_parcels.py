@@ -28,8 +28,8 @@ from pgonce.sink.data_source.batch_jobs.job_task import JobParcel
 from pgonce.sink.data_source.parcel import Parcel, open_parcels
 from pgonce.sink.data_source.parcel_rows import ParcelRows
 from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.target.catalogue import ResolvedName, resolve_table
 from pgonce.sink.target.publish import Turn, publish_rows_in_tx
+from pgonce.sink.target.table_name import ResolvedName, resolve_table
 
 _log = logging.getLogger("pgonce")
 

@@ -22,10 +22,11 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.lock_watch import HeldByOthersError
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
-from pgonce.sink.target.catalogue import ResolvedName, TargetTable
+from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.evolution.new_columns import Change, alter_statement, changes_for, not_altered
 from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
 from pgonce.sink.target.lock import lock_table
+from pgonce.sink.target.table_name import ResolvedName
 
 _log = logging.getLogger("pgonce")
 

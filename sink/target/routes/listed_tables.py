@@ -15,9 +15,9 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.route_options import twice
 from pgonce.sink.routes import Route, Routes
-from pgonce.sink.target.catalogue import ResolvedName, resolve_tables
 from pgonce.sink.target.evolution.alter import lock_with_new_columns
 from pgonce.sink.target.lock import lock_tables
+from pgonce.sink.target.table_name import ResolvedName, resolve_tables
 
 Listed = Mapping[str, ResolvedName]
 """What Postgres calls the table of each value."""

@@ -1,8 +1,8 @@
 """
 Rows into tables, without Spark: both transports do the same to every kind of target, in every mode.
 
-Covers: sink.staging.table, sink.target.batch_rows, sink.target.catalogue,
-sink.target.checked_table, sink.target.statements.
+Covers: sink.staging.table, sink.target.batch_rows, sink.target.catalogue, sink.target.checked_table,
+sink.target.statements, sink.target.table_name.
 """
 
 from __future__ import annotations

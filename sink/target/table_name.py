@@ -1,0 +1,149 @@
+"""
+Which table does the user's text name?
+
+Runs in the commit. Invariant: names are resolved by Postgres's own rules and the user's search_path, again for every
+batch, because people alter tables under a stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+
+TEMPORARY = "pg_temp"
+"""An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""
+
+
+# What to_regclass and parse_ident raise for a text that is not a name.
+NOT_A_NAME = (
+    psycopg.errors.InvalidName,
+    psycopg.errors.InvalidParameterValue,
+    psycopg.errors.SyntaxError,
+    psycopg.errors.FeatureNotSupported,
+)
+
+
+class QualifiedName:
+    """What has a schema and a name in it."""
+
+    schema: str
+    name: str
+
+    @property
+    def qualified_name(self) -> str:
+        """Schema and name as people write them; the default sink name."""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True)
+class ResolvedName(QualifiedName):
+    """A table's schema and name, and its ``relkind`` and oid; None if there is no such table."""
+
+    schema: str
+    name: str
+    kind: str | None
+    oid: int | None = None
+
+
+def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
+    """
+    The table behind what the user wrote, by Postgres's own rules for quotes, case and search path.
+
+    A table that does not exist yet gets the schema in which CREATE TABLE would put it.
+    """
+    with connection.cursor() as cursor, suppress(*NOT_A_NAME):
+        cursor.execute(resolve_statement(table), prepare=False)
+        return resolved(cursor.fetchone(), table)
+    return resolved(None, table)
+
+
+def resolve_tables(connection: psycopg.Connection, tables: Sequence[str]) -> list[ResolvedName]:
+    """
+    What :func:`resolve_table` says of each of several tables, in one round trip.
+
+    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
+    """
+    try:
+        found = connection.execute(_RESOLVE_ALL, [list(tables)]).fetchall()
+    except NOT_A_NAME as error:
+        raise TargetError(
+            "BAD_TABLE_NAME",
+            f"One of {', '.join(map(repr, tables))} is not a table's name ({error.diag.message_primary}).",
+            NOTHING,
+            "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
+            "'app.\"Orders\"'.",
+        ) from error
+    return [resolved(row, table) for row, table in zip(found, tables, strict=True)]
+
+
+def resolve_statement(table: str) -> sql.Composed:
+    """The question whose answer :func:`resolved` reads; what is no name is an error of ``NOT_A_NAME``."""
+    return sql.SQL(_RESOLVE).format(table=sql.Literal(table))
+
+
+def resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
+    """
+    What Postgres's answer says about the name; None where the question was an error.
+
+    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
+    :raises psycopg.errors.SerializationFailure: if the transaction's snapshot is older than the table.
+    """
+    parts, current_schema, schema, name, oid, kind, exists = (found or ((), *[None] * 6))[:7]
+    if exists and oid is None:
+        raise psycopg.errors.SerializationFailure(f"{table} was created after this transaction had taken its snapshot")
+    if oid is None and len(parts) in (1, 2):
+        # An absent table cannot be looked up, so its name is split the way to_regclass would split it.
+        schema, name = (current_schema, *parts)[-2:]
+    if schema is None and name is not None:
+        raise TargetError(
+            "SCHEMA_MISSING",
+            f"table={table!r} names no schema, and no schema on the role's search_path exists.",
+            NOTHING,
+            "Write schema.table, or set search_path for the role or in url: options=-csearch_path=app.",
+        )
+    if schema is None or name is None:
+        raise TargetError(
+            "BAD_TABLE_NAME",
+            f"table={table!r} is not a table's name.",
+            NOTHING,
+            "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
+            "'app.\"Orders\"'.",
+        )
+    if parts[:-1] == [TEMPORARY]:
+        parts = [schema, parts[-1]]
+    if [schema, name][-len(parts) :] != parts[-2:]:
+        raise TargetError(
+            "BAD_TABLE_NAME",
+            f"table={table!r} is longer than the names that Postgres keeps: cut off, it would mean {schema}.{name}.",
+            NOTHING,
+            "Use names of at most 63 bytes, which Postgres keeps as they are.",
+        )
+    return ResolvedName(schema, name, kind, oid)
+
+
+# Everything is qualified, because the user's search_path is in force here and decides. The oid that is found is kept
+# for the next statement of the same text.
+_RESOLVE = """
+SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
+       c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL,
+       pg_catalog.set_config('pgonce.target', coalesce(c.oid, 0)::pg_catalog.text, true)
+FROM (SELECT {table}::pg_catalog.text AS given) AS t
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+"""
+
+_RESOLVE_ALL = """
+SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
+       c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL
+FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS t(given, place)
+LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
+LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
+ORDER BY t.place
+"""
