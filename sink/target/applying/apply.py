@@ -7,11 +7,13 @@ order of their keys before any is changed; and the statement that writes a row i
 The steps, in this order:
 
 1. look at the rows and at the target's indexes: ``compare_in_tx``
-2. reduce the rows of each key to the changes that decide what is left of it: ``ChangeTable``
+2. reduce the rows of each key to the changes that decide what is left of it: ``_reduce_in_tx``
 3. pass over what is older than a delete that is remembered: ``pass_over_in_tx``
 4. lock the stored rows in the order of their keys: ``_lock_rows_in_tx``
 5. delete, and remember what was deleted: ``delete_in_tx``
 6. write the others: ``write_in_tx``; soft deletes come after that: ``delete_softly_in_tx``
+
+For a large batch, 4 to 6 may be one statement: ``merge_changes_in_tx``.
 """
 
 from __future__ import annotations
@@ -26,12 +28,14 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.sink.by_key import Changes
 from pgonce.sink.target.applying.change_table import ChangeTable
+from pgonce.sink.target.applying.deciding_changes import create_deciding, create_from, create_of_all
 from pgonce.sink.target.applying.delete_changes import (
     count_deletes_in_tx,
     delete_in_tx,
     delete_softly_in_tx,
     refuse_soft_column,
 )
+from pgonce.sink.target.applying.merge_changes import may_merge_changes, merge_changes_in_tx
 from pgonce.sink.target.applying.tombstones import (
     has_tombstones_in_tx,
     is_traceable,
@@ -43,6 +47,7 @@ from pgonce.sink.target.applying.tombstones import (
 from pgonce.sink.target.applying.trigger_outcome import refuse_other_outcome
 from pgonce.sink.target.applying.write_changes import write_in_tx
 from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.keys.by_index import execute_joined
 from pgonce.sink.target.keys.key_plan import ComparedUpsert, Upsert
 from pgonce.sink.target.keys.upsert import compare_in_tx, null_keys
 from pgonce.sink.target.refused_values import Written
@@ -86,30 +91,25 @@ def apply_in_tx(
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
     has_deletes = deletes > counts["ignored"]
     has_tombstones = traced and has_tombstones_in_tx(connection, table)
-    if batch.puts_together and compared.newer_by:
-        # What is older than the stored row, or than its delete, must not say anything of a newer change.
-        given = replace(batch, name=_name())
-        connection.execute(given.create_of_all(source, wanted), prepare=False)
-        _lock_rows_in_tx(connection, given, deletes=has_deletes)
-        older = pass_over_in_tx(connection, given) if has_tombstones else 0
-        counts["passed_over"] = older + _pass_over_stored_in_tx(connection, given)
-        kept = connection.execute(batch.create_from(given), prepare=False).rowcount
-    else:
-        kept = connection.execute(batch.create(source, wanted, has_deletes=has_deletes), prepare=False).rowcount
+    at_once = has_deletes and may_merge_changes(connection, batch, rows)
+    kept, counts["passed_over"] = _reduce_in_tx(
+        connection, batch, source, wanted, deletes_matter=has_deletes and not at_once, has_tombstones=has_tombstones
+    )
     counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
         raise _doubled(compared, counts["superseded"])
     left = kept - (pass_over_in_tx(connection, batch) if has_tombstones else 0)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
+    if at_once and merge_changes_in_tx(connection, batch, left - deletes, deletes, counts):
+        return counts
     if deletes or batch.unread:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
-    is_soft = changes is not None and changes.deletes == "soft"
-    if deletes and not is_soft:
+    if deletes and not batch.deletes_softly:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes)
     counts["passed_over"] += left - deletes - counts[WRITTEN]
-    if deletes and is_soft:
+    if deletes and batch.deletes_softly:
         delete_softly_in_tx(connection, batch, deletes, counts, traced=traced)
     refuse_other_outcome(connection, batch, counts["passed_over"])
     return counts
@@ -149,6 +149,30 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: 
     return rows, deletes
 
 
+def _reduce_in_tx(
+    connection: psycopg.Connection,
+    batch: ChangeTable,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    *,
+    deletes_matter: bool,
+    has_tombstones: bool,
+) -> tuple[int, int]:
+    """Fill ``batch`` with the changes that decide; return how many these are, and how many were passed over before."""
+    if not (batch.puts_together and batch.upsert.newer_by):
+        created = connection.execute(
+            create_deciding(batch, source, wanted, deletes_matter=deletes_matter), prepare=False
+        )
+        return created.rowcount, 0
+    # What is older than the stored row, or than its delete, must not say anything of a newer change.
+    given = replace(batch, name=_name())
+    connection.execute(create_of_all(given, source, wanted), prepare=False)
+    _lock_rows_in_tx(connection, given, deletes=deletes_matter)
+    older = pass_over_in_tx(connection, given) if has_tombstones else 0
+    older += _pass_over_stored_in_tx(connection, given)
+    return connection.execute(create_from(batch, given), prepare=False).rowcount, older
+
+
 def _doubled(upsert: Upsert, count: int) -> TargetError:
     return TargetError(
         "DOUBLED_KEYS",
@@ -164,20 +188,19 @@ def _pass_over_stored_in_tx(connection: psycopg.Connection, batch: ChangeTable) 
     statement = sql.SQL("DELETE FROM {} AS change USING {} AS target WHERE {} AND NOT {}").format(
         batch.name, batch.only_target, batch.same_key(), batch.not_older()
     )
-    return connection.execute(statement).rowcount
+    return execute_joined(connection, statement, batch.upsert).rowcount
 
 
 def _lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, deletes: bool) -> None:
     """Deletes and writes come one after the other: without this, two batches could wait for each other's rows."""
-    connection.execute(
-        sql.SQL(
-            "SELECT pg_catalog.count(*) FROM (SELECT FROM {} AS target JOIN {} AS change ON {} ORDER BY {} "
-            "FOR {} OF target) AS locked"
-        ).format(
-            batch.only_target,
-            batch.name,
-            batch.same_key(),
-            batch.keys_in_order("change"),
-            sql.SQL("UPDATE" if deletes else "NO KEY UPDATE"),
-        )
+    locks = sql.SQL(
+        "SELECT pg_catalog.count(*) FROM (SELECT FROM {} AS target JOIN {} AS change ON {} ORDER BY {} "
+        "FOR {} OF target) AS locked"
+    ).format(
+        batch.only_target,
+        batch.name,
+        batch.same_key(),
+        batch.keys_in_order("change"),
+        sql.SQL("UPDATE" if deletes else "NO KEY UPDATE"),
     )
+    execute_joined(connection, locks, batch.upsert)

@@ -17,6 +17,7 @@ from pgonce.sink.by_key import Changes
 from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
 from pgonce.sink.target.applying.tombstones import remember_in_tx
 from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.keys.by_index import execute_joined
 
 _SOFT_TYPES = {
     "boolean": "true",
@@ -53,11 +54,10 @@ def delete_in_tx(
     connection: psycopg.Connection, batch: ChangeTable, deletes: int, counts: MutableMapping[str, int], *, traced: bool
 ) -> None:
     """Remove the rows of the batch's deletes; if ``traced``, the deletes are remembered."""
-    deleted = connection.execute(
-        sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
-            batch.only_target, batch.name, DELETED, batch.same_key(), batch.not_older()
-        )
-    ).rowcount
+    delete = sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
+        batch.only_target, batch.name, DELETED, batch.same_key(), batch.not_older()
+    )
+    deleted = execute_joined(connection, delete, batch.upsert).rowcount
     counts["deleted"] = deleted
     # What was deleted is absent now, and so is what was not found.
     counts["not_found"] = _absent(connection, batch, deletes, deleted, traced=traced) - deleted
@@ -72,11 +72,10 @@ def delete_softly_in_tx(
     sets = [sql.SQL("{} = {}").format(sql.Identifier(soft.column_name), sql.SQL(_SOFT_TYPES[soft.base_type]))]
     if batch.upsert.newer_by:
         sets.append(sql.SQL("{0} = change.{0}").format(sql.Identifier(batch.upsert.newer_by)))
-    deleted = connection.execute(
-        sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE change.{} AND {} AND {}").format(
-            batch.only_target, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
-        )
-    ).rowcount
+    mark = sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE change.{} AND {} AND {}").format(
+        batch.only_target, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
+    )
+    deleted = execute_joined(connection, mark, batch.upsert).rowcount
     counts["deleted"] = deleted
     counts["not_found"] = 0 if deleted == deletes else _absent(connection, batch, deletes, 0, traced=traced)
     counts["passed_over"] += deletes - deleted - counts["not_found"]
@@ -89,6 +88,6 @@ def _absent(connection: psycopg.Connection, batch: ChangeTable, deletes: int, de
         return remember_in_tx(connection, batch, absent)
     if deleted == deletes:
         return deleted
-    query = sql.SQL("SELECT pg_catalog.count(*) FROM {} AS change WHERE change.{} AND {}")
-    row = connection.execute(query.format(batch.name, DELETED, absent)).fetchone()
+    count = sql.SQL("SELECT pg_catalog.count(*) FROM {} AS change WHERE change.{} AND {}")
+    row = execute_joined(connection, count.format(batch.name, DELETED, absent), batch.upsert).fetchone()
     return row[0] if row else 0

@@ -11,8 +11,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.sink.target.applying.change_table import DELETED, NEW, ChangeTable
-from pgonce.sink.target.fitting.fit import Fit
-from pgonce.sink.target.keys.upsert import MERGED_ROWS, write_by_key_in_tx
+from pgonce.sink.target.keys.upsert import is_large, write_by_key_in_tx
 from pgonce.sink.target.refused_values import RELEASE
 
 
@@ -22,7 +21,6 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int)
         written = _write_what_was_read_in_tx(connection, batch) if writes else 0
         connection.execute(RELEASE)
         return written
-    are_plain = all(key.fitting.fit is Fit.EXACT for key in batch.upsert.keys)
     return write_by_key_in_tx(
         connection,
         batch.name,
@@ -30,7 +28,7 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int)
         batch.target,
         batch.written,
         batch.reduced_upsert,
-        may_be_merged=writes >= MERGED_ROWS and are_plain,
+        may_be_merged=is_large(writes) and batch.upsert.has_plain_keys,
     )
 
 

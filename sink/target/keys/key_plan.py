@@ -58,6 +58,11 @@ class Upsert:
         return [name for name in rest if name in only]
 
     @property
+    def has_plain_keys(self) -> bool:
+        """Whether the rows have keys of the target's own types."""
+        return all(key.fitting.fit is Fit.EXACT for key in self.keys)
+
+    @property
     def newer_by(self) -> str | None:
         """The table's column that says which row is newer, if a stored row gives way only to one that is."""
         return self.order_by.target if self.existing.only_newer and self.order_by else None
@@ -77,6 +82,11 @@ class ComparedUpsert(Upsert):
     has_index: bool = False
     by_equality: bool = False
     is_one_each: bool = False
+
+    @property
+    def finds_by_index(self) -> bool:
+        """Whether Postgres can find the stored row of a key in an index."""
+        return self.by_equality and self.has_plain_keys
 
 
 def plan_upsert(

@@ -21,6 +21,7 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fitting.fit import Fit
+from pgonce.sink.target.keys.by_index import execute_by_index
 from pgonce.sink.target.keys.key_comparison import (
     ComparedColumn,
     compared_statement,
@@ -60,23 +61,6 @@ SELECT EXISTS (
 )
 """
 
-# The index is used, and only as much of it as rows are looked up, as with ON CONFLICT. Otherwise Postgres might read
-# the whole table for a batch that is small beside it, because it assumes that the table is on a slow disk.
-_PLANNED = {"seq_page_cost": "1", "random_page_cost": "1", "enable_hashjoin": "off"}
-_PLAN = sql.SQL("SELECT {}").format(
-    sql.SQL(", ").join(
-        sql.SQL("pg_catalog.set_config({}, pg_catalog.current_setting({name}), true), "
-                "pg_catalog.set_config({name}, {}, true)").format(f"pgonce.users_{name}", value, name=name)
-        for name, value in _PLANNED.items()
-    )
-)  # fmt: skip
-_UNPLAN = sql.SQL("SELECT {}").format(
-    sql.SQL(", ").join(
-        sql.SQL("pg_catalog.set_config({}, pg_catalog.current_setting({}), true)").format(name, f"pgonce.users_{name}")
-        for name in _PLANNED
-    )
-)
-
 
 def upsert_in_tx(
     connection: psycopg.Connection,
@@ -93,11 +77,11 @@ def upsert_in_tx(
     :raises TargetError: NULL_KEYS; DOUBLED_KEYS, if orderBy cannot choose.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    bounded = row_count >= MERGED_ROWS and _has_integer_first(table, upsert)
+    bounded = is_large(row_count) and _has_integer_first(table, upsert)
     facts = key_facts_statement(source, wanted, upsert, bounded=bounded)
     found, compared = compare_in_tx(connection, table, upsert, facts)
     bounds = _checked_keys(found, upsert)
-    may_be_merged = row_count >= MERGED_ROWS and all(key.fitting.fit is Fit.EXACT for key in upsert.keys)
+    may_be_merged = is_large(row_count) and upsert.has_plain_keys
     return write_by_key_in_tx(connection, source, wanted, table, plan, compared, bounds, may_be_merged=may_be_merged)
 
 
@@ -189,6 +173,11 @@ def null_keys(count: int, upsert: Upsert) -> TargetError:
     )
 
 
+def is_large(row_count: int) -> bool:
+    """Whether a batch of so many rows is worth a MERGE."""
+    return row_count >= MERGED_ROWS
+
+
 def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
     """Whether nobody could tell MERGE from ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
     if connection.info.server_version < _FIRST_VERSION or table.row_security:
@@ -221,10 +210,7 @@ def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
     """
     try:
         with connection.transaction():
-            cursor = connection.cursor()
-            cursor.execute(sql.SQL("; ").join([_PLAN, merge, _UNPLAN]), prepare=False)
-            cursor.nextset()
-            return cursor.rowcount
+            return execute_by_index(connection, merge).rowcount
     except _FOR_ON_CONFLICT:
         return None
 

@@ -192,10 +192,9 @@ def test_a_column_of_the_table_that_says_what_to_do_is_written(url, admin):
 
 def test_large_batches_are_merged(url, admin, events, monkeypatch):
     """They leave what ON CONFLICT leaves."""
-    import pgonce.sink.target.applying.write_changes
     import pgonce.sink.target.keys.upsert
 
-    monkeypatch.setattr(pgonce.sink.target.applying.write_changes, "MERGED_ROWS", 1)
+    monkeypatch.setattr(pgonce.sink.target.keys.upsert, "MERGED_ROWS", 1)
     merged = []
     real = pgonce.sink.target.keys.upsert.merged
     monkeypatch.setattr(

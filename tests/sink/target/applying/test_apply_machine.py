@@ -5,7 +5,8 @@ Runs in: pytest. Invariant: after every batch the table equals a model that is :
 is counted once. Hypothesis chooses the changes, the batches and what is sent again; Postgres and the statements are
 real. ``PGONCE_MODEL_EXAMPLES=5000 pytest tests/sink/target/applying/test_apply_machine.py -m thorough`` runs longer.
 
-Covers: sink.target.applying.apply, sink.target.applying.change_table, sink.target.applying.tombstones.
+Covers: sink.target.applying.apply, sink.target.applying.change_table, sink.target.applying.deciding_changes,
+sink.target.applying.merge_changes, sink.target.applying.tombstones.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
+from unittest.mock import patch
 
 import psycopg
 from hypothesis import HealthCheck, note, settings
@@ -22,6 +24,7 @@ from pyspark.sql import types as t
 from support.applied_changes import apply, changes
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.target.keys import upsert
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "400"))
 UNREAD = "?"
@@ -35,6 +38,13 @@ TABLES = [
     for keys in ("id", "region, id")
     for deleted in ("boolean", "timestamptz")
     for partitions in ("", "PARTITION BY HASH (id)")
+]
+# All that a row has comes from the changes, so that one MERGE may write and delete.
+WHOLE = "whole"
+TABLES += [
+    f"CREATE TABLE events_{keys.count(',')}_{WHOLE} "
+    f"(id bigint, region text, name text, first bigint, seq bigint, PRIMARY KEY ({keys}))"
+    for keys in ("id", "region, id")
 ]
 
 
@@ -100,7 +110,7 @@ HOWS = st.builds(
     keep=st.booleans(),
     update_columns=st.sampled_from([(), (), ("name",), ("seq", "first")]),
     diverts=st.booleans(),
-    table=st.sampled_from(["boolean_False", "timestamptz_False", "boolean_True"]),
+    table=st.sampled_from(["boolean_False", "timestamptz_False", "boolean_True", WHOLE, WHOLE]),
 )
 CHANGES = st.lists(
     st.tuples(
@@ -130,6 +140,9 @@ class Changing(RuleBasedStateMachine):
         if how.keep or how.update_columns:
             # A value that a bad row has may stand for one that a later row does not have, or does not update.
             how = how._replace(diverts=False)
+        if how.table == WHOLE:
+            # It has no column for a soft delete, and no CHECK.
+            how = how._replace(deletes="hard", diverts=False)
         self.how, self.feed, self.read, self.came = how, [], 0, set()
         self.model: dict = {}
         self.name = f"events_{len(how.keys) - 1}_{how.table}"
@@ -164,7 +177,7 @@ class Changing(RuleBasedStateMachine):
         numbers = st.lists(st.integers(0, len(self.feed) - 1), max_size=10, unique=True) if self.feed else st.just([])
         self.publish(data.draw(numbers), transport)
 
-    @precondition(lambda self: self.how.coming != "in no order")
+    @precondition(lambda self: self.how.coming != "in no order" and self.how.table != WHOLE)
     @rule()
     def another_writes(self) -> None:
         """A column that the feed does not have is written by somebody else."""
@@ -185,19 +198,20 @@ class Changing(RuleBasedStateMachine):
         if len(bad) == len(numbers) > 1:
             # A batch of which no row can be written stops the query.
             return
-        counts = apply(
-            self.connection,
-            *changes,
-            struct=STRUCT,
-            transport=transport,
-            table=self.name,
-            keys=how.keys,
-            deletes="soft:gone_at" if how.deletes == "soft" else how.deletes,
-            only_newer=how.coming != "in order",
-            update_columns=how.update_columns,
-            keep_where=UNREAD if how.keep else None,
-            dead_letters=how.diverts,
-        )
+        with patch.object(upsert, "MERGED_ROWS", 0 if how.table == WHOLE else upsert.MERGED_ROWS):
+            counts = apply(
+                self.connection,
+                *changes,
+                struct=STRUCT,
+                transport=transport,
+                table=self.name,
+                keys=how.keys,
+                deletes="soft:gone_at" if how.deletes == "soft" else how.deletes,
+                only_newer=how.coming != "in order",
+                update_columns=how.update_columns,
+                keep_where=UNREAD if how.keep else None,
+                dead_letters=how.diverts,
+            )
         found = self.connection.execute(
             "DELETE FROM pgonce.dead_letters RETURNING (row_data ->> 'seq')::int"
         ).fetchall()
@@ -216,8 +230,10 @@ class Changing(RuleBasedStateMachine):
     def compare(self) -> None:
         """A soft delete of a row that was never seen cannot leave one."""
         keys = ", ".join(self.how.keys)
-        is_gone = "coalesce(gone_at::text NOT IN ('f', 'false'), false)"
-        query = f"SELECT {keys}, name, first, seq, {is_gone}, extra FROM {self.name}"
+        others = "coalesce(gone_at::text NOT IN ('f', 'false'), false), extra"
+        if self.how.table == WHOLE:
+            others = "false, 0"
+        query = f"SELECT {keys}, name, first, seq, {others} FROM {self.name}"
         rows = self.connection.execute(query.encode()).fetchall()
         key = len(self.how.keys)
         found = {row[:key]: Row(*row[key:]) for row in rows}

@@ -1,0 +1,73 @@
+"""
+How do the writes and deletes of a large batch get into the target in one statement?
+
+Runs in the commit, when each key has one change. Invariant: there is one statement only where nobody can tell it from
+deletes that writes follow: all that a row has comes from the batch, so that a row which is deleted and written again is
+the same as one that is updated, and nothing refers to the target's rows.
+
+Deletes, writes, and before them the locks on all their rows, look each row up three times; this does it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+import psycopg
+from psycopg import sql
+
+from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
+from pgonce.sink.target.keys.upsert import is_large, may_merge, merged
+from pgonce.sink.target.refused_values import RELEASE
+
+_IS_REFERENCED = sql.SQL(
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint AS r "
+    "WHERE r.confrelid OPERATOR(pg_catalog.=) {}::pg_catalog.oid)"
+)
+
+
+def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: int) -> bool:
+    """Whether one statement may do all; then only the last change of each key counts."""
+    if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
+        return False
+    if batch.puts_together or batch.upsert.newer_by or not batch.upsert.finds_by_index:
+        return False
+    if {column.column_name for column in batch.target.columns} != {column.target for column in batch.written}:
+        return False
+    if not may_merge(connection, batch.target, batch.written, batch.reduced_upsert):
+        return False
+    row = connection.execute(_IS_REFERENCED.format(batch.target.oid)).fetchone()
+    return row is not None and not row[0]
+
+
+def merge_changes_in_tx(
+    connection: psycopg.Connection, batch: ChangeTable, writes: int, deletes: int, counts: MutableMapping[str, int]
+) -> bool:
+    """Write and delete, and count both; False if nothing was done because this takes statements of its own."""
+    changed = merged(connection, _merge(batch))
+    if changed is None:
+        return False
+    connection.execute(RELEASE)
+    # Each write inserts a row or updates one, because no stored row is newer.
+    counts["written"], counts["deleted"] = writes, changed - writes
+    counts["not_found"] = deletes - counts["deleted"]
+    return True
+
+
+def _merge(batch: ChangeTable) -> sql.Composed:
+    names = [sql.Identifier(column.target) for column in batch.written]
+    changed = map(sql.Identifier, batch.reduced_upsert.changed(batch.written))
+    return sql.SQL(
+        "MERGE INTO ONLY {target} AS target "
+        "USING (SELECT * FROM {changes} ORDER BY {in_order}) AS change ON {same_key} "
+        "WHEN MATCHED AND change.{deleted} THEN DELETE WHEN MATCHED THEN UPDATE SET {sets} "
+        "WHEN NOT MATCHED AND NOT change.{deleted} THEN INSERT ({names}) VALUES ({values})"
+    ).format(
+        target=batch.target.identifier,
+        changes=batch.name,
+        in_order=batch.keys_in_order(),
+        same_key=batch.same_key(),
+        deleted=DELETED,
+        sets=sql.SQL(", ").join(sql.SQL("{0} = change.{0}").format(name) for name in changed),
+        names=sql.SQL(", ").join(names),
+        values=sql.SQL(", ").join(sql.SQL("change.{}").format(name) for name in names),
+    )
