@@ -11,10 +11,10 @@ from pgonce.sink.target.dead_letters.letters import COUNTED
 WRITE, DELETE = False, True
 
 
-def changes(**columns: t.DataType) -> t.StructType:
+def changes(delete_column: str = "gone", **columns: t.DataType) -> t.StructType:
     """The columns, and one that says whether a row deletes."""
     fields = [t.StructField(name, data_type) for name, data_type in columns.items()]
-    return t.StructType([*fields, t.StructField("gone", t.BooleanType())])
+    return t.StructType([*fields, t.StructField(delete_column, t.BooleanType())])
 
 
 PLAIN = changes(id=t.LongType(), name=t.StringType(), seq=t.LongType())

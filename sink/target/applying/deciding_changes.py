@@ -105,19 +105,16 @@ def _ranked(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
     later = (
         "0" if table.deletes_softly else "pg_catalog.count(*) FILTER (WHERE {}) OVER (newest ROWS UNBOUNDED PRECEDING)"
     )
-    # A version of a Delta table that deletes a row and inserts it again has replaced it.
-    replaces = table.changes is not None and table.changes.feed in ("delta", "spark")
     return sql.SQL(
         "SELECT *, pg_catalog.first_value({deleted}) OVER newest AS pgonce_ends, {later} AS pgonce_later, "
         "pg_catalog.row_number() OVER newest AS pgonce_rank FROM {changes} AS given "
-        "WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}{inserts_first}pgonce_place DESC)"
+        "WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}pgonce_place DESC)"
     ).format(
         deleted=DELETED,
         later=sql.SQL(later).format(DELETED),
         changes=changes,
         keys=_keys(table),
         latest_first=_latest_first(table),
-        inserts_first=sql.SQL("{}, ").format(DELETED) if replaces else sql.SQL(""),
     )
 
 
@@ -159,7 +156,11 @@ def _keys(table: ChangeTable) -> sql.Composable:
 
 
 def _latest_first(table: ChangeTable) -> sql.Composable:
-    """The beginning of an ORDER BY, with a comma; empty where nothing says which change is the later one."""
-    if table.order_column is None:
-        return sql.SQL("")
-    return sql.SQL("{} DESC NULLS LAST, ").format(sql.Identifier(table.order_column))
+    """The beginning of an ORDER BY, with a comma at its end; the place of a change comes last."""
+    parts: list[sql.Composable] = []
+    if table.order_column is not None:
+        parts.append(sql.SQL("{} DESC NULLS LAST, ").format(sql.Identifier(table.order_column)))
+    if table.changes is not None and table.changes.feed in ("delta", "spark"):
+        # A version of a table that deletes a row and inserts it again has replaced it.
+        parts.append(sql.SQL("{}, ").format(DELETED))
+    return sql.Composed(parts)

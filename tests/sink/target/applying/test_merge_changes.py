@@ -10,11 +10,13 @@ import random
 
 import psycopg
 import pytest
-from support.applied_changes import DELETE, WRITE, apply
+from pyspark.sql import types as t
+from support.applied_changes import DELETE, WRITE, apply, changes
 
 import pgonce.sink.target.applying.merge_changes
 import pgonce.sink.target.keys.upsert
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.by_key import DELETED_COLUMN
 from pgonce.sink.target.keys.upsert import merged
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
@@ -56,12 +58,12 @@ def test_one_statement_writes_and_deletes(url, admin, merges):
     """What becomes of each change is counted as it is without MERGE: a delete that finds no row, too."""
     admin.execute(TABLE)
     apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (3, "c", 1, WRITE))
-    changes = [
+    given = [
         (1, "A", 2, WRITE), (2, None, 2, DELETE), (4, "d", 2, WRITE), (5, None, 2, DELETE),
         # Deleted and written again, and the other way round.
         (3, None, 2, DELETE), (3, "C", 3, WRITE), (6, "f", 2, WRITE), (6, None, 3, DELETE),
     ]  # fmt: skip
-    counts = apply(url, *changes)
+    counts = apply(url, *given)
     assert counts == {"written": 3, "deleted": 1, "not_found": 2, "superseded": 2}
     assert stored(admin) == [(1, "A", 2), (3, "C", 3), (4, "d", 2)]
     assert merges == is_merged_on(admin, 4)
@@ -101,6 +103,18 @@ def test_a_row_that_is_written_again_loses_what_others_put_into_it(url, admin, m
     assert merges == []
 
 
+@pytest.mark.parametrize("feed", ["spark", "delta"])
+def test_a_version_that_deletes_and_inserts_has_replaced_the_row(feed, url, admin, merges):
+    """In whatever order the two come; one statement decides it by the same rule as several."""
+    admin.execute(TABLE)
+    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (3, "c", 1, WRITE))
+    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.LongType(), delete_column=DELETED_COLUMN)
+    rows = [(1, "A", 2, WRITE), (1, None, 2, DELETE), (2, None, 2, DELETE), (2, "B", 2, WRITE), (3, None, 2, DELETE)]
+    apply(url, *rows, struct=struct, delete_when=None, change_feed=feed)
+    assert stored(admin) == [(1, "A", 2), (2, "B", 2)]
+    assert merges == is_merged_on(admin, 3)
+
+
 def test_a_value_that_moves_to_an_earlier_key(url, admin, merges):
     """MERGE writes it before its old row is deleted, and fails; deletes that writes follow do not."""
     admin.execute(f"{TABLE}; ALTER TABLE events ADD UNIQUE (name)")
@@ -116,15 +130,15 @@ def test_small_and_large_batches_leave_the_same(url, admin, monkeypatch, merges)
     admin.execute(f"{TABLE}; CREATE TABLE others (LIKE events INCLUDING ALL)")
     dice = random.Random(7)
     for batch in range(30):
-        changes = [
+        given = [
             (dice.randrange(12), dice.choice("abc"), batch * 20 + n, dice.choice([WRITE, WRITE, DELETE]))
             for n in range(dice.randrange(1, 20))
         ]
         monkeypatch.setattr(pgonce.sink.target.keys.upsert, "MERGED_ROWS", 0)
-        at_once = apply(url, *changes)
+        at_once = apply(url, *given)
         monkeypatch.setattr(pgonce.sink.target.keys.upsert, "MERGED_ROWS", 1000)
         # One statement supersedes a delete that a write of its key follows; else it is done, and counted as such.
-        assert apply(url, *changes, table="others").get("written") == at_once.get("written")
+        assert apply(url, *given, table="others").get("written") == at_once.get("written")
         assert stored(admin) == admin.execute("SELECT * FROM others ORDER BY id").fetchall()
     assert None not in merges
     assert len(merges) > 15 or admin.info.server_version < 150000
