@@ -107,7 +107,7 @@ def _load(bootstrap_servers: str, *, small: bool) -> ChangeLoad:
     if small:
         name, rows, rounds, warm_up, keys = "20,000 changes", 20_000, 1, 2, 40_000
     else:
-        name, rows, rounds, warm_up, keys = "250,000 changes", 250_000, 3, 4, 1_000_000
+        name, rows, rounds, warm_up, keys = "500,000 changes", 500_000, 3, 2, 1_000_000
     return ChangeLoad(
         name, rows, 4, rounds, warm_up, measured=2, bootstrap_servers=bootstrap_servers, keys=keys
     )  # fmt: skip
