@@ -2,7 +2,8 @@
 How do the changes of a batch get into the target: writes and deletes, in their order, and only what is newer?
 
 Runs in the commit. Invariant: every row of the batch is counted once, as one of :data:`STAGES`; rows are locked in the
-order of their keys before any is changed; and the statement that writes a row is the one that compares it.
+order of their keys before any is changed, but for a batch that is one statement; and the statement that writes a row is
+the one that compares it.
 
 The steps, in this order:
 
@@ -101,8 +102,14 @@ def apply_in_tx(
     left = kept - (pass_over_in_tx(connection, batch) if has_tombstones else 0)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
-    if at_once and merge_changes_in_tx(connection, batch, left - deletes, deletes, counts):
-        return counts
+    if at_once:
+        if merge_changes_in_tx(connection, batch, left - deletes, deletes, counts):
+            return counts
+        # A delete that a write of its key follows may make room for what other keys take.
+        batch = replace(batch, name=_name())
+        left, _ = _reduce_in_tx(connection, batch, source, wanted, deletes_matter=True, has_tombstones=False)
+        counts["superseded"] = rows - left
+        deletes = count_deletes_in_tx(connection, batch)
     if deletes or batch.unread:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     if deletes and not batch.deletes_softly:

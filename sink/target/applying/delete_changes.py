@@ -54,14 +54,19 @@ def delete_in_tx(
     connection: psycopg.Connection, batch: ChangeTable, deletes: int, counts: MutableMapping[str, int], *, traced: bool
 ) -> None:
     """Remove the rows of the batch's deletes; if ``traced``, the deletes are remembered."""
-    delete = sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
-        batch.only_target, batch.name, DELETED, batch.same_key(), batch.not_older()
-    )
-    deleted = execute_joined(connection, delete, batch.upsert).rowcount
+    deleted = delete_rows_in_tx(connection, batch)
     counts["deleted"] = deleted
     # What was deleted is absent now, and so is what was not found.
     counts["not_found"] = _absent(connection, batch, deletes, deleted, traced=traced) - deleted
     counts["passed_over"] += deletes - deleted - counts["not_found"]
+
+
+def delete_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
+    """Remove the rows of the batch's deletes that are there; return how many were."""
+    delete = sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
+        batch.only_target, batch.name, DELETED, batch.same_key(), batch.not_older()
+    )
+    return execute_joined(connection, delete, batch.upsert).rowcount
 
 
 def delete_softly_in_tx(

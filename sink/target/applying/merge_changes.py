@@ -16,12 +16,21 @@ import psycopg
 from psycopg import sql
 
 from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
+from pgonce.sink.target.applying.delete_changes import delete_rows_in_tx
 from pgonce.sink.target.keys.upsert import is_large, may_merge, merged
 from pgonce.sink.target.refused_values import RELEASE
 
-_IS_REFERENCED = sql.SQL(
+# Types of which equal values are the same: of 1 and 1.00, an update of a numeric key would leave the stored one.
+_SAME_IF_EQUAL = frozenset({
+    "smallint", "integer", "bigint", "text", "character varying", "uuid", "boolean", "date",
+    "timestamp without time zone", "timestamp with time zone", "bytea",
+})  # fmt: skip
+
+# Others refer to the table, or rows of it refer to some that are not there: an update does not look, an insert does.
+_HAS_REFERENCES = sql.SQL(
     "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint AS r "
-    "WHERE r.confrelid OPERATOR(pg_catalog.=) {}::pg_catalog.oid)"
+    "WHERE r.confrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid "
+    "OR r.conrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid AND NOT r.convalidated)"
 )
 
 
@@ -31,11 +40,14 @@ def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: 
         return False
     if batch.puts_together or batch.upsert.newer_by or not batch.upsert.finds_by_index:
         return False
-    if {column.column_name for column in batch.target.columns} != {column.target for column in batch.written}:
+    types = {column.column_name: column.base_type for column in batch.target.columns}
+    if types.keys() != {column.target for column in batch.written}:
+        return False
+    if not all(types[key.target] in _SAME_IF_EQUAL for key in batch.upsert.keys):
         return False
     if not may_merge(connection, batch.target, batch.written, batch.reduced_upsert):
         return False
-    row = connection.execute(_IS_REFERENCED.format(batch.target.oid)).fetchone()
+    row = connection.execute(_HAS_REFERENCES.format(oid=batch.target.oid)).fetchone()
     return row is not None and not row[0]
 
 
@@ -46,10 +58,13 @@ def merge_changes_in_tx(
     changed = merged(connection, _merge(batch))
     if changed is None:
         return False
-    connection.execute(RELEASE)
     # Each write inserts a row or updates one, because no stored row is newer.
-    counts["written"], counts["deleted"] = writes, changed - writes
-    counts["not_found"] = deletes - counts["deleted"]
+    deleted = changed - writes
+    if deleted < deletes:
+        # MERGE passes a row that another session has deleted and inserted again while it waited for that session.
+        deleted += delete_rows_in_tx(connection, batch)
+    connection.execute(RELEASE)
+    counts["written"], counts["deleted"], counts["not_found"] = writes, deleted, deletes - deleted
     return True
 
 

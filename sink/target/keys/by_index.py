@@ -7,6 +7,7 @@ back, that brings them back.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
@@ -14,35 +15,43 @@ from psycopg import sql
 
 from pgonce.sink.target.keys.key_plan import ComparedUpsert
 
-# The index is used, and only as much of it as rows are looked up, as with ON CONFLICT. Otherwise Postgres might read
-# the whole table for a batch that is small beside it, because it assumes that the table is on a slow disk.
-_PLANNED = {"seq_page_cost": "1", "random_page_cost": "1", "enable_hashjoin": "off"}
-_PLAN = sql.SQL("SELECT {}").format(
-    sql.SQL(", ").join(
-        sql.SQL("pg_catalog.set_config({}, pg_catalog.current_setting({name}), true), "
-                "pg_catalog.set_config({name}, {}, true)").format(f"pgonce.users_{name}", value, name=name)
-        for name, value in _PLANNED.items()
-    )
-)  # fmt: skip
-_UNPLAN = sql.SQL("SELECT {}").format(
-    sql.SQL(", ").join(
-        sql.SQL("pg_catalog.set_config({}, pg_catalog.current_setting({}), true)").format(name, f"pgonce.users_{name}")
-        for name in _PLANNED
-    )
-)
+# Otherwise Postgres might read the whole table for a batch that is small beside it, because it assumes that the table
+# is on a slow disk.
+_COSTS = {"seq_page_cost": "1", "random_page_cost": "1"}
+# As with ON CONFLICT, which never reads more of the index than the rows that it looks up.
+_NO_HASH = {"enable_hashjoin": "off"}
 
 
 def execute_joined(
     connection: psycopg.Connection, statement: sql.Composed, upsert: ComparedUpsert
 ) -> psycopg.Cursor[Any]:
-    """Execute a statement that joins a batch's rows with the target's by key; the cursor is at its answer."""
-    # Without an index that finds keys, this would read the whole table for each row.
-    return execute_by_index(connection, statement) if upsert.finds_by_index else connection.execute(statement)
+    """
+    Execute a statement that joins a batch's rows with the target's by key; the cursor is at its answer.
+
+    Where Postgres believes that the table is almost empty, because it was when it was analyzed, an inner join without
+    hashes would read all of it for each row. So hashes are left to Postgres here.
+    """
+    return _planned(connection, statement, _COSTS) if upsert.finds_by_index else connection.execute(statement)
 
 
 def execute_by_index(connection: psycopg.Connection, statement: sql.Composable) -> psycopg.Cursor[Any]:
-    """Execute a statement that joins rows by keys for which there is an index; the cursor is at its answer."""
+    """Execute a ``MERGE`` by keys for which there is an index; the cursor is at its answer."""
+    return _planned(connection, statement, {**_COSTS, **_NO_HASH})
+
+
+def _planned(
+    connection: psycopg.Connection, statement: sql.Composable, settings: Mapping[str, str]
+) -> psycopg.Cursor[Any]:
+    set_config = sql.SQL(
+        "pg_catalog.set_config({user}, pg_catalog.current_setting({name}), true), "
+        "pg_catalog.set_config({name}, {value}, true)"
+    )
+    plan = (set_config.format(user=f"pgonce.users_{name}", name=name, value=value) for name, value in settings.items())
+    set_back = sql.SQL("pg_catalog.set_config({name}, pg_catalog.current_setting({user}), true)")
+    unplan = (set_back.format(user=f"pgonce.users_{name}", name=name) for name in settings)
+    select = sql.SQL("SELECT {}")
+    statements = [select.format(sql.SQL(", ").join(plan)), statement, select.format(sql.SQL(", ").join(unplan))]
     cursor = connection.cursor()
-    cursor.execute(sql.SQL("; ").join([_PLAN, statement, _UNPLAN]), prepare=False)
+    cursor.execute(sql.SQL("; ").join(statements), prepare=False)
     cursor.nextset()
     return cursor

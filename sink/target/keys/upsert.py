@@ -206,18 +206,24 @@ def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
     """
     Run ``merge``, and return how many rows it wrote.
 
-    None if nothing was done because ON CONFLICT is needed, or can tell better what is wrong.
+    None if nothing was done because ON CONFLICT is needed, or can tell better what is wrong. After any other error the
+    transaction has failed.
     """
+    connection.execute("SAVEPOINT pgonce_merge")
     try:
-        with connection.transaction():
-            return execute_by_index(connection, merge).rowcount
+        count = execute_by_index(connection, merge).rowcount
     except _FOR_ON_CONFLICT:
+        connection.execute("ROLLBACK TO SAVEPOINT pgonce_merge")
         return None
+    connection.execute("RELEASE SAVEPOINT pgonce_merge")
+    return count
 
 
-# Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table does not support MERGE.
+# Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table does not support MERGE; or
+# the role lacks a privilege that this batch may not need, for MERGE asks for those of all that it might do.
 _FOR_ON_CONFLICT = (
     psycopg.errors.IntegrityError,
     psycopg.errors.CardinalityViolation,
     psycopg.errors.FeatureNotSupported,
+    psycopg.errors.InsufficientPrivilege,
 )

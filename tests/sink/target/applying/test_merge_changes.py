@@ -1,17 +1,17 @@
-"""
-Large batches of writes and deletes: one MERGE leaves what deletes and writes leave, and steps back where it might not.
-
-Covers: sink.target.applying.merge_changes, sink.target.keys.by_index.
-"""
+"""Large batches of writes and deletes: one MERGE leaves what statements of their own leave, or steps back."""
 
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
+from decimal import Decimal
 
 import psycopg
 import pytest
 from pyspark.sql import types as t
-from support.applied_changes import DELETE, WRITE, apply, changes
+from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes
+from support.fixtures.driver import wait_until
+from support.sent_rows import publish
 
 import pgonce.sink.target.applying.merge_changes
 import pgonce.sink.target.keys.upsert
@@ -75,13 +75,15 @@ def test_one_statement_writes_and_deletes(url, admin, merges):
         "ALTER TABLE events ADD note text",
         "ALTER TABLE events ADD twice bigint GENERATED ALWAYS AS (seq * 2) STORED",
         "CREATE TABLE others (id bigint REFERENCES events ON DELETE CASCADE)",
+        "CREATE TABLE others (id bigint PRIMARY KEY); INSERT INTO others VALUES (1), (2); "
+        "ALTER TABLE events ADD FOREIGN KEY (id) REFERENCES others NOT VALID",
         "ALTER TABLE events ADD CHECK (seq > 0)",
         "CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
         "CREATE TRIGGER look AFTER DELETE ON events FOR EACH ROW EXECUTE FUNCTION look()",
         "ALTER TABLE events ENABLE ROW LEVEL SECURITY; ALTER TABLE events FORCE ROW LEVEL SECURITY; "
         "CREATE POLICY all_rows ON events USING (true)",
     ],
-    ids=["a_column_more", "a_generated_column", "referenced", "checked", "a_trigger", "policies"],
+    ids=["a_column_more", "a_generated_column", "referenced", "not_valid", "checked", "a_trigger", "policies"],
 )
 def test_where_somebody_could_tell(more, url, admin, login, merges):
     """If the batch does not have all of a row, or others see how it came about, deletes and writes stay apart."""
@@ -115,13 +117,61 @@ def test_a_version_that_deletes_and_inserts_has_replaced_the_row(feed, url, admi
     assert merges == is_merged_on(admin, 3)
 
 
-def test_a_value_that_moves_to_an_earlier_key(url, admin, merges):
-    """MERGE writes it before its old row is deleted, and fails; deletes that writes follow do not."""
+@pytest.mark.parametrize("letters", [False, True])
+def test_unique_values_that_move(letters, url, admin, merges):
+    """MERGE writes one before its old row is deleted, and fails; then each delete makes room before the writes."""
     admin.execute(f"{TABLE}; ALTER TABLE events ADD UNIQUE (name)")
-    apply(url, (2, "a", 1, WRITE), (3, "b", 1, WRITE))
-    counts = apply(url, (1, "a", 2, WRITE), (2, None, 2, DELETE), (3, "B", 2, WRITE), (3, None, 1, DELETE))
-    assert counts == {"written": 2, "deleted": 1, "superseded": 1}
-    assert stored(admin) == [(1, "a", 2), (3, "B", 2)]
+    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (4, "d", 1, WRITE))
+    swap = [(1, None, 2, DELETE), (1, "b", 3, WRITE), (2, None, 2, DELETE), (2, "a", 3, WRITE)]
+    counts = apply(url, *swap, (3, "d", 2, WRITE), (4, None, 2, DELETE), dead_letters=letters)
+    assert counts == {"written": 3, "deleted": 3}
+    assert stored(admin) == [(1, "b", 3), (2, "a", 3), (3, "d", 2)]
+    assert merges == is_merged_on(admin, None)
+
+
+@pytest.mark.parametrize("how", [{"mode": "apply", "delete_when": "gone"}, {"mode": "upsert", "keys": ["id"]}])
+def test_a_refused_value_fails_the_transaction(how, url, admin, merges):
+    """Somebody who swallows the error cannot commit the rest; and the error says which row it was."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), seq bigint, gone bool)")
+    with psycopg.connect(url) as connection:
+        with pytest.raises(psycopg.errors.StringDataRightTruncation) as error:
+            publish(
+                connection, "inline", PLAIN, [(1, "too long", 2, WRITE), (2, None, 2, DELETE)], order_by="seq", **how
+            )
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+    assert any("id = 1" in note for note in error.value.__notes__)
+
+
+def test_a_numeric_key_gets_the_form_that_the_changes_have(url, admin, merges):
+    """It is deleted and inserted, and so loses the digits that it had: an update would leave them."""
+    admin.execute("CREATE TABLE events (id numeric PRIMARY KEY, name text, seq bigint); INSERT INTO events VALUES (1)")
+    struct = changes(id=t.DecimalType(10, 2), name=t.StringType(), seq=t.LongType())
+    apply(url, (Decimal("1.00"), None, 2, DELETE), (Decimal("1.00"), "b", 3, WRITE), struct=struct)
+    assert stored(admin, "id::text, name") == [("1.00", "b")]
+    assert merges == []
+
+
+def test_a_row_that_another_session_writes_again_is_deleted(url, admin, merges):
+    """The delete waits for that session, and takes the new row, as it does without MERGE."""
+    admin.execute(TABLE)
+    apply(url, (5, "a", 1, WRITE), (6, "a", 1, WRITE))
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("DELETE FROM events WHERE id = 5")
+        other.execute("INSERT INTO events VALUES (5, 'other', 1)")
+        applying = pool.submit(apply, url, (5, None, 2, DELETE), (6, "b", 2, WRITE))
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        other.commit()
+        assert applying.result() == {"written": 1, "deleted": 1}
+    assert stored(admin) == [(6, "b", 2)]
+
+
+def test_a_role_that_may_only_delete(url, admin, login, merges):
+    """MERGE asks for all privileges that it might need; a batch without writes does without."""
+    admin.execute(
+        f"{TABLE}; INSERT INTO events VALUES (1); GRANT SELECT, UPDATE, DELETE ON events TO {login.user}".encode()
+    )
+    assert apply(login.url, (1, None, 2, DELETE), (4, None, 2, DELETE)) == {"deleted": 1, "not_found": 1}
     assert merges == is_merged_on(admin, None)
 
 
