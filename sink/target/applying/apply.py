@@ -14,7 +14,7 @@ The steps, in this order:
 5. delete, and remember what was deleted: ``delete_in_tx``
 6. write the others: ``write_in_tx``; soft deletes come after that: ``delete_softly_in_tx``
 
-For a large batch, 4 to 6 may be one statement: ``merge_changes_in_tx``.
+For a large batch all of this may be one statement: ``merge_changes_in_tx``.
 """
 
 from __future__ import annotations
@@ -92,9 +92,12 @@ def apply_in_tx(
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
     has_deletes = deletes > counts["ignored"]
     has_tombstones = traced and has_tombstones_in_tx(connection, table)
-    at_once = has_deletes and may_merge_changes(connection, batch, rows)
+    if has_deletes and may_merge_changes(connection, batch, rows):
+        merged = merge_changes_in_tx(connection, replace(batch, name=_name()), source, wanted, rows)
+        if merged is not None:
+            return {**counts, **merged}
     kept, counts["passed_over"] = _reduce_in_tx(
-        connection, batch, source, wanted, deletes_matter=has_deletes and not at_once, has_tombstones=has_tombstones
+        connection, batch, source, wanted, has_deletes=has_deletes, has_tombstones=has_tombstones
     )
     counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
@@ -102,14 +105,6 @@ def apply_in_tx(
     left = kept - (pass_over_in_tx(connection, batch) if has_tombstones else 0)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
-    if at_once:
-        if merge_changes_in_tx(connection, batch, left - deletes, deletes, counts):
-            return counts
-        # A delete that a write of its key follows may make room for what other keys take.
-        batch = replace(batch, name=_name())
-        left, _ = _reduce_in_tx(connection, batch, source, wanted, deletes_matter=True, has_tombstones=False)
-        counts["superseded"] = rows - left
-        deletes = count_deletes_in_tx(connection, batch)
     if deletes or batch.unread:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     if deletes and not batch.deletes_softly:
@@ -162,19 +157,17 @@ def _reduce_in_tx(
     source: sql.Identifier,
     wanted: sql.Composable,
     *,
-    deletes_matter: bool,
+    has_deletes: bool,
     has_tombstones: bool,
 ) -> tuple[int, int]:
     """Fill ``batch`` with the changes that decide; return how many these are, and how many were passed over before."""
     if not (batch.puts_together and batch.upsert.newer_by):
-        created = connection.execute(
-            create_deciding(batch, source, wanted, deletes_matter=deletes_matter), prepare=False
-        )
+        created = connection.execute(create_deciding(batch, source, wanted, deletes_matter=has_deletes), prepare=False)
         return created.rowcount, 0
     # What is older than the stored row, or than its delete, must not say anything of a newer change.
     given = replace(batch, name=_name())
     connection.execute(create_of_all(given, source, wanted), prepare=False)
-    _lock_rows_in_tx(connection, given, deletes=deletes_matter)
+    _lock_rows_in_tx(connection, given, deletes=has_deletes)
     older = pass_over_in_tx(connection, given) if has_tombstones else 0
     older += _pass_over_stored_in_tx(connection, given)
     return connection.execute(create_from(batch, given), prepare=False).rowcount, older

@@ -1,22 +1,21 @@
 """
 How do the writes and deletes of a large batch get into the target in one statement?
 
-Runs in the commit, when each key has one change. Invariant: there is one statement only where nobody can tell it from
-deletes that writes follow: all that a row has comes from the batch, so that a row which is deleted and written again is
-the same as one that is updated, and nothing refers to the target's rows.
+Runs in the commit. Invariant: there is one statement only where nobody can tell it from deletes that writes follow: all
+that a row has comes from the batch, so that a row which is deleted and written again is the same as one that is
+updated, and nothing refers to the target's rows.
 
 Deletes, writes, and before them the locks on all their rows, look each row up three times; this does it once.
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 import psycopg
 from psycopg import sql
 
 from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
-from pgonce.sink.target.applying.delete_changes import delete_rows_in_tx
+from pgonce.sink.target.applying.deciding_changes import create_deciding
+from pgonce.sink.target.applying.delete_changes import count_deletes_in_tx, delete_rows_in_tx
 from pgonce.sink.target.keys.upsert import is_large, may_merge, merged
 from pgonce.sink.target.refused_values import RELEASE
 
@@ -35,7 +34,7 @@ _HAS_REFERENCES = sql.SQL(
 
 
 def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: int) -> bool:
-    """Whether one statement may do all; then only the last change of each key counts."""
+    """Whether one statement may do all, for which only the last change of each key counts."""
     if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
         return False
     if batch.puts_together or batch.upsert.newer_by or not batch.upsert.finds_by_index:
@@ -52,20 +51,28 @@ def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: 
 
 
 def merge_changes_in_tx(
-    connection: psycopg.Connection, batch: ChangeTable, writes: int, deletes: int, counts: MutableMapping[str, int]
-) -> bool:
-    """Write and delete, and count both; False if nothing was done because this takes statements of its own."""
-    changed = merged(connection, _merge(batch))
+    connection: psycopg.Connection, batch: ChangeTable, source: sql.Identifier, wanted: sql.Composable, rows: int
+) -> dict[str, int] | None:
+    """
+    Write and delete what the ``rows`` wanted ones of ``source`` say; return how many came to which stage.
+
+    None if nothing was written, because it takes statements of their own, or because they say what is wrong.
+    """
+    create = create_deciding(batch, source, wanted, deletes_matter=False)
+    kept = connection.execute(create, prepare=False).rowcount
+    is_doubled = kept < rows and batch.upsert.order_by is None
+    deletes = count_deletes_in_tx(connection, batch)
+    writes = kept - deletes
+    changed = None if is_doubled else merged(connection, _merge(batch))
     if changed is None:
-        return False
+        return None
     # Each write inserts a row or updates one, because no stored row is newer.
     deleted = changed - writes
     if deleted < deletes:
         # MERGE passes a row that another session has deleted and inserted again while it waited for that session.
         deleted += delete_rows_in_tx(connection, batch)
     connection.execute(RELEASE)
-    counts["written"], counts["deleted"], counts["not_found"] = writes, deleted, deletes - deleted
-    return True
+    return {"written": writes, "deleted": deleted, "superseded": rows - kept, "not_found": deletes - deleted}
 
 
 def _merge(batch: ChangeTable) -> sql.Composed:
