@@ -17,6 +17,8 @@ from matrix.combinations import Combination
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".build" / "matrix"
+# PySpark 3.5 wants an older NumPy than this pyarrow works with, and pip notices nothing.
+_ALSO = {"3.5": ("pyarrow<26",)}
 
 
 class MissingVersionError(Exception):
@@ -36,7 +38,8 @@ def environment(combination: Combination) -> Path:
         program = _python(combination.python)
         subprocess.run([program, "-m", "venv", "--clear", "--without-pip", str(place)], check=True)
         # The versions that the group names are those of PySpark that it can be developed on; this one is asked for.
-        _install(python, f"pyspark=={combination.pyspark}.*", "--group", f"{ROOT / 'pyproject.toml'}:test")
+        also = _ALSO.get(combination.pyspark, ())
+        _install(python, f"pyspark=={combination.pyspark}.*", *also, "--group", f"{ROOT / 'pyproject.toml'}:test")
         complete.touch()
     (wheel,) = (ROOT / ".build" / "wheel").glob("*.whl")
     _install(python, str(wheel))
