@@ -14,8 +14,9 @@ PACKED := pyproject.toml README.md LICENSE pyspark_pgonce.py $(wildcard docs/*.m
 export PYTHONSAFEPATH := 1
 export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
-# The version that `make connect` runs with.
+# The version that `make connect` runs with, and its environment's Python.
 PYSPARK = 4.3
+CONNECT = .build/connect/$(PYSPARK)/bin/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HATCH_QUIET := 1
 
@@ -67,11 +68,12 @@ matrix: setup ## the conformance suite on each PySpark, Postgres and Python; ONL
 	$(if $(SUITE),--suite $(SUITE))
 
 connect: setup ## what docs/connect.md says, with another PySpark: PYSPARK=4.1; ARGS="-k killed" runs what it names
-	test -x .build/connect/$(PYSPARK)/bin/python || $(BIN)/python -m venv .build/connect/$(PYSPARK)
-	.build/connect/$(PYSPARK)/bin/python -m pip install --quiet --upgrade 'pip>=25.1'
-	.build/connect/$(PYSPARK)/bin/python -m pip install --quiet --group test 'pyspark[connect]==$(PYSPARK).*'
-	.build/connect/$(PYSPARK)/bin/python -m pip install --quiet --no-deps --force-reinstall .build/wheel/*.whl
-	.build/connect/$(PYSPARK)/bin/python -m pytest $(or $(ARGS),tests/guarantee/test_connect.py tests/guarantee/test_connect_conformance.py)
+	test -x $(CONNECT) || $(BIN)/python -m venv .build/connect/$(PYSPARK)
+	$(CONNECT) -m pip install --quiet --upgrade 'pip>=25.1'
+	$(CONNECT) -m pip install --quiet --group test 'pyspark[connect]==$(PYSPARK).*' .build/wheel/*.whl
+	$(CONNECT) -m pip install --quiet --no-deps --force-reinstall .build/wheel/*.whl
+	PYSPARK_PYTHON=$(CURDIR)/$(CONNECT) PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(CONNECT) $(CONNECT) -m pytest \
+	$(or $(ARGS),tests/guarantee/test_connect.py tests/guarantee/test_connect_conformance.py)
 
 chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., see CONTRIBUTING.md
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
