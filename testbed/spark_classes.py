@@ -52,13 +52,15 @@ def _archive() -> Path:
 
 def _fill(directory: Path) -> None:
     options = f"{_FOR_SHORT_LIVES} {_QUIET} -XX:ArchiveClassesAtExit={directory / 'spark.jsa'}"
+    # Its session is a classic one, whoever asks.
+    classic = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}
     done = subprocess.run(
         [sys.executable, str(_JOB)],
         capture_output=True,
         text=True,
         check=False,
         cwd=directory,
-        env={**os.environ, **OF_THIS_PYTHON, "SPARK_SUBMIT_OPTS": options},
+        env={**classic, **OF_THIS_PYTHON, "SPARK_SUBMIT_OPTS": options},
     )
     if done.returncode != 0:
         raise RuntimeError(f"The driver whose classes were to be kept failed: {done.stderr[-4000:]}")
