@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql import types as t
 
+# The columns of most loads, as Postgres has them and as Spark does.
 COLUMNS = "id bigint, customer integer, amount double precision, status text, note text, at timestamptz"
-"""The columns of most loads, as Postgres has them, and as Spark does."""
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
     t.StructField("customer", t.IntegerType()),

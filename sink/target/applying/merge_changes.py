@@ -5,7 +5,7 @@ Runs in the commit. Invariant: there is one statement only where nobody can tell
 that a row has comes from the batch, so that a row which is deleted and written again is the same as one that is
 updated, and nothing refers to the target's rows.
 
-Deletes, writes, and before them the locks on all their rows, look each row up three times; this does it once.
+Deletes, writes, and the locks that come before them each look up all rows; this does it once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def merge_changes_in_tx(
     """
     Write and delete what the ``rows`` wanted ones of ``source`` say; return how many came to which stage.
 
-    None if nothing was written, because it takes statements of their own, or because they say what is wrong.
+    None if nothing was written, because other statements are needed, or can tell better what is wrong.
     """
     create = create_deciding(batch, source, wanted, deletes_matter=False)
     kept = connection.execute(create, prepare=False).rowcount

@@ -15,10 +15,10 @@ from psycopg import sql
 
 from pgonce.sink.target.keys.key_plan import ComparedUpsert
 
-# Otherwise Postgres might read the whole table for a batch that is small beside it, because it assumes that the table
-# is on a slow disk.
+# Random reads cost the same as others. Otherwise Postgres might read the whole table for a batch that is small beside
+# it, because it assumes that the table is on a slow disk.
 _COSTS = {"seq_page_cost": "1", "random_page_cost": "1"}
-# As with ON CONFLICT, which never reads more of the index than the rows that it looks up.
+# So that MERGE reads only as much of the index as rows are looked up, as ON CONFLICT does.
 _NO_HASH = {"enable_hashjoin": "off"}
 
 

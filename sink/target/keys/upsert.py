@@ -206,8 +206,8 @@ def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
     """
     Run ``merge``, and return how many rows it wrote.
 
-    None if nothing was done because ON CONFLICT is needed, or can tell better what is wrong. After any other error the
-    transaction has failed.
+    None if nothing was done, because other statements are needed, or can tell better what is wrong. After any other
+    error the transaction has failed.
     """
     connection.execute("SAVEPOINT pgonce_merge")
     try:
