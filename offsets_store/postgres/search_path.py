@@ -16,40 +16,30 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from pgonce.offsets_store.postgres.local_settings import LocalSettings, kept_in
+
 OURS = "pg_catalog, pg_temp"
 """``pg_temp`` is named last, because Postgres looks there first if it is not named."""
 
-KEPT_IN = "pgonce.users_search_path"
-"""The setting, local to the transaction, that remembers the user's search_path while ours is in force."""
+KEPT_IN = kept_in("search_path")
+"""Where a batch's transaction remembers the user's search_path while ours is in force."""
 
 SET_OURS = f"SET LOCAL search_path = {OURS}"
 """For a transaction in which no name of the user has to be found."""
 
-# A text of several statements is one round trip.
-_ENTER = f"SELECT pg_catalog.set_config('{KEPT_IN}', pg_catalog.current_setting('search_path'), true); {SET_OURS}"
-_LEAVE = f"SELECT pg_catalog.set_config('search_path', pg_catalog.current_setting('{KEPT_IN}'), true)"
+_OURS = LocalSettings(search_path=OURS)
 
 
 def leave_in_tx(connection: psycopg.Connection) -> None:
     """Set the user's search_path again: for the user's SQL, and before COMMIT for deferred triggers."""
-    connection.execute(_LEAVE)
-
-
-ANSWERS_BEFORE = 2
-"""In :func:`under_ours`, SELECT and SET LOCAL give an answer each before the statement does."""
+    connection.execute(_OURS.leave)
 
 
 def under_ours(statement: sql.Composable) -> sql.Composed:
-    """
-    The text that runs one statement under our search_path, between statements of the user.
-
-    Several statements in one text cannot be prepared, and take no parameters.
-    """
-    return sql.SQL("; ").join([sql.SQL(_ENTER), statement, sql.SQL(_LEAVE)])
+    """The text that runs one statement under our search_path, as :meth:`LocalSettings.around` does."""
+    return _OURS.around(statement)
 
 
 def execute_in_tx(cursor: psycopg.Cursor[Any], statement: sql.Composable) -> None:
     """Run one statement under our search_path, between statements of the user; the cursor then has its rows."""
-    cursor.execute(under_ours(statement), prepare=False)
-    for _ in range(ANSWERS_BEFORE):
-        cursor.nextset()
+    _OURS.execute_in_tx(cursor, statement)

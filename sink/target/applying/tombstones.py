@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres.local_settings import LocalSettings
 from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
 from pgonce.sink.target.catalogue import TargetTable
 
@@ -26,13 +27,7 @@ _ORDERED = _TRACEABLE - {"boolean", "character", "bpchar"} | {"real", "double pr
 _PRUNED_AT_LEAST = 1000
 
 # JSON has as many digits of a float as this setting says, and the role may have set less than all.
-_ALL_DIGITS = sql.SQL(
-    "SELECT pg_catalog.set_config('pgonce.users_digits', pg_catalog.current_setting('extra_float_digits'), true), "
-    "pg_catalog.set_config('extra_float_digits', '1', true)"
-)
-_USERS_DIGITS = sql.SQL(
-    "SELECT pg_catalog.set_config('extra_float_digits', pg_catalog.current_setting('pgonce.users_digits'), true)"
-)
+_ALL_DIGITS = LocalSettings(extra_float_digits="1")
 
 _LOCK = (
     "SELECT pg_catalog.current_setting('transaction_isolation'), "
@@ -126,16 +121,16 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
     :return: how many deletes are remembered.
     """
     cursor = connection.cursor()
-    cursor.execute(
+    _ALL_DIGITS.execute_in_tx(
+        cursor,
         sql.SQL(
-            "{}; INSERT INTO pgonce.tombstones AS stone (target, key, order_value, deleted_at, expires_at) "
+            "INSERT INTO pgonce.tombstones AS stone (target, key, order_value, deleted_at, expires_at) "
             "SELECT {}::pg_catalog.oid, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), "
             "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {}) "
             "FROM {} AS change WHERE change.{} AND {} "
             "ON CONFLICT (target, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
-            "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at); {}"
+            "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at)"
         ).format(
-            _ALL_DIGITS,
             changes.target.oid,
             _key(changes),
             _order(changes),
@@ -143,11 +138,8 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
             changes.name,
             DELETED,
             absent,
-            _USERS_DIGITS,
         ),
-        prepare=False,
     )
-    cursor.nextset()
     remembered = cursor.rowcount
     if remembered:
         _prune_in_tx(connection, max(_PRUNED_AT_LEAST, 2 * remembered))

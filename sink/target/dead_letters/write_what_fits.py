@@ -15,6 +15,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
 from pgonce.sink.staging.staged_rows import check_staged_rows
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.dead_letters.bad_row import BadRow, at, refused_by, without
@@ -39,7 +40,7 @@ class Constraints:
         cursor = connection.cursor()
         # In one round trip with the savepoint to which one goes back.
         cursor.execute(sql.SQL("SAVEPOINT pgonce_letters; {}").format(search_path.under_ours(find)), prepare=False)
-        for _ in range(1 + search_path.ANSWERS_BEFORE):
+        for _ in range(1 + ANSWERS_BEFORE):
             cursor.nextset()
         self._names = [sql.Identifier(*row) for row in cursor.fetchall()]
 

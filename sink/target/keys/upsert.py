@@ -18,6 +18,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fitting.fit import Fit
@@ -99,7 +100,7 @@ def compare_in_tx(
     cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
     cursor.nextset()
     found = cursor.fetchone()
-    for _ in range(1 + search_path.ANSWERS_BEFORE):
+    for _ in range(1 + ANSWERS_BEFORE):
         cursor.nextset()
     compared = [ComparedColumn(*row) for row in cursor.fetchall()]
     by_column = comparisons(compared, upsert)
@@ -219,11 +220,13 @@ def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
     return count
 
 
-# Somebody else has inserted a key meanwhile; the batch has a key twice; an extension's table does not support MERGE; or
-# the role lacks a privilege that this batch may not need, for MERGE asks for those of all that it might do.
+# Somebody else has inserted a key meanwhile; the batch has a key twice; or an extension's table does not support MERGE.
+# Two more because MERGE asks for all that it might do, even if this batch does not: the role lacks a privilege, or the
+# table is published for updates or deletes and has no replica identity.
 _FOR_ON_CONFLICT = (
     psycopg.errors.IntegrityError,
     psycopg.errors.CardinalityViolation,
     psycopg.errors.FeatureNotSupported,
     psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ObjectNotInPrerequisiteState,
 )
