@@ -50,19 +50,16 @@ except Exception:
 spark.stop()
 """
 
-# Each Python on an executor notes which one it is, and where it finds the package.
+# Each Python that runs a task on an executor notes which one it is, and where it has found the package.
 NOTES = """
-import importlib.util, os, pathlib, sys
+import os, pathlib, sys
 
 def note():
     # Where a source was registered, Spark starts Pythons of the driver with the executors' environment, too.
-    if "SPARK_LOCAL_IP" not in os.environ:
-        return
-    found = importlib.util.find_spec("pgonce")
-    pathlib.Path(os.environ["NOTES"], str(os.getpid())).write_text(f"{sys.executable} {found and found.origin}")
+    if "SPARK_LOCAL_IP" in os.environ:
+        package = sys.modules["pgonce"].__spec__.origin
+        pathlib.Path(os.environ["NOTES"], str(os.getpid())).write_text(f"{sys.executable} {package}")
 
-import atexit
-atexit.register(note)
 class AtFirstImport:
     def find_spec(self, name, path=None, target=None):
         if name == "pgonce.sink.data_source.task_writer":
