@@ -193,7 +193,7 @@ CLAIMS: tuple[Claim, ...] = (
         "A sweep of staging tables waits for one second", (f"{_BOUNDED}::TestStaging::test_the_sweep_waits_for_nobody",)
     ),
     Claim(
-        "started while Postgres is away, with `recover_and_start`",
+        "A query that is started while Postgres is away waits",
         (f"{_RECOVERY_AWAY}::test_it_waits_and_goes_on", f"{_RECOVERY_AWAY}::test_the_bound_is_that_of_a_commit"),
     ),
     Claim("Both ends call a line dead after", (f"{_VANISHED}::TestBounds::test_the_defaults", _NUMBERS)),
@@ -248,7 +248,7 @@ CLAIMS: tuple[Claim, ...] = (
         ),
     ),
     Claim(
-        "No sign of life is a session whose transaction has waited",
+        "A session does not count as a sign of life if its transaction has been waiting",
         (f"{_RUNNING}::test_a_session_that_a_dead_host_left", f"{_RUNNING}::test_a_copy_whose_rows_have_stopped"),
     ),
     Claim(

@@ -62,7 +62,7 @@ def refuse_unordered(changes: ChangeTable) -> None:
             "ORDER_TYPE",
             f"onlyNewer is set, and orderBy names column {name!r} of type {found}, which does not say what is newer.",
             NOTHING,
-            "Use a number, a date, a timestamp or a text.",
+            "Use a number, a date, a timestamp, a text or a uuid.",
         )
 
 
