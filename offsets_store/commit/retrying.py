@@ -129,9 +129,11 @@ def _is_lock_timeout(error: Exception) -> bool:
 def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: LockWatch) -> Exception:
     seconds, reason = settings.retry_timeout, in_one_line(error)
     if _is_lock_timeout(error):
+        # The first try waits for lock_timeout, however short the time for others is.
+        waited = max(seconds, settings.lock_timeout)
         return CommitError(
             "LOCKED",
-            f"{what.begins} waited {seconds:g} s for a lock that is still held: {watch.holders} (the last "
+            f"{what.begins} waited {waited:g} s for a lock that is still held: {watch.holders} (the last "
             f"try: {reason}).",
             NOTHING,
             f"End that session or wait for it, then {what.again}; lockTimeout and retryTimeout set how long a batch "

@@ -82,10 +82,14 @@ class LockWatch:
             _log.info("could not look who holds the lock: %s", error)
 
 
-_HOLDERS = """
-SELECT a.pid,
-       format('pid %%s, application %%L, user %%s, %%s since %%s, query: %%s', a.pid, a.application_name, a.usename,
-              a.state, a.state_change, left(a.query, 120)),
+WHO = (
+    "concat('pid ', a.pid, ', application ', quote_literal(a.application_name), ', user ', a.usename, ', ', a.state, "
+    "' since ', a.state_change, ', query: ', split_part(split_part(left(a.query, 120), chr(39), 1), '$', 1))"
+)
+"""A session of ``pg_stat_activity AS a`` in SQL. Its query ends where a text begins, which may be a password."""
+
+_HOLDERS = f"""
+SELECT a.pid, {WHO},
        a.application_name LIKE 'pgonce %%' AND a.wait_event = 'ClientRead'
        AND NOT EXISTS (SELECT FROM pg_catalog.pg_locks AS l
                        WHERE l.pid = %(waiting)s AND l.locktype = 'advisory' AND NOT l.granted)

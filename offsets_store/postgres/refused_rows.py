@@ -60,6 +60,10 @@ _REMEDIES_BY_ORIGIN = {
         "NO_REPLICA_IDENTITY", "A publication (logical replication) sends the table's changes, and has to identify "
         "the old rows: give the table a primary key, or ALTER TABLE ... REPLICA IDENTITY USING INDEX (or FULL), or "
         "exclude updates and deletes from the publication."),
+    ("42P10", "CheckCmdReplicaIdentity"): (
+        "NO_REPLICA_IDENTITY", "A publication (logical replication) of the table has a row filter, or a list of "
+        "columns, that needs a column (or leaves out one) of the replica identity: change either, or exclude updates "
+        "and deletes from the publication."),
     ("55000", "ExecCheckIndexConstraints"): (
         "NO_UNIQUE_KEY", "Make the constraint NOT DEFERRABLE: ON CONFLICT cannot use a deferrable one."),
     ("21000", "ExecOnConflictUpdate"): (

@@ -32,7 +32,7 @@ from pgonce.sink.target.gathering import Gathered, Gathering
 from pgonce.sink.target.lock import unsafe_partition
 from pgonce.sink.target.start_over import StartOver
 from pgonce.sink.target.table_name import ResolvedName, resolve_table
-from pgonce.sink.target.whole_or_failed import whole_or_failed
+from pgonce.sink.target.whole_or_failed import fail_in_tx, whole_or_failed
 from pgonce.sink.target.write_gathered import GatheredRows
 from pgonce.sink.target.write_rows import Counts, RowsForTable
 
@@ -124,14 +124,14 @@ def publish_rows_in_tx(
 
     def write(too_narrow: Collection[str] = (), *, may_divert: bool = True) -> TableResult:
         table, plan = target_for(connection, destination, rows.columns, turn.found, gathering, too_narrow)
-        if letters is None or batch is None:
-            return TableResult(table, for_table.write_in_tx(table, plan, over))
-        if not may_divert:
-            result = TableResult(table, for_table.write_in_tx(table, plan, over))
-            with whole_or_failed(connection):
-                return _with_dead_letters(for_table, batch, letters, result, None, ())
-        counts, among, bad = for_table.write_what_fits_in_tx(table, plan, over, letters.most, is_last=turn.is_last)
+        # From here on something may have been written when an error comes.
         with whole_or_failed(connection):
+            if letters is None or batch is None:
+                return TableResult(table, for_table.write_in_tx(table, plan, over))
+            if not may_divert:
+                result = TableResult(table, for_table.write_in_tx(table, plan, over))
+                return _with_dead_letters(for_table, batch, letters, result, None, ())
+            counts, among, bad = for_table.write_what_fits_in_tx(table, plan, over, letters.most, is_last=turn.is_last)
             return _with_dead_letters(for_table, batch, letters, TableResult(table, counts, len(bad)), among, bad)
 
     if destination.schema_evolution == "addColumns":
@@ -139,6 +139,7 @@ def publish_rows_in_tx(
     else:
         result = write()
     if not result.table.is_temporary and (culprit := unsafe_partition(connection, result.table)) is not None:
+        fail_in_tx(connection)
         raise not_durable(culprit)
     return result
 

@@ -19,6 +19,7 @@ from pgonce.offsets_store.ledger.feeders import Feeder, feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.applying.tombstones import lock_tombstones_in_tx
 from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.empty_table import ALL_OF_IT, delete_all_in_tx
 
 
 @dataclass
@@ -41,10 +42,9 @@ class StartOver:
         if reason:
             raise _refused(table, reason)
         _forget_deletes(connection, table)
-        # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty.
-        self.deleted = connection.execute(sql.SQL("DELETE FROM {}").format(table.identifier)).rowcount
-        if _has_kept_rows(connection, table):
-            raise _refused(table, "a trigger BEFORE DELETE has kept rows, which would stay beside the new ones")
+        self.deleted, kept = delete_all_in_tx(connection, table, table.oid)
+        if kept is not None:
+            raise _refused(table, kept.value)
 
 
 def _fed_by_others(feeders: Sequence[Feeder], query_id: str, sink_name: str) -> str:
@@ -72,11 +72,6 @@ def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
     search_path.execute_in_tx(connection.cursor(), forget)
 
 
-def _has_kept_rows(connection: psycopg.Connection, table: TargetTable) -> bool:
-    statement = sql.SQL(_KEPT).format(oid=sql.Literal(table.oid), table=table.identifier)
-    return bool(_asked(connection, statement)[0])
-
-
 def _asked(connection: psycopg.Connection, statement: sql.Composable) -> tuple[object, ...]:
     cursor = connection.cursor()
     search_path.execute_in_tx(cursor, statement)
@@ -93,25 +88,10 @@ def _refused(table: TargetTable, reason: str) -> TargetError:
     )
 
 
-_ALL_OF_IT = """
-WITH RECURSIVE part AS (
-    SELECT {oid}::oid AS oid
-    UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN part AS p ON p.oid = i.inhparent
-)
-"""
-
 # What points from the table to itself goes with it anyway. NO ACTION and RESTRICT are left to Postgres.
-_UNFIT = f"""{_ALL_OF_IT}
+_UNFIT = f"""{ALL_OF_IT}
 SELECT current_setting('transaction_isolation'),
        (SELECT string_agg(DISTINCT f.conrelid::regclass || '.' || quote_ident(f.conname), ', ')
         FROM pg_catalog.pg_constraint AS f JOIN part AS p ON p.oid = f.confrelid
         WHERE f.contype = 'f' AND f.confdeltype IN ('c', 'n', 'd') AND f.conrelid NOT IN (SELECT oid FROM part))
-"""
-
-# A row trigger (1) before (2) a delete (8). The table is looked at only if there is one.
-_KEPT = f"""{_ALL_OF_IT}
-SELECT CASE WHEN EXISTS (
-    SELECT FROM pg_catalog.pg_trigger AS t JOIN part AS p ON p.oid = t.tgrelid
-    WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
-) THEN EXISTS (SELECT FROM {{table}}) END
 """

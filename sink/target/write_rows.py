@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
-from psycopg import sql
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
@@ -21,6 +20,7 @@ from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.target.dead_letters.refusals import may_be_a_rows
 from pgonce.sink.target.dead_letters.write_what_fits import Constraints, go_back, write_what_fits_in_tx
+from pgonce.sink.target.empty_table import replace_all_in_tx
 from pgonce.sink.target.fitting.fit import Fit
 from pgonce.sink.target.gathering import Gathered, copy_rows
 from pgonce.sink.target.keys.key_plan import plan_upsert
@@ -101,7 +101,7 @@ class RowsForTable:
         if over is not None:
             over.empty_in_tx(self.connection, table)
         if destination.mode == "complete" and not self.is_emptied:
-            empty_in_tx(self.connection, table.qualified_name, table.identifier)
+            replace_all_in_tx(self.connection, table, table.oid)
         return Written(table, plan, rows.columns, upsert, rows.positions, destination.changes)
 
     def _go_straight(self, written: Written) -> bool:
@@ -119,15 +119,6 @@ class RowsForTable:
     def _gathered(self) -> GatheredRows:
         source = self.gathering()
         return GatheredRows(source, self.gathering.wanted, self.rows.count(), self.rows.staged)
-
-
-def empty_in_tx(connection: psycopg.Connection, qualified_name: str, table: sql.Identifier) -> None:
-    """Delete all rows of a table that gets others."""
-    # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. Whoever replaces all
-    # rows takes turns with others that do: of two at once, neither would see, and delete, the other's rows.
-    replace = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0)); DELETE FROM {}"
-    whose_turn = sql.Literal(f"replacing all rows of {qualified_name}")
-    connection.execute(sql.SQL(replace).format(whose_turn, table), prepare=False)
 
 
 def _takes_bytes(table: TargetTable, plan: Sequence[ColumnPlan], columns: Sequence[EncodedColumn]) -> bool:

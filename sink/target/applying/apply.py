@@ -81,7 +81,7 @@ def apply_in_tx(
     found, compared = compare_in_tx(connection, table, batch.upsert, batch.facts(source, wanted))
     batch = replace(batch, upsert=compared)
     rows, deletes = _checked_rows(found, compared, table)
-    refuse_soft_column(table, changes)
+    refuse_soft_column(table, changes, compared)
     traced = compared.existing.only_newer and is_traceable(batch)
     if compared.existing.only_newer:
         refuse_unordered(batch)

@@ -18,6 +18,7 @@ from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
 from pgonce.sink.target.applying.tombstones import remember_in_tx
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.keys.by_index import execute_joined
+from pgonce.sink.target.keys.key_plan import Upsert
 
 _SOFT_TYPES = {
     "boolean": "true",
@@ -27,10 +28,18 @@ _SOFT_TYPES = {
 """What a soft delete sets a column of this type to."""
 
 
-def refuse_soft_column(table: TargetTable, changes: Changes | None) -> None:
+def refuse_soft_column(table: TargetTable, changes: Changes | None, upsert: Upsert) -> None:
     """:raises TargetError: SOFT_COLUMN, if soft deletes have no column to set."""
     if changes is None or changes.soft_column is None:
         return
+    if changes.soft_column in {column.target for column in (*upsert.keys, upsert.order_by) if column}:
+        raise TargetError(
+            "SOFT_COLUMN",
+            f"deletes=soft:{changes.soft_column} names a column of keys or orderBy: each delete would give the row "
+            "another key, or another place in the order.",
+            NOTHING,
+            "Name a column that says only whether, or when, the row was deleted.",
+        )
     found = next((c for c in table.columns if c.column_name == changes.soft_column), None)
     if found is None or found.base_type not in _SOFT_TYPES:
         raise TargetError(

@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.lock_watch import HeldByOthersError
+from pgonce.offsets_store.postgres.lock_watch import WHO, HeldByOthersError
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
 from pgonce.sink.target.catalogue import TargetTable
@@ -139,12 +139,11 @@ def _alter(connection: psycopg.Connection, table: TargetTable, changes: Sequence
         raise not_altered(table, changes, f"Postgres says: {error.diag.message_primary}") from error
 
 
-_HOLDERS = """
+_HOLDERS = f"""
 WITH RECURSIVE tree AS (
-    SELECT {oid}::oid AS relid UNION SELECT i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.relid = i.inhparent
+    SELECT {{oid}}::oid AS relid UNION SELECT i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.relid = i.inhparent
 )
-SELECT DISTINCT format('pid %s, application %L, user %s, %s since %s, query: %s', a.pid, a.application_name, a.usename,
-                       a.state, a.state_change, left(a.query, 120))
+SELECT DISTINCT {WHO}
 FROM pg_locks AS l JOIN tree AS t ON t.relid = l.relation JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_backend_pid()
 AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())

@@ -221,12 +221,14 @@ def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
 
 
 # Somebody else has inserted a key meanwhile; the batch has a key twice; or an extension's table does not support MERGE.
-# Two more because MERGE asks for all that it might do, even if this batch does not: the role lacks a privilege, or the
-# table is published for updates or deletes and has no replica identity.
+# Three more because MERGE asks for all that it might do, even if this batch does not: the role lacks a privilege; the
+# table is published for updates or deletes and has no replica identity, or one that lacks a column of the publication's
+# row filter or column list.
 _FOR_ON_CONFLICT = (
     psycopg.errors.IntegrityError,
     psycopg.errors.CardinalityViolation,
     psycopg.errors.FeatureNotSupported,
     psycopg.errors.InsufficientPrivilege,
     psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.InvalidColumnReference,
 )

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psycopg
-from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import add_note
@@ -30,13 +29,13 @@ from pgonce.sink.target.applying.apply import WRITTEN
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.dead_letters.bounds import none_fits, too_many
 from pgonce.sink.target.dead_letters.letters import COUNTED
+from pgonce.sink.target.empty_table import replace_all_in_tx
 from pgonce.sink.target.publish import Turn, publish_rows_in_tx
 from pgonce.sink.target.routes.gathered_rows import gather_in_tx, indexed_in_tx, rows_of
 from pgonce.sink.target.routes.listed_tables import Listed, listed_tables, lock_listed_in_tx
 from pgonce.sink.target.routes.unfit_routes import put_unfit_aside_in_tx
 from pgonce.sink.target.routes.unknown_routes import settle_unknown_in_tx
 from pgonce.sink.target.whole_or_failed import whole_or_failed
-from pgonce.sink.target.write_rows import empty_in_tx
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ def publish_routes_in_tx(
         for route in reversed(due):
             table = listed[route.value]
             if route.destination.mode == "complete" and table.oid is not None:
-                empty_in_tx(connection, table.qualified_name, sql.Identifier(table.schema, table.name))
+                replace_all_in_tx(connection, table, table.oid)
         source = indexed_in_tx(connection, gathered, len(due))
         targets = {table.qualified_name: table.oid for table in listed.values() if table.oid is not None}
         tables: dict[str, int] = {}

@@ -122,6 +122,18 @@ def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy
     assert ids(admin) == [1, 2]
 
 
+def test_what_a_session_with_a_lock_has_just_set_is_not_told(admin, url, caplog):
+    """Its statement is cut where a text begins: the text may be a password. The error tells the rest."""
+    ensure_ledger(url)
+    with psycopg.connect(url) as holder:
+        holder.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        holder.execute("CREATE ROLE somebody PASSWORD 'zq7hunter'")
+        with pytest.raises(PgonceError, match="waited 3 s .* query: CREATE ROLE somebody PASSWORD ") as refused:
+            commit_batch(settings(url, lock_timeout=1, retry_timeout=3), make_batch(0), appending(1))
+        holder.rollback()
+    assert "zq7" not in str(refused.value) + caplog.text
+
+
 def test_a_server_that_comes_back_in_time_is_no_failure(admin, url, proxy):
     """While Postgres is away the commit tries again, up to its bound."""
     ensure_ledger(proxy.url)

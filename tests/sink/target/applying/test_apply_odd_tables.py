@@ -6,13 +6,23 @@ Covers: sink.target.applying.apply, sink.target.applying.change_table.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import datetime, timezone
+
 import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
+from support.batches import make_batch
+from support.sent_rows import sent
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.by_key import DELETED_COLUMN, Changes
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publish_rows_in_tx
+
+NOW = datetime.now(timezone.utc)
 
 
 @pytest.fixture(autouse=True)
@@ -181,3 +191,45 @@ def test_a_write_that_row_level_security_leaves_out_is_refused(policy, only_newe
             admin.execute("ALTER TABLE events ADD IF NOT EXISTS gone_at timestamptz")
             with pytest.raises(TargetError, match="ROWS_NOT_WRITTEN"):
                 apply(login.url, (1, None, 2, DELETE), deletes=deletes, only_newer=only_newer)
+
+
+def test_whoever_swallows_an_error_cannot_commit_what_came_before_it(url, admin):
+    """A trigger's doing is noticed once rows were written and deleted; then the whole transaction has failed."""
+    admin.execute(
+        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint); INSERT INTO events VALUES (9, 'old', 1); "
+        "CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.id = 2 THEN RETURN NULL; END IF; RETURN NEW; END $$; "
+        "CREATE TRIGGER leave_out BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION leave_out()"
+    )
+    with psycopg.connect(url) as connection:
+        with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS"):
+            apply(connection, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (9, None, 2, DELETE))
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+    assert stored(admin) == [(9, "old", 1)]
+
+
+@pytest.mark.parametrize("keys", [("id", "seq"), ("id",)])
+def test_a_soft_delete_leaves_keys_and_order_alone(keys, url, admin):
+    """Otherwise it would give the row another key, or another place in the order, and an older change could win."""
+    admin.execute("CREATE TABLE events (id bigint, name text, seq timestamptz, PRIMARY KEY (id), UNIQUE (id, seq))")
+    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.TimestampType())
+    order_by = "seq" if keys == ("id",) else "name"
+    with pytest.raises(TargetError, match="SOFT_COLUMN"):
+        apply(url, (1, "a", NOW, DELETE), struct=struct, keys=keys, order_by=order_by, deletes="soft:seq")
+
+
+def test_rows_that_only_delete_bring_no_value_for_the_other_columns(url, admin):
+    """A column that must have a value, or a key that Postgres generates, stands in the way of writes alone."""
+    admin.execute(
+        "CREATE TABLE events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL); "
+        "INSERT INTO events (name) VALUES ('a'), ('b')"
+    )
+    keys = changes(id=t.LongType(), delete_column=DELETED_COLUMN)
+    where = destination("events", "apply", ("id",), delete_when=DELETED_COLUMN)
+    where = replace(where, changes=Changes(all_delete=True))
+    with psycopg.connect(url) as connection:
+        rows = sent(url, "inline", keys, [(1, DELETE), (7, DELETE)])
+        counts = publish_rows_in_tx(connection, where, rows, batch=make_batch()).counts
+    assert counts is not None
+    assert (counts["deleted"], counts["not_found"]) == (1, 1)
+    assert stored(admin) == [(2, "b")]

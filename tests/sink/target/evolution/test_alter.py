@@ -188,7 +188,7 @@ def test_a_long_reader_is_named_and_others_may_read_between_the_tries(admin, url
     ensure_ledger(url)
     longest = 0.0
     with psycopg.connect(url, application_name="a long report") as reader:
-        reader.execute("SELECT * FROM events").fetchall()
+        reader.execute("SELECT *, 'zq7hunter' FROM events").fetchall()
         errors = []
 
         def write() -> None:
@@ -209,6 +209,8 @@ def test_a_long_reader_is_named_and_others_may_read_between_the_tries(admin, url
     assert isinstance(error, CommitError)
     assert error.code == "LOCKED"
     assert "application 'a long report'" in error.what
+    assert "query: SELECT *, " in error.what
+    assert "zq7" not in error.what
     assert 0.5 < longest < 3
     assert columns_of(admin) == ["id"]
 
