@@ -1,0 +1,117 @@
+"""Does docs/ledger.md name what the ledger has, and do its queries run, and find what they are for?"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+
+import psycopg
+import pytest
+from support.dead_letters import put_aside
+from support.ledger_history import hear, publish, replay
+from support.pages import DOCS, quoted_names, sections, sql_blocks, table_rows
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+
+PAGE = DOCS / "ledger.md"
+RELATIONS = """
+SELECT c.relname, a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod)
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid
+WHERE c.relnamespace = 'pgonce'::regnamespace AND c.relkind IN ('r', 'v', 'm', 'p', 'f') AND a.attnum > 0
+    AND NOT a.attisdropped
+ORDER BY c.relname, a.attnum
+"""
+FUNCTIONS = """
+SELECT 'pgonce.' || p.proname || '(' || pg_catalog.pg_get_function_identity_arguments(p.oid) || ')'
+FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = 'pgonce'::regnamespace
+"""
+
+
+@pytest.fixture
+def ledger(url):
+    """A superuser's connection to a database with a ledger."""
+    ensure_ledger(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+def described() -> dict[str, list[tuple[str, str]]]:
+    """The tables and views of the page, each with its columns and their types, in the page's order."""
+    found = {}
+    for heading, text in sections(PAGE.read_text(), 3).items():
+        [name] = re.findall(r"`pgonce\.(\w+)`", heading)
+        found[name] = [(column.strip("`"), kind.strip("`")) for column, kind, _ in table_rows(text)]
+    return found
+
+
+def test_the_page_has_what_the_ledger_has(ledger):
+    """Every table, view and column stands on the page, with its type and in its order, and nothing else does."""
+    there: dict[str, list[tuple[str, str]]] = {}
+    for relation, column, kind in ledger.execute(RELATIONS):
+        there.setdefault(relation, []).append((column, kind))
+    assert described() == there
+
+
+def test_the_page_has_the_function(ledger):
+    """The function stands there with its arguments."""
+    text = re.sub(r" DEFAULT ('[^']*'|NULL)", "", " ".join(PAGE.read_text().split()))
+    [(signature,)] = ledger.execute(FUNCTIONS).fetchall()
+    assert f"`{signature}`" in text
+
+
+def test_every_relation_is_for_somebody():
+    """The table that says what is for users and what for pgonce itself has each table and view, and only columns."""
+    [[for_users, for_us]] = table_rows(sections(PAGE.read_text(), 2)["Reading it in SQL"])
+    relations, columns = described(), {column for found in described().values() for column, _ in found}
+    named = quoted_names(for_users) | quoted_names(for_us)
+    assert not quoted_names(for_users) & quoted_names(for_us)
+    assert relations.keys() <= named
+    assert quoted_names(for_users) - relations.keys() == {"wait_for"}
+    assert quoted_names(for_us) - relations.keys() <= columns
+
+
+def test_every_query_runs_and_is_quiet_where_nothing_is_wrong(ledger, url):
+    """On a ledger whose only query has just published, no alert finds anything."""
+    publish(url, 0, {"0": 1})
+    queries = sql_blocks(PAGE)
+    assert len(queries) == 6
+    for query in queries:
+        assert ledger.execute(query.encode()).fetchall() == [], query
+
+
+def test_each_alert_finds_what_it_is_for(ledger, url):
+    """A writer that stands still, replays within a run and by restarts, a disagreement, a staging table, a letter."""
+    batches = [publish(url, number, {"0": number}) for number in range(7)]
+    for batch in batches[:3]:
+        replay(url, batch)
+    for number in range(6):
+        ledger.execute(
+            "INSERT INTO pgonce.replays SELECT writer_id, 0, 6, %s, gen_random_uuid() FROM pgonce.writers",
+            [f"run {number}"],
+        )
+    ledger.execute("UPDATE pgonce.writers SET updated_at = now() - interval '1 hour'")
+    hear(url, None, disagreement="something differs")
+    old = datetime.now(timezone.utc) - timedelta(days=2)
+    ledger.execute("INSERT INTO pgonce.staged_tables VALUES ('staged_x', 'q', 's', 'r', 0, %s)", [old])
+    put_aside(ledger, {"id": 1})
+    found = [ledger.execute(query.encode()).fetchall() for query in sql_blocks(PAGE)]
+    assert [len(rows) for rows in found] == [1] * 6
+    assert found[1][0][4] == 3
+    assert found[2][0][3] == 7
+
+
+def test_the_alerts_are_those_of_the_operations():
+    """What operations.md calls worth an alert is what the queries ask for."""
+    text = " ".join((DOCS / "operations.md").read_text().split())
+    [named] = re.findall(r"These are worth an alert: (.*?) \(\[dead letters\]", text)
+    assert quoted_names(named) == {
+        "updated_at",
+        "pgonce.replays_skipped",
+        "pgonce.progress.disagreement",
+        "pgonce.staged_tables",
+        "pgonce.dead_letters",
+    }
+    asked = set(re.findall(r"[\w.]+", " ".join(sql_blocks(PAGE))))
+    # The view counts the rows of a table, of which the queries ask more.
+    wanted = {"pgonce.replays", "pgonce.progress", "disagreement", "pgonce.staged_tables", "pgonce.dead_letters"}
+    assert {"pgonce.writers", "updated_at", *wanted} <= asked
