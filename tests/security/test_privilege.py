@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -15,8 +15,16 @@ import pytest
 from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
+from support.dead_letters import put_aside as put_letter_aside
+from support.ledger_history import publish_job
+from support.pages import sql_blocks
+from support.recoveries import history
 from support.sent_rows import publish
+from support.stopped_query import entries, write_checkpoint
+from typer.testing import CliRunner, Result
 
+from pgonce.command_line import app
+from pgonce.offsets_store.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
@@ -34,6 +42,7 @@ from pgonce.sink.settings import destination
 from pgonce.sink.staging.table import StagingTable, sweep
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
+LEDGER_PAGE = DOCUMENT.with_name("ledger.md")
 TABLES = """
 CREATE SCHEMA sales;
 CREATE TABLE sales.orders (id bigint, name text);
@@ -294,3 +303,95 @@ def test_a_role_that_only_looks_can_look_and_no_more(streamer, login, postgres_s
     ledgers_seen.clear()
     with pytest.raises(PgonceError, match="NOT_PERMITTED"):
         commit(streamer.url, make_planned_batch(1), APPEND)
+
+
+READS = ("status", "offsets orders", "history orders", "batch-jobs", "doctor {}")
+SHOWS = (
+    "recover {}",
+    "accept orders --batch 10 --reason test --checkpoint {}",
+    "retire orders",
+    "forget orders --reason test",
+    "new-checkpoint orders {}-2",
+    "swap public.orders public.orders_new --reason test --caught-up",
+)
+LETTERS = (
+    "dead-letters orders",
+    "dead-letters orders --replay",
+    "dead-letters orders --discard --reason test",
+)
+
+
+@pytest.fixture
+def looked_at(url, login, tmp_path, monkeypatch) -> Iterator[tuple[Streamer, Callable[[str], Result]]]:
+    """A role that has no grant yet, and its commands on a query with a checkpoint, a dead letter and a batch job."""
+    history(url, 9)
+    checkpoint = write_checkpoint(tmp_path / "checkpoint", entries(*range(10)), range(10))
+    publish_job(url, "2026-11-20")
+    monkeypatch.setenv("PGONCE_URL", login.url)
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("CREATE TABLE orders (id bigint); CREATE TABLE orders_new (id bigint); CREATE TABLE events ()")
+        put_letter_aside(admin, {"id": 1, "name": "x"})
+        yield (
+            Streamer(login.url, login.user, admin),
+            lambda command: CliRunner().invoke(app, command.format(checkpoint).split()),
+        )
+        engine_for(login.url).dispose()
+
+
+def test_which_commands_a_role_that_only_looks_can_run(looked_at):
+    """All that read, and all that show what they would do; those for dead letters only with the last grant."""
+    viewer, run = looked_at
+    *ledger, of_letters = granted_in_the_document("viewer")
+    viewer.grant(ledger)
+    answers = {command: run(command) for command in (*READS, *SHOWS)}
+    failed = {command: answer.stderr for command, answer in answers.items() if answer.exit_code != ExitCode.OK}
+    assert list(failed) == [SHOWS[1]], failed
+    # It has read all that it asks for: the batch would not be refused.
+    assert "[ACCEPT_NOT_NEEDED]" in failed[SHOWS[1]]
+    assert ["NOT_PERMITTED" in run(command).stderr for command in LETTERS] == [True] * len(LETTERS)
+    viewer.grant([of_letters])
+    assert [run(command).exit_code for command in LETTERS] == [ExitCode.OK] * len(LETTERS)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "retire orders --yes",
+        "forget orders --reason test --yes --quiet-for 0",
+        f"{LETTERS[2]} --yes",
+        "init --role pg_monitor",
+    ],
+)
+def test_a_role_that_only_looks_changes_nothing(looked_at, command):
+    """A command that would change the ledger is refused to it."""
+    viewer, run = looked_at
+    viewer.grant(granted_in_the_document("viewer"))
+    before = [rows_in(viewer.admin, f"pgonce.{table}") for table in ("writers", "dead_letters", "interventions")]
+    answer = run(command)
+    assert answer.exit_code == ExitCode.FAILED
+    assert "NOT_PERMITTED]" in answer.stderr
+    after = [rows_in(viewer.admin, f"pgonce.{table}") for table in ("writers", "dead_letters", "interventions")]
+    assert after == before
+
+
+def test_doctor_needs_the_interventions(looked_at):
+    """Without the grant on them, the other commands that read go on, and doctor says what is missing."""
+    viewer, run = looked_at
+    viewer.grant(granted_in_the_document("viewer"))
+    for table in ("interventions", "staged_tables"):
+        viewer.admin.execute(f"REVOKE SELECT ON pgonce.{table} FROM {quoted(viewer.user)}".encode())
+    codes = [run(command).exit_code for command in READS]
+    assert codes == [ExitCode.OK] * (len(READS) - 1) + [ExitCode.FAILED]
+    assert "permission denied for table interventions" in run(READS[-1]).stderr
+
+
+def test_dead_letters_can_be_counted_without_being_read(looked_at):
+    """With the grant on some columns the alert's query runs, and the rows that were put aside stay hidden."""
+    viewer, _ = looked_at
+    [columns] = re.findall(r"`(GRANT SELECT \([^`]+)`", " ".join(DOCUMENT.read_text().split()))
+    viewer.grant([*granted_in_the_document("viewer")[:-1], f"{columns} TO viewer"])
+    [alert] = [query for query in sql_blocks(LEDGER_PAGE) if "pgonce.dead_letters" in query]
+    with psycopg.connect(viewer.url, autocommit=True) as connection:
+        assert connection.execute(alert.encode()).fetchall() != []
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("SELECT row_data FROM pgonce.dead_letters")
