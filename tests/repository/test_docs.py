@@ -175,6 +175,13 @@ def test_every_relative_link_leads_somewhere():
     assert {name: links for name, links in broken.items() if links} == {}
 
 
+def test_the_readme_lists_every_page():
+    """Under *More*, each page of docs/ has its line."""
+    more = (ROOT / "README.md").read_text().partition("\n## More\n")[2]
+    listed = re.findall(r"^- \[[^\]]+\]\(docs/([a-z-]+\.md)\): .", more, re.MULTILINE)
+    assert sorted(listed) == sorted(page.name for page in (ROOT / "docs").glob("*.md"))
+
+
 def test_every_row_of_the_crash_table_names_a_test_that_exists():
     """ARCHITECTURE.md promises nothing without its proof."""
     section = (ROOT / "ARCHITECTURE.md").read_text().partition("## Crash table")[2].partition("\n## ")[0]
