@@ -21,6 +21,8 @@ from pgonce.sink.settings import Destination, Mode, SchemaEvolution
 
 VERSION = 1
 """A reader that does not know it cannot replay the letter."""
+ASIDE = "aside"
+"""What has the names of the columns that are not of the row; letters of an earlier pgonce lack it."""
 
 # Types become part of statements as they are, and letters may have been written by a role that may do less than the one
 # that replays them.
@@ -45,6 +47,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn]) -> dict
         "schema_evolution": destination.schema_evolution,
         "changes": asdict(destination.changes) if destination.changes else None,
         "existing": {**asdict(destination.existing), "update_columns": list(destination.existing.update_columns)},
+        ASIDE: sorted(destination.aside),
         "columns": [_recorded_column(column) for column in columns],
     }
 
@@ -102,6 +105,7 @@ def _recalled_destination(value: Mapping[str, Any]) -> Destination:
         cast("SchemaEvolution", _one_of(get_args(SchemaEvolution), value["schema_evolution"])),
         None if changes is None else _recalled_changes(changes),
         _recalled_existing(existing),
+        aside=frozenset(map(_text, value.get(ASIDE, ()))),
     )
 
 

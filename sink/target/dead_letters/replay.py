@@ -40,6 +40,7 @@ from pgonce.sink.settings import Destination
 from pgonce.sink.target.dead_letters.mended_rows import MendedRows, mended_rows_in_tx
 from pgonce.sink.target.dead_letters.recorded_destination import recalled
 from pgonce.sink.target.dead_letters.replay_rules import refuse_unsafe
+from pgonce.sink.target.dead_letters.unrecorded_aside import lacks_aside, with_aside_in_tx
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 _APPLICATION = "pgonce dead-letters"
@@ -103,7 +104,8 @@ def _replay_in_tx(connection: Connection, choice: Choice, began: TransactionStat
     done = []
     for group, rows in groups:
         try:
-            result = publish_rows_in_tx(driver, group.destination, rows)
+            where = with_aside_in_tx(driver, group.destination, group.columns, group.letters[0])
+            result = publish_rows_in_tx(driver, where, rows)
         except psycopg.Error as error:
             # Postgres knows rows by their place; this is their order.
             ids = ", ".join(str(letter.dead_letter_id) for letter in group.letters[:_MOST_NAMED])
@@ -136,9 +138,11 @@ def _read_in_tx(
 
 
 def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
-    groups: dict[tuple[str, str], list[StoredLetter]] = {}
+    groups: dict[tuple[str, str, str], list[StoredLetter]] = {}
     for letter in letters:
-        groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True)), []).append(letter)
+        # What is not recorded depends on the sink.
+        sink = letter.sink_name if lacks_aside(letter) else ""
+        groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True), sink), []).append(letter)
     # In the order of their tables, so that two replays wait for each other and do not block each other.
     return [_group(groups[key]) for key in sorted(groups)]
 

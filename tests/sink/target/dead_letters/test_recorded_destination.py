@@ -81,6 +81,7 @@ DESTINATIONS = st.builds(
     st.sampled_from(["strict", "addColumns", "ignoreExtra"]),
     st.none() | CHANGES,
     EXISTING,
+    aside=st.frozensets(NAMES, max_size=2),
 )
 
 
@@ -96,6 +97,12 @@ def test_where_dead_letters_go_is_left_out():
     where = destination("public.events", dead_letters=True)
     assert where.dead_letters == DeadLetters()
     assert recalled(recorded(where, [encoded_column("id", t.LongType())]))[0] == replace(where, dead_letters=None)
+
+
+def test_a_letter_that_does_not_say_which_columns_are_aside_has_none():
+    """An earlier pgonce has not written it down."""
+    kept = recorded(destination("public.events"), [encoded_column("id", t.LongType())])
+    assert recalled({name: value for name, value in kept.items() if name != "aside"})[0].aside == frozenset()
 
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("parts", t.StructType().add("a", "string"))])
@@ -114,6 +121,8 @@ KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
         {**KEPT, "create_table": "yes"},
         {**KEPT, "schema_evolution": "anything"},
         {**KEPT, "existing": {**KEPT["existing"], "tombstone_days": 0}},
+        {**KEPT, "aside": [1]},
+        {**KEPT, "aside": None},
         {**KEPT, "columns": [{"name": "id"}]},
         {**KEPT, "columns": [{**KEPT["columns"][0], "postgres_type": "int8); DROP TABLE events; --"}]},
         {**KEPT, "columns": [{**KEPT["columns"][0], "postgres_type": "regclass"}]},
