@@ -53,14 +53,19 @@ class MendedRows:
 
 
 def mended_rows_in_tx(
-    connection: psycopg.Connection, table: sql.Identifier, ids: Sequence[int], columns: tuple[EncodedColumn, ...]
+    connection: psycopg.Connection,
+    table: sql.Identifier,
+    ids: Sequence[int],
+    columns: tuple[EncodedColumn, ...],
+    deleted: str | None = None,
 ) -> MendedRows:
     """
     The rows of these letters of ``table``, in the order of their ids, under our search_path.
 
+    :param deleted: the column that says whether a row deletes, if rows may.
     :raises RecoveryError: DEAD_LETTER_UNMENDED, naming the letter and the column whose value cannot be read.
     """
-    _refuse_unreadable(connection, table, ids, columns)
+    _refuse_unreadable(connection, table, ids, columns, deleted)
     statement = sql.SQL("COPY ({}) TO STDOUT (FORMAT binary)").format(_selected(table, ids, columns))
     try:
         with connection.transaction(), connection.cursor() as cursor, cursor.copy(statement) as copy:
@@ -106,30 +111,41 @@ def _literal(ids: Sequence[int]) -> sql.Composable:
 
 
 def _refuse_unreadable(
-    connection: psycopg.Connection, table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn]
+    connection: psycopg.Connection,
+    table: sql.Identifier,
+    ids: Sequence[int],
+    columns: Sequence[EncodedColumn],
+    deleted: str | None,
 ) -> None:
-    """Refuse what Postgres would take for a text, or for null, without a word."""
+    """Refuse what Postgres would take for a text, or for null, without a word; and a row that may delete or not."""
     known = sql.SQL(", ").join(
-        sql.SQL("({}, {}, {})").format(number, sql.Literal(column.name), sql.Literal(_kind(column.postgres_type)))
+        sql.SQL("({}, {}, {})").format(number, sql.Literal(column.name), sql.Literal(_kind(column, deleted)))
         for number, column in enumerate(columns)
     )
     query = sql.SQL(_UNMENDED).format(table=table, columns=known, ids=_literal(ids))
     found = connection.execute(query, prepare=False).fetchall()
     if found:
-        letter, number, is_missing = found[0]
-        what = "is missing in row_data" if is_missing else "is still an object (or an array) in row_data"
+        letter, number, shape = found[0]
+        what = _WHAT.get(shape, "is still an object (or an array) in row_data")
         others = list(dict.fromkeys(other for other, *_ in found if other != letter))
         raise _unmended(table, letter, columns[number], what, others)
 
 
-def _kind(postgres_type: str) -> str:
-    if postgres_type.endswith("[]"):
+def _kind(column: EncodedColumn, deleted: str | None) -> str:
+    if column.name == deleted:
+        return "deletes"
+    if column.postgres_type.endswith("[]"):
         return "array"
-    return postgres_type if postgres_type in ("bytea", "jsonb") else "scalar"
+    return column.postgres_type if column.postgres_type in ("bytea", "jsonb") else "scalar"
 
 
+_WHAT = {
+    "missing": "is missing in row_data",
+    # Such a row would be neither written nor deleted.
+    "null": "is null in row_data, and does not say whether the row deletes: it has to be true or false",
+}
 _UNMENDED = """
-SELECT letter.dead_letter_id, known.number, of_column.value IS NULL
+SELECT letter.dead_letter_id, known.number, coalesce(jsonb_typeof(of_column.value), 'missing')
 FROM {table} AS letter
 CROSS JOIN (VALUES {columns}) AS known (number, name, kind)
 CROSS JOIN LATERAL (SELECT letter.row_data -> known.name) AS of_column (value)
@@ -142,6 +158,7 @@ WHERE letter.dead_letter_id = ANY ({ids})
   AND (value IS NULL OR CASE known.kind
        WHEN 'bytea' THEN jsonb_typeof(value) = 'object' AND NOT (is_that AND value ? 'base64')
        WHEN 'jsonb' THEN is_that IS TRUE
+       WHEN 'deletes' THEN jsonb_typeof(value) IN ('object', 'array', 'null')
        WHEN 'array' THEN jsonb_path_exists(value, 'strict $.** ? (@.type() == "object")', '{{}}', true)
        ELSE jsonb_typeof(value) IN ('object', 'array') END)
 ORDER BY letter.dead_letter_id, known.number

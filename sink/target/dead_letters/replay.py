@@ -132,8 +132,9 @@ def _read_in_tx(
     found = []
     for group in _grouped(letters):
         refuse_unsafe(group.destination, group.letters, now)
-        ids = [letter.dead_letter_id for letter in group.letters]
-        found.append((group, mended_rows_in_tx(driver_connection(connection), table, ids, group.columns)))
+        ids, changes = [letter.dead_letter_id for letter in group.letters], group.destination.changes
+        deleted = changes.deleted if changes else None
+        found.append((group, mended_rows_in_tx(driver_connection(connection), table, ids, group.columns, deleted)))
     return found
 
 

@@ -114,6 +114,27 @@ def test_a_value_that_nobody_mended(url, admin, data_type, value, says):
     assert "DEAD_LETTER" not in str(replayed(url, dry_run=True))
 
 
+@pytest.mark.parametrize("deletes", ["hard", "soft:is_gone", "ignore"])
+def test_a_row_has_to_say_whether_it_deletes(url, admin, deletes):
+    """Null is neither, and such a row would be gone with its letter."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, seq bigint, is_gone boolean)")
+    struct = t.StructType([
+        t.StructField("id", t.LongType()),
+        t.StructField("seq", t.LongType()),
+        t.StructField("gone", t.BooleanType()),
+    ])  # fmt: skip
+    where = destination("public.events", "apply", ["id"], "seq", delete_when="gone", only_newer=True, deletes=deletes)
+    letter = put_aside(admin, {"id": 1, "seq": None, "gone": None}, where, struct)
+    for how in ({"dry_run": True}, {}):
+        with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED.*true or false") as error:
+            replayed(url, **how)
+        assert f"column 'gone' in dead letter {letter} is null" in str(error.value)
+    for value in ('{"gone": false}', '{"seq": 5}'):
+        admin.execute("UPDATE pgonce.dead_letters SET row_data = row_data || %s::jsonb", [value])
+    replayed(url)
+    assert admin.execute("SELECT id, seq FROM events").fetchall() == [(1, 5)]
+
+
 def test_all_letters_whose_values_nobody_mended_are_named(url, admin):
     """The text of the error shows how to repair the first of them, and which others there are."""
     admin.execute("CREATE TABLE events (id bigint, name text)")
