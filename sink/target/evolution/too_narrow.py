@@ -89,8 +89,13 @@ def _too_narrow(
         return frozenset()
     tests = sql.SQL(", ").join(_has_larger(name, column) for name, column in limited.items())
     cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, sql.SQL("SELECT {} FROM {} WHERE {}").format(tests, source, wanted))
-    answers = cursor.fetchone() or ()
+    try:
+        with connection.transaction():
+            search_path.execute_in_tx(cursor, sql.SQL("SELECT {} FROM {} WHERE {}").format(tests, source, wanted))
+            answers = cursor.fetchone() or ()
+    except psycopg.DataError:
+        # A value cannot even be read as the column's type: of that, the batch's own error says more.
+        return frozenset()
     return frozenset(name for name, is_larger in zip(limited, answers, strict=True) if is_larger)
 
 
@@ -100,6 +105,9 @@ def _has_larger(name: str, column: TargetColumn) -> sql.Composed:
     if column.base_type == "numeric":
         test = "bool_or(abs(round({}::numeric, {})) >= 10::numeric ^ {})"
         return sql.SQL(test).format(sql.Identifier(name), others[0], first - others[0])
+    if column.base_type == "bit varying":
+        # What is no bit string is refused, however wide the column is; others may yet need a wider one.
+        test = "bool_or(CASE WHEN {0}::text ~ '^([bB]?[01]*|[xX][0-9a-fA-F]*)$' THEN length({0}::varbit) > {1} END)"
+        return sql.SQL(test).format(sql.Identifier(name), first)
     # Spaces past the end of a varchar(n) are cut, as the SQL standard says.
-    length = "length({}::varbit)" if column.base_type == "bit varying" else "char_length(rtrim({}::text, ' '))"
-    return sql.SQL(f"bool_or({length} > {{}})").format(sql.Identifier(name), first)
+    return sql.SQL("bool_or(char_length(rtrim({}::text, ' ')) > {})").format(sql.Identifier(name), first)

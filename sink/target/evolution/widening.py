@@ -35,8 +35,12 @@ def wider_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
 
 
 def is_limited(column: TargetColumn) -> bool:
-    """Whether there are values of the column's kind that are too large for it, so that Postgres refuses them."""
-    return re.match(r"(character varying|numeric|bit varying)\(", column.full_type) is not None
+    """
+    Whether there are values of the column's kind that are too large for it, so that Postgres refuses them.
+
+    Of an array this is not asked, because it has no wider type.
+    """
+    return re.fullmatch(r"(character varying|numeric|bit varying)\([-\d, ]+\)", column.full_type) is not None
 
 
 def _wider(column: TargetColumn, encoded: EncodedColumn) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
+from psycopg import sql
 from pyspark.sql import types as t
 from support.committed_batch import rows_in
 from support.typed_rows import commit_typed, typed_rows
@@ -12,6 +13,7 @@ from support.typed_rows import commit_typed, typed_rows
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.settings import destination
+from pgonce.sink.target.evolution import too_narrow
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "price": t.DecimalType(12, 2), "bits": t.StringType()}
@@ -74,6 +76,55 @@ def test_what_cannot_be_widened_is_refused_with_the_statement(admin, url):
 
 def test_a_value_that_is_refused_for_another_reason_is_refused_as_ever(admin, url):
     """No column was too narrow: it goes into an integer."""
+    admin.execute("CREATE TABLE events (id integer, name varchar(5))")
+    with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\].*22003"):
+        commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1 << 40, "a")])
+
+
+@pytest.mark.parametrize(
+    ("kind", "element", "fits", "too_large"),
+    [
+        ("varchar(3)[]", t.StringType(), ["abc"], ["long"]),
+        ("numeric(5,2)[]", t.DecimalType(5, 2), [Decimal("1.00")], None),
+        ("varbit(3)[]", t.StringType(), ["101"], ["1010"]),
+    ],
+)
+def test_an_array_is_never_widened_and_keeps_no_other_column_from_it(admin, url, kind, element, fits, too_large):
+    """A value that is too large for its elements is refused in Postgres's words."""
+    admin.execute(f"CREATE TABLE events (id bigint, name varchar(5), parts {kind})".encode())
+    columns = {"id": t.LongType(), "name": t.StringType(), "parts": t.ArrayType(element)}
+    commit_typed(url, 0, ADD, columns, [(1, "longer", fits)])
+    assert types_of(admin)["name"] == "text"
+    if too_large:
+        with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\].*22001"):
+            commit_typed(url, 1, ADD, columns, [(2, "a", too_large)])
+    assert rows_in(admin, "events") == [(1, "longer", fits)]
+
+
+BITS = {"id": t.LongType(), "bits": t.StringType()}
+
+
+def test_a_text_that_is_no_bit_string_is_refused_for_that(admin, url):
+    """Whether it is too long cannot be asked of it, and so the error is the batch's own, which names it."""
+    admin.execute("CREATE TABLE events (id bigint, bits varbit(3))")
+    with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\].*22P02.*column bits .*row 2 "):
+        commit_typed(url, 0, ADD, BITS, [(1, "10101"), (2, "abc")])
+    assert types_of(admin)["bits"] == "bit varying(3)"
+
+
+def test_a_text_that_is_no_bit_string_is_put_aside_and_the_column_is_widened_for_the_others(admin, url):
+    """The wider column takes those that are bit strings, however these are written."""
+    admin.execute("CREATE TABLE events (id bigint, bits varbit(3))")
+    where = destination("events", schema_evolution="addColumns", dead_letters=True)
+    commit_typed(url, 0, where, BITS, [(1, "10101"), (2, "abc"), (3, "xF"), (4, "b0")])
+    assert rows_in(admin, "events") == [(1, "10101"), (3, "1111"), (4, "0")]
+    letters = "SELECT row_data ->> 'bits', column_name, code FROM pgonce.dead_letters"
+    assert admin.execute(letters).fetchall() == [("abc", "bits", "22P02")]
+
+
+def test_a_value_of_which_the_size_cannot_be_asked_leaves_the_decision_to_the_batch(admin, url, monkeypatch):
+    """Postgres's own error about the rows is the one that is reported."""
+    monkeypatch.setattr(too_narrow, "_has_larger", lambda *_: sql.SQL("bool_or('abc'::int4 = id)"))
     admin.execute("CREATE TABLE events (id integer, name varchar(5))")
     with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\].*22003"):
         commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1 << 40, "a")])

@@ -85,6 +85,7 @@ def test_what_would_be_rewritten_or_changed_is_not_widened(admin, before, sent):
 def test_only_some_types_refuse_values_for_their_size(admin):
     """Others round them, or hold whatever comes."""
     kinds = {"varchar(5)": True, "numeric(5,2)": True, "varbit(5)": True, "text": False, "timestamp(3)": False}
+    kinds |= {"varchar(5)[]": False, "numeric(5,2)[]": False, "varbit(5)[]": False, "varchar": False}
     for kind, limited in kinds.items():
         assert is_limited(column_of(admin, kind)) is limited
         admin.execute("DROP TABLE events")
