@@ -74,8 +74,9 @@ class Letters:
         values = _values(
             ("tid", "text", "text", "text"), ((row.place, row.column_name, row.code, row.message) for row in rows)
         )
-        why = sql.SQL("(VALUES {}) AS why(place, column_name, code, message)").format(values)
-        bad = _whole_rows(gathered.source, columns, positions, sql.SQL("JOIN {} ON given.ctid = why.place").format(why))
+        why = sql.SQL("JOIN (VALUES {}) AS why(place, column_name, code, message) ON given.ctid = why.place")
+        reasons = [sql.Identifier("why", name) for name in _REASONS]
+        bad = _whole_rows(gathered.source, columns, positions, reasons, why.format(values))
         self._say(len(rows))
         self._write(connection, bad)
 
@@ -88,11 +89,10 @@ class Letters:
         positions: PositionColumns | None,
     ) -> None:
         """Write all rows of ``gathered``, for the same reason: a column, a code and a message."""
-        reason = sql.SQL("(VALUES ({}::text, {}::text, {}::text)) AS why(column_name, code, message)").format(
-            *map(sql.Literal, why)
-        )
-        joined = sql.SQL("CROSS JOIN {} WHERE {}").format(reason, gathered.wanted)
-        bad = _whole_rows(gathered.source, columns, positions, joined)
+        reasons = [sql.SQL("{}::text").format(sql.Literal(text)) for text in why]
+        # Nothing is joined: the condition names the rows' columns, which may be called as anything else is.
+        wanted = sql.SQL("WHERE {}").format(gathered.wanted)
+        bad = _whole_rows(gathered.source, columns, positions, reasons, wanted)
         self._say(gathered.count)
         self._write(connection, bad)
 
@@ -143,17 +143,22 @@ def letters_table(connection: psycopg.Connection, name: str) -> sql.Identifier:
     return sql.Identifier(found.schema, found.name)
 
 
+_REASONS = ("column_name", "code", "message")
+
+
 def _whole_rows(
     source: sql.Identifier,
     columns: Sequence[EncodedColumn],
     positions: PositionColumns | None,
-    joined: sql.Composable,
+    reasons: Sequence[sql.Composable],
+    chosen: sql.Composable,
 ) -> sql.Composable:
-    """The rows of ``source``, ``joined`` to why they are refused."""
+    """The rows of ``source`` that are ``chosen``, each with the ``reasons`` why it is refused."""
+    named = (sql.SQL("{} AS {}").format(*each) for each in zip(reasons, map(sql.Identifier, _REASONS), strict=True))
     return sql.SQL(
-        "(SELECT {} AS position, to_jsonb(given.*) - {}::text AS row_data, why.column_name, why.code, why.message "
-        "FROM {} AS given {} ORDER BY given.ctid) AS s"
-    ).format(_position_of(columns, positions), sql.Literal(ATTEMPT_COLUMN), source, joined)
+        "(SELECT {} AS position, to_jsonb(given.*) - {}::text AS row_data, {} FROM {} AS given {} "
+        "ORDER BY given.ctid) AS s"
+    ).format(_position_of(columns, positions), sql.Literal(ATTEMPT_COLUMN), sql.SQL(", ").join(named), source, chosen)
 
 
 def _values(types: Sequence[str], rows: Iterable[tuple[str | None, ...]]) -> sql.Composable:

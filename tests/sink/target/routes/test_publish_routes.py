@@ -12,13 +12,16 @@ import time
 
 import psycopg
 import pytest
+from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.meanwhile import meanwhile
 from support.routed_rows import COLUMNS, STRUCT, TABLES, arrow, commit, routed, routes
 from support.rows import GivenRows
+from support.typed_rows import typed_rows
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.route_options import where_to
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
 from pgonce.sink.target.routes import gathered_rows
@@ -90,6 +93,20 @@ def test_rows_of_unknown_routes_are_put_aside(admin, url):
     ]
     with pytest.raises(TargetError, match="more than maxDeadLetters=2"):
         commit(url, make_planned_batch(1), where, routed(*[("taxes", n, "b") for n in range(3)]))
+
+
+@pytest.mark.parametrize("name", ["code", "message", "column_name", "position", "row_data", "given", "why", "s"])
+def test_a_row_of_an_unknown_route_is_put_aside_whatever_its_columns_are_called(admin, url, name):
+    """The column that chooses may have the name of a letter's own, or of anything else in that statement."""
+    where = where_to("", name, {"ids": {}}, "deadLetters", "append", (), None, dead_letters=True)
+    admin.execute("CREATE TABLE ids (id bigint)")
+    rows = typed_rows({name: t.StringType(), "id": t.LongType()}, [("ids", 1), ("taxes", 2), (None, 3)])
+    commit(url, make_planned_batch(0), where, rows)
+    assert admin.execute("SELECT id FROM ids").fetchall() == [(1,)]
+    letters = admin.execute(
+        "SELECT row_data, column_name, code FROM pgonce.dead_letters ORDER BY dead_letter_id"
+    ).fetchall()
+    assert letters == [({name: kind, "id": n}, name, "ROUTE_UNKNOWN") for kind, n in (("taxes", 2), (None, 3))]
 
 
 def test_staged_rows_are_routed(admin, url):
