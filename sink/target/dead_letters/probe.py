@@ -18,6 +18,7 @@ from functools import cached_property
 import psycopg
 from psycopg import sql
 
+from pgonce.sink.by_key import Existing
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.dead_letters.bad_row import FIRST, BadRow, after, at, refused_by
 from pgonce.sink.target.dead_letters.probe_table import PROBE, ProbeTable, made_in_tx, may_refuse_value
@@ -174,9 +175,11 @@ class _Probe:
 
     def _is_proof(self, error: psycopg.Error) -> bool:
         """Whether the target refuses the row too: a trigger may fill a value in, and an update may leave it alone."""
+        existing = self.written.upsert.existing if self.written.upsert else Existing()
         if kind_of(error) is Kind.VALUE:
+            # With both, rows of stored keys are only updated, and then not every value is assigned.
+            may_leave_alone = existing.keep_where is not None and bool(existing.update_columns)
             # A CHECK or a generated column may fail to compute what a trigger would have changed.
-            return not (self.table.has_row_triggers and self.table.has_expressions)
-        existing = self.written.upsert.existing if self.written.upsert else None
-        has_own = existing is None or (existing.keep_where is None and not existing.update_columns)
-        return has_own and not self.table.has_row_triggers
+            return not may_leave_alone and not (self.table.has_row_triggers and self.table.has_expressions)
+        assigns_all = existing.keep_where is None and not existing.update_columns
+        return assigns_all and not self.table.has_row_triggers
