@@ -16,6 +16,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
 from pgonce.sink.target.table_name import QualifiedName
+from pgonce.sink.target.turns import turn_of_replacing
 
 
 class Kept(Enum):
@@ -33,8 +34,7 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     """
     # Whoever replaces all rows takes turns with others that do: of two at once, neither would see, and delete, the
     # other's rows.
-    turn = sql.SQL("SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended({}, 0))")
-    connection.execute(turn.format(f"replacing all rows of {table.qualified_name}"))
+    connection.execute(sql.SQL("SELECT {}").format(turn_of_replacing(table.qualified_name)))
     _, kept = delete_all_in_tx(connection, table, oid)
     if kept is not None:
         by_trigger = kept is Kept.BY_A_TRIGGER

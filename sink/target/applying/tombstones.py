@@ -17,6 +17,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres.local_settings import LocalSettings
 from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
 from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.turns import turn_of_newer
 
 # Types whose values are equal exactly if their JSON is, and those whose JSON says by itself what it means.
 _TRACEABLE = frozenset({
@@ -29,10 +30,7 @@ _PRUNED_AT_LEAST = 1000
 # JSON has as many digits of a float as this setting says, and the role may have set less than all.
 _ALL_DIGITS = LocalSettings(extra_float_digits="1")
 
-_LOCK = (
-    "SELECT pg_catalog.current_setting('transaction_isolation'), "
-    "pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtextextended(%s::pg_catalog.text, 0))"
-)
+_LOCK = sql.SQL("SELECT pg_catalog.current_setting('transaction_isolation'), {}")
 
 
 def lock_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) -> None:
@@ -41,7 +39,7 @@ def lock_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) ->
 
     :raises TargetError: SNAPSHOT_TOO_OLD, if statements of this transaction would not see what they have waited for.
     """
-    row = connection.execute(_LOCK, [f"pgonce.tombstones {table.oid}"]).fetchone()
+    row = connection.execute(_LOCK.format(turn_of_newer(table.oid)), prepare=False).fetchone()
     if row is not None and row[0] != "read committed":
         raise TargetError(
             "SNAPSHOT_TOO_OLD",

@@ -2,7 +2,8 @@
 Which tables did the user list, and how are they locked?
 
 Runs in the commit, and before Spark's job. Invariant: no two routes end in one table, whatever it is called; and tables
-are locked in the order of their oids, so that two batches never wait for each other's.
+are locked in the order of their oids, and then turns are taken in this order, so that two batches never wait for each
+other's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pgonce.sink.routes import Route, Routes
 from pgonce.sink.target.evolution.alter import lock_with_new_columns
 from pgonce.sink.target.lock import lock_tables
 from pgonce.sink.target.table_name import ResolvedName, resolve_tables
+from pgonce.sink.target.turns import take_turns_in_tx
 
 Listed = Mapping[str, ResolvedName]
 """What Postgres calls the table of each value."""
@@ -48,7 +50,9 @@ def lock_listed_in_tx(
     connection: psycopg.Connection, due: Sequence[Route], listed: Listed, columns: Sequence[EncodedColumn]
 ) -> dict[str, str]:
     """
-    Lock the tables that are ``due``; return a sentence on each that was altered for its rows, by its qualified name.
+    Lock the tables that are ``due``, and take turns in writing to them.
+
+    Returns a sentence on each that was altered for its rows, by its qualified name.
 
     A table is looked up again when it is written. If its name means another one by then, that one is locked out of the
     order, which can only lead to a deadlock, and so to another try.
@@ -72,4 +76,6 @@ def lock_listed_in_tx(
         if altered is not None and altered.note:
             notes[altered.qualified_name] = altered.note
     lock_tables(connection, waiting)
+    # Once no lock on a table is missing, because a turn may last long.
+    take_turns_in_tx(connection, ((route.destination, listed[route.value]) for route in due))
     return notes

@@ -9,7 +9,7 @@ The steps, in this order:
 1. gather all rows in one table, and count those of each route: ``gather_in_tx``
 2. decide about rows of unknown routes, and those that could not be encoded: ``settle_unknown_in_tx``,
    ``put_unfit_aside_in_tx``
-3. lock the tables that get rows, in the order of their oids: ``lock_listed_in_tx``
+3. lock the tables that get rows, and take the turns that they need, in the order of their oids: ``lock_listed_in_tx``
 4. write table by table: ``publish_rows_in_tx``
 """
 

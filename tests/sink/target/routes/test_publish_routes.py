@@ -2,13 +2,14 @@
 One batch into several tables, without Spark: each row in the table that its value chooses, or no row anywhere.
 
 Covers: sink.target.routes.gathered_rows, sink.target.routes.listed_tables, sink.target.routes.publication,
-sink.target.routes.unknown_routes.
+sink.target.routes.unknown_routes, sink.target.turns.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -20,6 +21,7 @@ from support.rows import GivenRows
 from support.typed_rows import typed_rows
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.route_options import where_to
 from pgonce.sink.staging.staged_rows import StagedRows
@@ -223,6 +225,45 @@ def test_tables_are_locked_in_the_order_of_their_oids(admin, url, observer):
             assert time.monotonic() < until
     writing.join()
     assert contents(admin) == ([(1, "a")], [(2, "b", "clicks")])
+
+
+@pytest.mark.parametrize(
+    ("options", "others_list"),
+    [
+        ({"mode": "upsert", "keys": ("id",), "order_by": "name", "only_newer": True}, ["clicks", "orders"]),
+        # These are emptied before any is written, children first.
+        ({"mode": "complete"}, ["orders", "clicks"]),
+    ],
+    ids=["onlyNewer", "complete"],
+)
+def test_turns_are_taken_in_the_order_of_oids(admin, url, observer, options, others_list):
+    """Who waits for its turn with one table has not yet taken that of a table with a greater oid, however listed."""
+    ensure_ledger(url)
+    admin.execute("ALTER TABLE clicks ADD PRIMARY KEY (id)")
+    waits = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+
+    def write(connection, tables, number):
+        rows = routed(*[(table, number, "a") for table in tables])
+        publish_routes_in_tx(connection, routes({table: {} for table in tables}, **options), rows)
+
+    def write_both():
+        with psycopg.connect(url) as connection:
+            write(connection, others_list, 2)
+
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(url) as first:
+        write(first, ["orders"], 1)
+        other = pool.submit(write_both)
+        until = time.monotonic() + 4
+        while observer.execute(waits).fetchone() != (1,):
+            assert time.monotonic() < until
+        write(first, ["clicks"], 1)
+        first.commit()
+        other.result()
+    left = [1, 2] if "keys" in options else [2]
+    assert [[row[0] for row in rows] for rows in contents(admin)] == [left, left]
 
 
 def test_tables_are_created_and_altered(admin, url):
