@@ -53,4 +53,9 @@ def _lines(found: Swap) -> Iterator[str]:
         yield f"{feeder.label[0].upper()}{feeder.label[1:]}: stands at batch {feeder.last_batch_id}."
         name = found.names[feeder.oid]
         yield f"  Its rows are in {name} afterwards: to let it go on, start it with table={name}."
+    if found.jobs_behind:
+        yield (
+            f"Batch jobs that were published into {living} and not into {new}: {found.jobs_behind}. Keys go with the "
+            f"rows: a job that is run again with table={living} afterwards is published there."
+        )
     yield "A query that is not told so is refused at its next batch (SWAPPED, TARGET_CHANGED), and writes nothing."

@@ -28,6 +28,7 @@ from pgonce.offsets_store.rebuild.described_table import Table, describe_table, 
 from pgonce.offsets_store.rebuild.differences import differences
 from pgonce.offsets_store.rebuild.exchange import exchange
 from pgonce.offsets_store.rebuild.feeding import Feeding, feeding, follow, refused_feeding
+from pgonce.offsets_store.rebuild.job_keys import exchange_keys, keys_of_one_only, lock_job_keys, refused_keys
 from pgonce.offsets_store.rebuild.obstacles import obstacles
 from pgonce.offsets_store.recovery.by_hand import refuse_no_reason
 from pgonce.offsets_store.recovery.fence import lock_writer_row
@@ -50,12 +51,17 @@ class Allowed:
 
 @dataclass(frozen=True)
 class Swap:
-    """Two tables that are exchanged, or would be, with their writers as they were before."""
+    """
+    Two tables that are exchanged, or would be, with their writers as they were before.
+
+    ``jobs_behind`` counts the batch jobs that were published into the living table, and not into the new one.
+    """
 
     living: Table
     new: Table
     of_living: tuple[Feeding, ...]
     of_new: tuple[Feeding, ...]
+    jobs_behind: int
 
     @property
     def names(self) -> dict[int, str]:
@@ -88,12 +94,15 @@ def swap_tables(
             return _judged(connection, _described(connection, oids), allowed)
     with writing(url, lock_seconds, isolation_level="READ COMMITTED") as connection:
         _lock_sinks(connection, url, _described(connection, oids))
+        with _saying_who(connection, url, lock_seconds, "the keys of batch jobs"):
+            lock_job_keys(connection)
         _lock_tables(connection, url, _described(connection, oids), lock_seconds)
         # What is judged now cannot change any more, and it may differ from what was locked before.
         swap = _judged(connection, _described(connection, oids, lock=True), allowed)
         with _as_owner(swap):
             for statement in exchange(swap.living, swap.new):
                 driver_connection(connection).execute(statement)
+        exchange_keys(connection, swap.living, swap.new)
         _note(connection, swap, reason.strip(), back=allowed.back)
     return swap
 
@@ -127,7 +136,7 @@ def _described(connection: Connection, oids: tuple[int, int], *, lock: bool = Fa
     if living is None or new is None:
         raise _moved("one of the tables is gone")
     fed = [tuple(feeding(connection, table, lock=lock)) for table in (living, new)]
-    return Swap(living, new, *fed)
+    return Swap(living, new, fed[0], fed[1], keys_of_one_only(connection, living, new))
 
 
 def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
@@ -183,6 +192,7 @@ def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
     reasons = [
         *obstacles(driver, swap.living, swap.new),
         *refused_feeding(connection, swap.of_living, swap.of_new, swap.names),
+        *refused_keys(connection, swap.living, swap.new),
     ]
     if reasons:
         raise _refused(reasons)

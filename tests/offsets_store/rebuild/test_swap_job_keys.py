@@ -1,0 +1,185 @@
+"""
+Two tables are exchanged into which batch jobs write: a key is skipped where its rows are, and published elsewhere.
+
+Covers: offsets_store.rebuild.job_keys.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+
+import psycopg
+import pytest
+from support.batches import make_batch
+from support.committed_rows import rows, settings
+from support.recoveries import noted
+
+from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import Turn, publication, publish_rows_in_tx
+from pgonce.sink.target.table_name import resolve_table
+
+TABLES = ("events", "events_new")
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything, with two tables, each fed by a query that has published one row."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for query, table, number in zip(("old", "new"), TABLES, (1, 2), strict=True):
+            connection.execute(f"CREATE TABLE {table} (id bigint, name text)".encode())
+            work = publication(None, destination(table), rows(number))
+            commit_batch(settings(url, retry_timeout=0), make_batch(0, f"run of {query}", query_id=query), work)
+        yield connection
+
+
+@pytest.fixture
+def swap(pgonce):
+    """Give the command."""
+
+    def give(*more, yes=True):
+        return pgonce("swap", *TABLES, "--reason", "a mended join", *more, *(["--yes"] if yes else []))
+
+    return give
+
+
+def job(url, key, table, *ids, sink_name=None, inside=lambda: None):
+    """Commit a batch job as ``df.write`` does."""
+    found = []
+
+    def name_sink(connection):
+        found[:] = [resolve_table(driver_connection(connection), table)]
+        return sink_name or found[0].qualified_name
+
+    def publish(connection):
+        inside()
+        how = destination(table)
+        result = publish_rows_in_tx(driver_connection(connection), how, rows(*ids), turn=Turn(found[0]))
+        return Published(len(ids), "inline", targets={result.table.qualified_name: result.table.oid})
+
+    return commit_job(
+        settings(url, lock_timeout=10, retry_timeout=0), Job(key, uuid.uuid4()), JobWork(name_sink, publish)
+    )
+
+
+def in_tables(admin):
+    """The ids in both tables."""
+    found = [admin.execute(f"SELECT id FROM {name} ORDER BY id".encode()).fetchall() for name in TABLES]
+    return [[number for (number,) in ids] for ids in found]
+
+
+def keys(admin):
+    """What the ledger has of each job, with whether the table of its sink is the one that has its rows."""
+    return admin.execute(
+        "SELECT sink_name, batch_key, targets = jsonb_build_object(sink_name, to_regclass(sink_name)::oid::bigint), "
+        "(SELECT count(*) FROM pgonce.batch_job_skips AS s "
+        " WHERE (s.sink_name, s.batch_key) = (j.sink_name, j.batch_key)) "
+        "FROM pgonce.batch_jobs AS j ORDER BY 1, 2"
+    ).fetchall()
+
+
+class TestKeys:
+    def test_they_go_with_the_rows(self, url, admin, swap):
+        """A job that is run again is skipped where its rows are, and published where they are not."""
+        job(url, "K1", "events", 101)
+        job(url, "K1", "events_new", 101)
+        job(url, "K2", "events_new", 102)
+        job(url, "K3", "events", 103)
+        assert "Batch jobs that were published into public.events and not into public.events_new: 1." in swap().stdout
+        assert in_tables(admin) == [[2, 101, 102], [1, 101, 103]]
+        verdicts = [job(url, key, "events", int(f"10{key[1]}")) for key in ("K1", "K2", "K3")]
+        assert verdicts == [JobVerdict.SKIPPED, JobVerdict.SKIPPED, JobVerdict.PUBLISHED]
+        assert in_tables(admin) == [[2, 101, 102, 103], [1, 101, 103]]
+        assert job(url, "K2", "events_new", 102) is JobVerdict.PUBLISHED
+
+    def test_what_was_skipped_goes_with_them(self, url, admin, swap):
+        """Both tables may have the same key, and each keeps its own skips; swapped back, all is as it was."""
+        for table in ("events", "events_new", "events_new"):
+            job(url, "K1", table, 101)
+        job(url, "K2", "events", 102)
+        before = keys(admin)
+        assert before == [
+            ("public.events", "K1", True, 0),
+            ("public.events", "K2", True, 0),
+            ("public.events_new", "K1", True, 1),
+        ]
+        assert swap().exit_code == ExitCode.OK
+        assert keys(admin) == [
+            ("public.events", "K1", True, 1),
+            ("public.events_new", "K1", True, 0),
+            ("public.events_new", "K2", True, 0),
+        ]
+        assert swap("--back").exit_code == ExitCode.OK
+        assert keys(admin) == before
+
+    def test_other_sinks_keep_theirs(self, url, admin, swap):
+        """The keys of a third table are left alone."""
+        admin.execute("CREATE TABLE others (id bigint, name text)")
+        job(url, "K1", "others", 101)
+        before = keys(admin)
+        assert swap().exit_code == ExitCode.OK
+        assert keys(admin) == before
+
+    @pytest.mark.parametrize("table", TABLES)
+    def test_keys_under_a_name_of_the_users_own(self, url, admin, swap, table):
+        """Nothing says which table they mean afterwards, so the swap is refused, and the text names them."""
+        job(url, "K1", table, 101, sink_name="mine")
+        for yes in (False, True):
+            found = swap(yes=yes)
+            assert (found.exit_code, noted(admin)) == (ExitCode.NEEDS_PERSON, [])
+            assert "[SWAP_REFUSED]" in found.stderr
+            assert f"batch jobs with the sinkName 'mine' have written to public.{table}" in found.stderr
+            assert "'K1'" in found.stderr
+        # As the documents say: the keys become those of the table.
+        admin.execute("DELETE FROM pgonce.batch_job_skips WHERE sink_name = 'mine'")
+        admin.execute("UPDATE pgonce.batch_jobs SET sink_name = %s WHERE sink_name = 'mine'", [f"public.{table}"])
+        assert swap().exit_code == ExitCode.OK
+
+
+def test_a_job_in_the_middle_of_its_commit(url, admin, swap):
+    """It is waited for, because its key and its rows belong together; a job that comes meanwhile waits for the swap."""
+    entered, go_on, verdicts, swaps = threading.Event(), threading.Event(), [], []
+
+    def stay():
+        entered.set()
+        assert go_on.wait(20)
+
+    threads = [
+        threading.Thread(target=lambda: verdicts.append(job(url, "K1", "events", 101, inside=stay))),
+        threading.Thread(target=lambda: swaps.append(swap())),
+        threading.Thread(target=lambda: verdicts.append(job(url, "K1", "events_new", 101))),
+    ]
+    threads[0].start()
+    assert entered.wait(20)
+    for thread in threads[1:]:
+        thread.start()
+        time.sleep(0.5)
+    assert (verdicts, swaps) == ([], [])
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert swaps[0].exit_code == ExitCode.OK
+    # The second one comes to the table that has the rows of the first one by then.
+    assert verdicts == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
+    assert in_tables(admin) == [[2], [1, 101]]
+
+
+def test_a_job_that_holds_the_keys_for_long(url, admin, swap):
+    """The wait for it is bounded, nothing is changed, and the text names its session."""
+    with psycopg.connect(url) as busy:
+        busy.execute(
+            "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('a', 'b', gen_random_uuid())"
+        )
+        found = swap("--lock-timeout", "0.5")
+        assert "[SWAP_LOCKED]" in found.stderr
+        assert "the keys of batch jobs" in found.stderr
+        assert f"pid {busy.info.backend_pid}" in found.stderr
+        busy.rollback()
+    assert in_tables(admin) == [[1], [2]]
