@@ -29,6 +29,7 @@ from pgonce.offsets_store.rebuild.differences import differences
 from pgonce.offsets_store.rebuild.exchange import exchange
 from pgonce.offsets_store.rebuild.feeding import Feeding, feeding, follow, refused_feeding
 from pgonce.offsets_store.rebuild.job_keys import exchange_keys, keys_of_one_only, lock_job_keys, refused_keys
+from pgonce.offsets_store.rebuild.moved_letters import exchange_letters, follow_sink, lock_letters
 from pgonce.offsets_store.rebuild.obstacles import obstacles
 from pgonce.offsets_store.recovery.by_hand import refuse_no_reason
 from pgonce.offsets_store.recovery.fence import lock_writer_row
@@ -94,8 +95,7 @@ def swap_tables(
             return _judged(connection, _described(connection, oids), allowed)
     with writing(url, lock_seconds, isolation_level="READ COMMITTED") as connection:
         _lock_sinks(connection, url, _described(connection, oids))
-        with _saying_who(connection, url, lock_seconds, "the keys of batch jobs"):
-            lock_job_keys(connection)
+        _lock_keys_and_letters(connection, url, _described(connection, oids), lock_seconds)
         _lock_tables(connection, url, _described(connection, oids), lock_seconds)
         # What is judged now cannot change any more, and it may differ from what was locked before.
         swap = _judged(connection, _described(connection, oids, lock=True), allowed)
@@ -103,6 +103,7 @@ def swap_tables(
             for statement in exchange(swap.living, swap.new):
                 driver_connection(connection).execute(statement)
         exchange_keys(connection, swap.living, swap.new)
+        exchange_letters(connection, swap.living, swap.new)
         _note(connection, swap, reason.strip(), back=allowed.back)
     return swap
 
@@ -149,6 +150,14 @@ def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
     for feeder in feeders:
         lock_writer_row(connection, feeder.writer_id, feeder.sink_name, url)
+
+
+def _lock_keys_and_letters(connection: Connection, url: str, swap: Swap, lock_seconds: float) -> None:
+    """Wait for batch jobs and replays: they lock these first and then the tables, as is done here."""
+    with _saying_who(connection, url, lock_seconds, "the keys of batch jobs"):
+        lock_job_keys(connection)
+    with _saying_who(connection, url, lock_seconds, "the dead letters of the tables"):
+        lock_letters(connection, swap.living, swap.new)
 
 
 def _lock_tables(connection: Connection, url: str, swap: Swap, lock_seconds: float) -> None:
@@ -263,6 +272,7 @@ def _note(connection: Connection, swap: Swap, reason: str, *, back: bool) -> Non
     this = str(uuid4())
     for feeder in (*swap.of_living, *swap.of_new):
         sink = follow(connection, feeder, swap.names)
+        follow_sink(connection, feeder.query_id, feeder.sink_name, sink)
         details: dict[str, Any] = {
             "swap": this,
             "back": back,

@@ -164,7 +164,7 @@ def _with_dead_letters(
     if not written and len(bad) + len(unfit) > 1:
         raise none_fits(table, of_one(first))
     named = replace(for_table.destination, table=result.table.identifier.as_string(None), dead_letters=None)
-    how = recorded(named, rows.columns)
+    how = recorded(named, rows.columns, result.table.oid)
     letters = Letters(settings, batch, table, how)
     letters.write_unfit_in_tx(for_table.connection, unfit)
     if gathered is not None:

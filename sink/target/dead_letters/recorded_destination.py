@@ -30,16 +30,18 @@ _POSTGRES_TYPE = re.compile(r"(bool|int2|int4|int8|float4|float8|text|bytea|date
 _DDL_TYPE = re.compile(r"[a-z]+( precision)?(\(\d{1,8}(,\d{1,4})?\))?(\[\])?")
 
 
-def recorded(destination: Destination, columns: Sequence[EncodedColumn]) -> dict[str, Any]:
+def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: int | None = None) -> dict[str, Any]:
     """
     What a replay needs to know, as JSON.
 
     ``destination.table`` must have its schema, and the quotes that SQL needs: a replay may find another search_path.
-    Where dead letters go is left out, because a replay puts none aside.
+    Where dead letters go is left out, because a replay puts none aside. By its ``oid`` the table is known even if its
+    name means another one later on.
     """
     return {
         "version": VERSION,
         "table": destination.table,
+        "oid": oid,
         "mode": destination.mode,
         "keys": list(destination.keys),
         "order_by": destination.order_by,
@@ -69,6 +71,18 @@ def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
         return _recalled_destination(value), tuple(_recalled_column(column) for column in value["columns"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise _impossible(f"what is recorded about how the row was to be written makes no sense ({error!r})") from error
+
+
+def recorded_oid(value: Mapping[str, Any]) -> int | None:
+    """
+    The oid of the table that :func:`recorded` has written down; None where it has not, as older versions did not.
+
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, where somebody has changed it.
+    """
+    oid = value.get("oid")
+    if oid is not None and type(oid) is not int:
+        raise _impossible(f"what is recorded of its table makes no sense (the oid {oid!r})")
+    return oid
 
 
 def _recorded_column(column: EncodedColumn) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 import psycopg
@@ -38,10 +38,11 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
 from pgonce.sink.target.dead_letters.mended_rows import MendedRows, mended_rows_in_tx
-from pgonce.sink.target.dead_letters.recorded_destination import recalled
-from pgonce.sink.target.dead_letters.replay_rules import refuse_unsafe
+from pgonce.sink.target.dead_letters.recorded_destination import recalled, recorded_oid
+from pgonce.sink.target.dead_letters.replay_rules import refuse_other_table, refuse_unsafe
 from pgonce.sink.target.dead_letters.unrecorded_aside import lacks_aside, with_aside_in_tx
 from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.target.table_name import resolve_table
 
 _APPLICATION = "pgonce dead-letters"
 _MOST_NAMED = 20
@@ -50,11 +51,16 @@ _WHAT = Named("the replay", "the replay of dead letters", "give the command agai
 
 @dataclass(frozen=True)
 class Group:
-    """Letters whose rows go into one table in one way, with what became of these, where the mode counts that."""
+    """
+    Letters whose rows go into one table in one way, with what became of these, where the mode counts that.
+
+    ``oid`` is that of the table that they were for; None where it was not recorded.
+    """
 
     destination: Destination
     columns: tuple[EncodedColumn, ...]
     letters: tuple[StoredLetter, ...]
+    oid: int | None = None
     counts: dict[str, int] | None = None
 
 
@@ -112,8 +118,9 @@ def _replay_in_tx(connection: Connection, choice: Choice, began: TransactionStat
             more = ", ..." if len(group.letters) > _MOST_NAMED else ""
             add_note(error, f"The rows are those of the dead letters {ids}{more}, in this order")
             raise
-        counts = None if result.counts is None else dict(result.counts)
-        done.append(Group(group.destination, group.columns, group.letters, counts))
+        # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
+        refuse_other_table(group.letters, group.oid, result.table.oid)
+        done.append(replace(group, counts=None if result.counts is None else dict(result.counts)))
     one_transaction.refuse_another_in_tx(connection, began)
     if letters:
         why = reason.strip() if reason else None
@@ -128,13 +135,15 @@ def _read_in_tx(
 ) -> list[tuple[Group, MendedRows]]:
     """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
-    table = sql.Identifier(choice.table.schema or "", choice.table.name)
+    table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
     found = []
     for group in _grouped(letters):
         refuse_unsafe(group.destination, group.letters, now)
+        if group.oid is not None:
+            refuse_other_table(group.letters, group.oid, resolve_table(driver, group.destination.table).oid)
         ids, changes = [letter.dead_letter_id for letter in group.letters], group.destination.changes
         deleted = changes.deleted if changes else None
-        found.append((group, mended_rows_in_tx(driver_connection(connection), table, ids, group.columns, deleted)))
+        found.append((group, mended_rows_in_tx(driver, table, ids, group.columns, deleted)))
     return found
 
 
@@ -151,12 +160,13 @@ def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
 def _group(letters: list[StoredLetter]) -> Group:
     try:
         destination, columns = recalled(letters[0].destination)
+        oid = recorded_oid(letters[0].destination)
     except PgonceError as error:
         shown = ", ".join(str(letter.dead_letter_id) for letter in letters)
         first = letters[0]
         of = f"Dead letter {shown} ({first.code}, for {first.target}{_routes(letters)}): "
         raise type(error)(error.code, of + error.what, error.data, error.remedy) from None
-    return Group(destination, columns, tuple(letters))
+    return Group(destination, columns, tuple(letters), oid)
 
 
 def _routes(letters: Sequence[StoredLetter]) -> str:

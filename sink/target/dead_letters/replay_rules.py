@@ -1,8 +1,9 @@
 """
 May a row that was put aside still be written, long after the rows that came with it?
 
-Pure: runs in a replay. Invariant: a row that is written by key never takes the place of a newer one, and never brings
-back one that was deleted since it was put aside; where that cannot be known, the replay is refused.
+Pure: runs in a replay. Invariant: a row goes into the table that it was for. One that is written by key never takes the
+place of a newer one, and never brings back one that was deleted since it was put aside; where that cannot be known, the
+replay is refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ _BY_HAND = (
     "Look at the row of that key in the table. If the row that was put aside is still wanted, write it with SQL; then "
     "take the letter out with `pgonce dead-letters --discard`."
 )
+_DISCARD = "Otherwise take it out with `pgonce dead-letters --discard`."
 
 
 def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now: datetime) -> None:
@@ -62,6 +64,24 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
             f"it was put aside {existing.tombstone_days} days ago or more, and for longer the ledger does not remember "
             "deletes (tombstoneDays), so that it could bring back a row that was deleted since",
             f"{_BY_HAND} A larger tombstoneDays gives more time for letters of later batches.",
+        )
+
+
+def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, now: int | None) -> None:
+    """
+    Refuse letters whose table's name means another table than it did when they were put aside.
+
+    :param recorded: the oid of the table that refused the rows, None where that is not known.
+    :param now: the oid of the table that has its name; None if there is none, which is for the commit to say.
+    :raises RecoveryError: REPLAY_UNSAFE.
+    """
+    if recorded is not None and now is not None and recorded != now:
+        raise _unsafe(
+            letters,
+            f"the table that it was for had the oid {recorded}, and what is called {letters[0].target} now has the oid "
+            f"{now}: it was exchanged (pgonce swap), renamed, or created again, and it may have this row already",
+            "If the table has another name now, write that into `target` and `destination` of the letter; if the row "
+            f"is wanted in the other one, its oid (`pgonce explain dead-letters`). {_DISCARD}",
         )
 
 

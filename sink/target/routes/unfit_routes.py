@@ -50,7 +50,7 @@ def put_unfit_aside_in_tx(
         table, found = listed[route.value], by_value.pop(route.value, [])
         named = sql.Identifier(table.schema, table.name).as_string(None)
         where = replace(route.destination, table=named, dead_letters=None)
-        how = recorded(where, route.written(columns))
+        how = recorded(where, route.written(columns), table.oid)
         letters = Letters(route.destination.dead_letters or settings, batch, table.qualified_name, how)
         letters.write_unfit_in_tx(connection, found)
     for found in by_value.values():

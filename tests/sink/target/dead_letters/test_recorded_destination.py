@@ -14,7 +14,7 @@ from pgonce.offsets_store.errors import RecoveryError
 from pgonce.sink.by_key import Changes, Existing
 from pgonce.sink.encoding.encoded_types import encoded_column, encoded_columns
 from pgonce.sink.settings import DeadLetters, Destination, destination
-from pgonce.sink.target.dead_letters.recorded_destination import recalled, recorded
+from pgonce.sink.target.dead_letters.recorded_destination import recalled, recorded, recorded_oid
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=15)
 SCALARS = st.sampled_from(
@@ -137,3 +137,13 @@ def test_anything_else_is_refused(value):
         recalled(value)
     assert error.value.code == "REPLAY_IMPOSSIBLE"
     assert "--discard" in str(error.value)
+
+
+@pytest.mark.parametrize("oid", ["16384", 1.5, True, [1]])
+def test_an_oid_that_is_none(oid):
+    """What somebody has made of it is refused; without it, as older versions have left it, nothing is compared."""
+    assert recorded_oid(recorded(destination("public.events"), [], 16384)) == 16384
+    assert recorded_oid({name: value for name, value in KEPT.items() if name != "oid"}) is None
+    with pytest.raises(RecoveryError) as error:
+        recorded_oid({**KEPT, "oid": oid})
+    assert error.value.code == "REPLAY_IMPOSSIBLE"
