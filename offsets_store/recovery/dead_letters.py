@@ -161,5 +161,5 @@ def _saying_what_to_grant(table: Table) -> Iterator[None]:
             UNCHANGED,
             "A streaming role may only add dead letters, and read them. Give the command as the ledger's owner, or "
             "grant this role SELECT, UPDATE and DELETE on the table of the dead letters, SELECT and UPDATE on "
-            "pgonce.writers, and INSERT on pgonce.interventions.",
+            "pgonce.writers, and SELECT and INSERT on pgonce.interventions.",
         ) from error

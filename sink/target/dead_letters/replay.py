@@ -28,6 +28,7 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import add_note, target_error
 from pgonce.offsets_store.postgres.search_path import leave_in_tx
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
+from pgonce.offsets_store.recovery.begun_again import begun_again_in_tx
 from pgonce.offsets_store.recovery.dead_letters import (
     Choice,
     letters_in_tx,
@@ -39,7 +40,7 @@ from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
 from pgonce.sink.target.dead_letters.mended_rows import MendedRows, mended_rows_in_tx
 from pgonce.sink.target.dead_letters.recorded_destination import recalled, recorded_oid
-from pgonce.sink.target.dead_letters.replay_rules import refuse_other_table, refuse_unsafe
+from pgonce.sink.target.dead_letters.replay_rules import refuse_begun_again, refuse_other_table, refuse_unsafe
 from pgonce.sink.target.dead_letters.unrecorded_aside import lacks_aside, with_aside_in_tx
 from pgonce.sink.target.publish import publish_rows_in_tx
 from pgonce.sink.target.table_name import resolve_table
@@ -136,6 +137,7 @@ def _read_in_tx(
     """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
     table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
+    refuse_begun_again(letters, begun_again_in_tx(connection, letters))
     found = []
     for group in _grouped(letters):
         refuse_unsafe(group.destination, group.letters, now)

@@ -8,7 +8,7 @@ replay is refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
@@ -65,6 +65,24 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
             "deletes (tombstoneDays), so that it could bring back a row that was deleted since",
             f"{_BY_HAND} A larger tombstoneDays gives more time for letters of later batches.",
         )
+
+
+def refuse_begun_again(letters: Sequence[StoredLetter], begun_again: Mapping[tuple[str, str], str]) -> None:
+    """
+    Refuse letters of writers whose rows a new query reads from the beginning, with the one that was put aside.
+
+    :param begun_again: what has happened to such writers, by query id and sink.
+    :raises RecoveryError: REPLAY_UNSAFE.
+    """
+    for key, what in begun_again.items():
+        own = [letter for letter in letters if (letter.query_id, letter.sink_name) == key]
+        if own:
+            raise _unsafe(
+                own,
+                f"{what}, this row too: it has written it or put it aside again, and a replay could write it twice",
+                "Look for the row in the table, and in the new query's letters. If it is nowhere, write it with SQL. "
+                "Then take this letter out with `pgonce dead-letters --discard`.",
+            )
 
 
 def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, now: int | None) -> None:
