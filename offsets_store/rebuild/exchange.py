@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from psycopg import sql
 
-from pgonce.offsets_store.rebuild.described_table import EVERYBODY, Part, Sequence, Table
+from pgonce.offsets_store.rebuild.described_table import EVERYBODY, Column, Part, Sequence, Table
 
 Grants = frozenset[tuple[str, str, bool]]
 
@@ -35,23 +35,28 @@ def _names(rename: sql.SQL, schema: str, one: str, other: str) -> Iterator[sql.C
 
 
 def _grants(living: Table, new: Table) -> Iterator[sql.Composed]:
-    of_columns = {column.name: column.grants for column in living.columns}
-    columns = {
-        column.name: (of_columns[column.name], column.grants) for column in new.columns if column.name in of_columns
-    }
-    if living.grants == new.grants and all(one == other for one, other in columns.values()):
+    if living.grants == new.grants and all(
+        column.grants == wanted
+        for table, other in ((living, new), (new, living))
+        for column, wanted in _wanted(table, other)
+    ):
         return
-    for table, other, turn in ((living, new, 1), (new, living, 0)):
-        # To revoke a privilege on the table revokes it on its columns, too.
-        yield from _granted(sql.SQL("TABLE {}").format(table.identifier), table.grants, other.grants)
-        for name, both in columns.items():
-            for role, privilege, grantable in sorted(both[turn]):
-                yield _grant(
-                    sql.SQL("{} ({})").format(sql.SQL(privilege), sql.Identifier(name)),
-                    sql.SQL("TABLE {}").format(table.identifier),
-                    role,
-                    grantable=grantable,
-                )
+    for table, other in ((living, new), (new, living)):
+        what = sql.SQL("TABLE {}").format(table.identifier)
+        # To revoke all on the table revokes what was granted on each of its columns, too, from these roles.
+        of_columns = {grant for column in table.columns for grant in column.grants}
+        yield from _granted(what, table.grants | of_columns, other.grants)
+        for column, wanted in _wanted(table, other):
+            for role, privilege, grantable in sorted(wanted):
+                on_column = sql.SQL("{} ({})").format(sql.SQL(privilege), sql.Identifier(column.name))
+                yield _grant(on_column, what, role, grantable=grantable)
+
+
+def _wanted(table: Table, other: Table) -> Iterator[tuple[Column, Grants]]:
+    """Each column, with the grants that it gets: those of the other table's column, or its own if there is none."""
+    theirs = {column.name: column.grants for column in other.columns}
+    for column in table.columns:
+        yield column, theirs.get(column.name, column.grants)
 
 
 def _granted(what: sql.Composable, before: Grants, wanted: Grants) -> Iterator[sql.Composed]:

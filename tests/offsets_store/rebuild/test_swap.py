@@ -178,6 +178,25 @@ class TestWhatFollowsTheName:
         assert swap("--back").exit_code == ExitCode.OK
         assert {name: known(admin, name) for name in before} == before
 
+    def test_grants_on_columns_that_only_one_of_them_has(self, rebuilt, swap, admin, login):
+        """They stay with their table; those on columns of both go with the names."""
+        role = login.user
+        for statement in (
+            "ALTER TABLE events ADD old text; ALTER TABLE events_new ADD note text",
+            f"GRANT INSERT, SELECT (id, old) ON events TO {role}",
+            f"GRANT INSERT, SELECT (note), UPDATE (note) ON events_new TO {role}",
+            "GRANT SELECT (name) ON events TO PUBLIC",
+            "GRANT SELECT (note) ON events_new TO PUBLIC",
+        ):
+            admin.execute(statement.encode())
+        before = {table: of_columns(admin, table) for table in ("events", "events_new")}
+        assert swap("--despite-differences").exit_code == ExitCode.OK
+        living, new = before["events"], before["events_new"]
+        assert of_columns(admin, "events") == {"id": living["id"], "name": living["name"], "note": new["note"]}
+        assert of_columns(admin, "events_new") == {"id": new["id"], "name": new["name"], "old": living["old"]}
+        assert swap("--back", "--despite-differences").exit_code == ExitCode.OK
+        assert {table: of_columns(admin, table) for table in before} == before
+
     @pytest.mark.parametrize("kind", ["bigserial", "bigint GENERATED ALWAYS AS IDENTITY"])
     def test_sequences_of_their_own(self, admin, url, swap, kind, login):
         """Each table goes on with its own sequence, which has the name that belongs to the table's name."""
@@ -226,6 +245,16 @@ class TestWhatFollowsTheName:
             assert known(admin, '"E""v; --"') == before
         finally:
             admin.execute('DROP OWNED BY "r""o%s"; DROP ROLE "r""o%s"')
+
+
+def of_columns(admin, table):
+    """What is granted on each column."""
+    found = admin.execute(
+        "SELECT attname, array(SELECT privilege::text FROM aclexplode(attacl) AS privilege ORDER BY 1) "
+        "FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
+        [table],
+    )
+    return dict(found.fetchall())
 
 
 def known(admin, table):
