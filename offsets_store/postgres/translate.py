@@ -164,8 +164,8 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
             "LEDGER_NOT_PERMITTED",
             f"The role may not do this while {doing}: {text}.",
             "Nothing was written.",
-            "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`). A role "
-            "that only reads needs less: `pgonce explain security` has its grants.",
+            "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`). "
+            "A role that only reads needs less: `pgonce explain security` has its grants.",
         )
     if error.sqlstate == "55P03":
         return LedgerError(

@@ -183,7 +183,8 @@ def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence
     """Whether nobody could tell MERGE from ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
     if connection.info.server_version < _FIRST_VERSION or table.row_security:
         return False
-    if upsert.existing.on_conflict == "ignore":
+    # ON CONFLICT also checks values of columns that no update sets.
+    if upsert.existing.on_conflict == "ignore" or upsert.existing.update_columns:
         return False
     # If a row exists and there is nothing to update, MERGE does not wait for a session that may be deleting the row.
     if not upsert.changed(plan):

@@ -45,14 +45,14 @@ def merges(monkeypatch):
     return outcomes
 
 
-def upsert(connection, rows, keys=("id",), order_by=None, table="events"):
+def upsert(connection, rows, keys=("id",), order_by=None, table="events", **how):
     """Upsert rows in the transaction of ``connection``."""
     batch = pa.record_batch(
         [pa.array(column, ty) for column, ty in zip(zip(*rows, strict=True), TYPES, strict=True)], names=STRUCT.names
     )
     bodies = [CopyEncoder(STRUCT).encode(batch)]
     rows = GivenRows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
-    publish_rows_in_tx(connection, destination(table, "upsert", keys, order_by), rows)
+    publish_rows_in_tx(connection, destination(table, "upsert", keys, order_by, **how), rows)
 
 
 def stored(admin, table="events"):
@@ -167,6 +167,15 @@ def test_where_the_two_might_differ_it_is_on_conflict(ddl, admin, url, merges):
         with psycopg.connect(url) as connection:
             upsert(connection, ROWS, ["region"] if "COLLATE" in ddl else ["id"])
     assert [row[:3] for row in stored(admin)] == ROWS
+    assert merges == []
+
+
+def test_columns_that_no_update_sets_are_checked_in_a_batch_of_any_size(admin, url, merges):
+    """ON CONFLICT refuses a value for its column even if the row is there, and MERGE would not look at it."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, region text, amount int NOT NULL)")
+    admin.execute("INSERT INTO events VALUES (1, 'eu', 1)")
+    with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.NotNullViolation):
+        upsert(connection, [(1, "us", None)], update_columns=["region"])
     assert merges == []
 
 
