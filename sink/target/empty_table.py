@@ -36,16 +36,14 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     # other's rows.
     connection.execute(sql.SQL("SELECT {}").format(turn_of_replacing(table.qualified_name)))
     _, kept = delete_all_in_tx(connection, table, oid)
-    if kept is not None:
-        by_trigger = kept is Kept.BY_A_TRIGGER
-        raise TargetError(
-            "TRIGGER_CHANGED_ROWS" if by_trigger else "ROWS_NOT_WRITTEN",
-            f"All rows of {table.qualified_name} are to be replaced, but {kept.value}.",
-            NOTHING,
-            "Let triggers delete rows, or write with mode=append or mode=upsert, or to another table."
-            if by_trigger
-            else "Give the role a policy FOR DELETE (or FOR ALL) by which it deletes the rows that it replaces.",
-        )
+    if kept is None:
+        return
+    what = f"All rows of {table.qualified_name} are to be replaced, but {kept.value}."
+    if kept is Kept.BY_A_TRIGGER:
+        remedy = "Let triggers delete rows, or write with mode=append or mode=upsert, or to another table."
+        raise TargetError("TRIGGER_CHANGED_ROWS", what, NOTHING, remedy)
+    remedy = "Give the role a policy FOR DELETE (or FOR ALL) by which it deletes the rows that it replaces."
+    raise TargetError("ROWS_NOT_WRITTEN", what, NOTHING, remedy)
 
 
 def delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> tuple[int, Kept | None]:

@@ -139,14 +139,22 @@ def _read_in_tx(
     table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
     refuse_begun_again(letters, begun_again_in_tx(connection, letters))
     found = []
-    for group in _grouped(letters):
-        refuse_unsafe(group.destination, group.letters, now)
-        if group.oid is not None:
-            refuse_other_table(group.letters, group.oid, resolve_table(driver, group.destination.table).oid)
+    for recorded in _grouped(letters):
+        refuse_unsafe(recorded.destination, recorded.letters, now)
+        group = _for_the_same_table(driver, recorded)
         ids, changes = [letter.dead_letter_id for letter in group.letters], group.destination.changes
         deleted = changes.deleted if changes else None
         found.append((group, mended_rows_in_tx(driver, table, ids, group.columns, deleted)))
     return found
+
+
+def _for_the_same_table(driver: psycopg.Connection, group: Group) -> Group:
+    if group.oid is None:
+        return group
+    now = resolve_table(driver, group.destination.table).oid
+    refuse_other_table(group.letters, group.oid, now)
+    # A table that is gone has none of the rows, so createTable may create it once more.
+    return replace(group, oid=now)
 
 
 def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
