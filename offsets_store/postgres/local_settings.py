@@ -25,6 +25,8 @@ class LocalSettings:
     """
     Values of Postgres's settings for single statements, in one round trip with each.
 
+    One that stands around another must not set the same: the inner one would remember our value as the user's.
+
     >>> LocalSettings(extra_float_digits="1").execute_in_tx(cursor, sql.SQL("SELECT to_jsonb(2.5::float4)"))
     """
 
@@ -36,7 +38,7 @@ class LocalSettings:
             entering.append(to_set.format(kept_in(name), stored.format(name)))
             entering.append(to_set.format(name, value))
             leaving.append(to_set.format(name, stored.format(kept_in(name))))
-        # Postgres calculates what is selected from left to right.
+        # Postgres computes what is selected from left to right: a value is remembered before ours takes its place.
         select = sql.SQL("SELECT {}")
         self._enter = select.format(sql.SQL(", ").join(entering))
         self.leave = select.format(sql.SQL(", ").join(leaving))

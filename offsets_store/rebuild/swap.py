@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 from uuid import uuid4
 
@@ -55,14 +55,15 @@ class Swap:
     """
     Two tables that are exchanged, or would be, with their writers as they were before.
 
-    ``jobs_behind`` counts the batch jobs that were published into the living table, and not into the new one.
+    ``jobs_behind`` counts the batch jobs that were published into the living table, and not into the new one; they are
+    counted once nothing stands in the way.
     """
 
     living: Table
     new: Table
     of_living: tuple[Feeding, ...]
     of_new: tuple[Feeding, ...]
-    jobs_behind: int
+    jobs_behind: int = 0
 
     @property
     def names(self) -> dict[int, str]:
@@ -137,7 +138,7 @@ def _described(connection: Connection, oids: tuple[int, int], *, lock: bool = Fa
     if living is None or new is None:
         raise _moved("one of the tables is gone")
     fed = [tuple(feeding(connection, table, lock=lock)) for table in (living, new)]
-    return Swap(living, new, fed[0], fed[1], keys_of_one_only(connection, living, new))
+    return Swap(living, new, fed[0], fed[1])
 
 
 def _lock_sinks(connection: Connection, url: str, swap: Swap) -> None:
@@ -218,7 +219,7 @@ def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
             UNCHANGED,
             "Alter it. If this is meant, give --despite-differences.",
         )
-    return swap
+    return replace(swap, jobs_behind=keys_of_one_only(connection, swap.living, swap.new))
 
 
 def _is_last_swap(swap: Swap) -> bool:

@@ -39,7 +39,7 @@ def take_turns_in_tx(connection: psycopg.Connection, tables: Iterable[tuple[Dest
         if where.mode == "complete" or where.existing.only_newer
     ]
     if turns:
-        # Statements of their own, because nothing says in which order one of them computes its columns.
+        # A statement for each, so that a turn that is waited for keeps none of the later ones.
         connection.execute(sql.SQL("; ").join(sql.SQL("SELECT {}").format(turn) for turn in turns), prepare=False)
 
 

@@ -178,16 +178,16 @@ def halves(moment: Moment) -> tuple[Sequence[WayIn], Sequence[WayIn]]:
 @at_each_moment
 def test_killed_driver_is_succeeded(moment, bench_of, spark):
     """Whenever a driver is killed, its successor goes on so that every row is there once."""
-    is_succeeded(moment, bench_of(halves(moment)[0]), spark)
+    kill_and_take_over(moment, bench_of(halves(moment)[0]), spark)
 
 
 @at_each_moment
 def test_killed_driver_is_succeeded_over_other_ways(moment, bench_of, spark):
     """The same for the ways in that are left."""
-    is_succeeded(moment, bench_of(halves(moment)[1]), spark)
+    kill_and_take_over(moment, bench_of(halves(moment)[1]), spark)
 
 
-def is_succeeded(moment: Moment, bench: Bench, spark: SparkSession) -> None:
+def kill_and_take_over(moment: Moment, bench: Bench, spark: SparkSession) -> None:
     """Kill a driver at the moment, and let the tests' own driver take over."""
     observer, ways = bench.observer, bench.ways
     driver = bench.start("wait_when_told")

@@ -32,7 +32,7 @@ def test_the_statement_sees_ours(connection):
 
 
 def test_one_within_another(connection):
-    """Settings of one name must not be nested, but others may be: each brings back its own."""
+    """One may stand around another that sets something else: each brings back its own."""
     costs = LocalSettings(seq_page_cost="7")
     cursor = connection.cursor()
     OURS.execute_in_tx(cursor, costs.around(sql.SQL("SELECT 1")))
