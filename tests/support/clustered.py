@@ -18,7 +18,7 @@ from kafka_broker import MissingTool, spark_connector_jars
 from psycopg import sql
 from standalone_cluster import StandaloneCluster, Worker
 from support.fixtures.driver import wait_until
-from support.gates import Gates, gated
+from support.gates import Gates, Moment, Passed, gated
 from support.inbox import Inbox
 from support.remote_driver import Remote, RemoteQuery
 
@@ -101,10 +101,10 @@ class Scenario:
         """Wait until a condition holds; fail with the driver's output."""
         self.at.remote.wait_for(condition, what)
 
-    def wait_at(self, moment: str, partition_id: int, attempt: int = 0) -> str:
-        """Wait until an attempt of the second batch stands at a gate; the host where it runs."""
-        self.wait_for(lambda: self.gates.passed(1, moment, partition_id, attempt), f"task {partition_id} was there")
-        return self.gates.passed(1, moment, partition_id, attempt)[0].host
+    def wait_at(self, moment: Moment, partition_id: int) -> Passed:
+        """Wait until a task of the second batch stands at a gate; the attempt that stands there, or one of them."""
+        self.wait_for(lambda: self.gates.passed(1, moment, partition_id), f"task {partition_id} was there")
+        return self.gates.passed(1, moment, partition_id)[0]
 
 
 def add_rows(query: RemoteQuery) -> None:

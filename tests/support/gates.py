@@ -1,5 +1,5 @@
 """
-How does a test stop one attempt of a task on an executor, and strike while it stands there?
+How does a test stop a task on an executor, and strike while it stands there?
 
 Runs in: pytest; the executors' side is :mod:`support.gated.sitecustomize`. Invariant: a gate is a file that both sides
 can see, and each task that passes one leaves a file, which says where it runs.
@@ -31,20 +31,23 @@ class Gates:
         self._folder = folder / query_id
         self._folder.mkdir(exist_ok=True)
 
-    def close(self, batch_id: int, moment: Moment, partition_id: int, attempt: int = 0) -> None:
-        """Stop an attempt there, before it comes."""
-        (self._folder / f"{batch_id}.{moment}.{partition_id}.{attempt}.closed").touch()
+    def close(self, batch_id: int, moment: Moment, partition_id: int) -> None:
+        """
+        Stop a task there, before it comes, and each attempt of it.
+
+        If only the first attempt stopped, Spark could end the task without it: where it takes three seconds, as it may
+        on a machine that is busy, speculation runs a second attempt, which would go on and be done first.
+        """
+        (self._folder / f"{batch_id}.{moment}.{partition_id}.closed").touch()
 
     def open(self) -> None:
         """Let everybody go on."""
         for gate in self._folder.glob("*.closed"):
             gate.unlink(missing_ok=True)
 
-    def passed(
-        self, batch_id: int, moment: Moment, partition_id: int | str = "*", attempt: int | str = "*"
-    ) -> list[Passed]:
+    def passed(self, batch_id: int, moment: Moment, partition_id: int | str = "*") -> list[Passed]:
         """The attempts that have come there, also those that still stand there."""
-        found = self._folder.glob(f"{batch_id}.{moment}.{partition_id}.{attempt}.*.passed")
+        found = self._folder.glob(f"{batch_id}.{moment}.{partition_id}.*.passed")
         said = [path.read_text().split(" ") for path in found]
         return [Passed(int(pid), host, way) for pid, host, way in said]
 

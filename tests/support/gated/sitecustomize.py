@@ -38,11 +38,12 @@ def _pass(moment: str, way: str) -> None:
     assert context is not None
     query = _FOLDER / str(context.getLocalProperty("sql.streaming.queryId"))
     batch = context.getLocalProperty("streaming.sql.batchId")
-    gate = f"{batch}.{moment}.{context.partitionId()}.{context.attemptNumber()}"
+    gate = f"{batch}.{moment}.{context.partitionId()}"
     query.mkdir(exist_ok=True)
-    unseen = query / f".{gate}.{os.getpid()}"
+    attempt = context.taskAttemptId()
+    unseen = query / f".{gate}.{attempt}"
     unseen.write_text(f"{os.getpid()} {os.environ['SPARK_LOCAL_IP']} {way}")
-    unseen.rename(query / f"{gate}.{context.taskAttemptId()}.passed")
+    unseen.rename(query / f"{gate}.{attempt}.passed")
     until = time.monotonic() + _LONGEST_SECONDS
     while (query / f"{gate}.closed").exists() and time.monotonic() < until:
         time.sleep(0.02)
