@@ -28,6 +28,8 @@ from typing_extensions import Self
 
 _START_SECONDS = 120.0
 _STOP_SECONDS = 30.0
+# PySpark's modules that run a data source for the JVM.
+_OF_DATA_SOURCES = ("create_data_source", "write_into_data_source", "python_streaming_sink_runner")
 
 
 class ConnectServer:
@@ -137,10 +139,24 @@ class ConnectServer:
 
     def foreach_batch_workers(self) -> list[psutil.Process]:
         """Those of them that run a foreachBatch function."""
+        return self._workers_of("foreach_batch_worker")
+
+    def end_idle_workers(self) -> None:
+        """
+        SIGKILL the workers that Spark keeps for each session that has used a data source, to the server's end.
+
+        They take some 70 MB for each session, so a server of many sessions would use up the machine's memory. No query
+        may be running; a later session gets workers of its own.
+        """
+        for worker in self._workers_of(*_OF_DATA_SOURCES):
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
+
+    def _workers_of(self, *modules: str) -> list[psutil.Process]:
         found = []
         for worker in self.workers():
             with suppress(psutil.NoSuchProcess):
-                if any("foreach_batch_worker" in part for part in worker.cmdline()):
+                if any(module in part for part in worker.cmdline() for module in modules):
                     found.append(worker)
         return found
 

@@ -53,7 +53,10 @@ def _python(version: str) -> str:
     found = shutil.which(f"python{version}")
     for program in [*named, *([Path(found)] if found else []), *kept]:
         ask = [str(program), "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"]
-        said = subprocess.run(ask, capture_output=True, text=True, check=False)
+        try:
+            said = subprocess.run(ask, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise MissingVersionError(f"{program} cannot be run: {error.strerror}") from error
         if said.stdout.strip() == version:
             return str(program)
     raise MissingVersionError(
