@@ -15,11 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import psycopg
+import pyarrow as pa
 import pytest
 from maven import MissingTool
 from pgbouncer import PgBouncer
 from postgres_binaries import bin_dir
 from psycopg.conninfo import conninfo_to_dict
+from pyspark.sql import types as t
 from replicated_postgres import replicated, url_of
 from sqlalchemy import text
 from support.batches import make_batch
@@ -45,6 +47,8 @@ from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.settings import destination
+from pgonce.sink.staging.stager import Stager
+from pgonce.sink.staging.table import StagingTable
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 
@@ -88,6 +92,20 @@ def test_a_standby_is_refused_in_words(servers, database):
         with pytest.raises(PgonceError, match=r"READ_ONLY.*othing.*written.*target_session_attrs=read-write"):
             commit_batch(settings(url, retry_timeout=60), make_batch(1), appending(2))
         assert time.monotonic() - began < 20
+
+
+def test_a_task_that_would_stage_at_a_standby_fails_at_once(servers, database):
+    """It does not wait there, because nothing tells it that the server will be promoted; Spark tries it again."""
+    primary, standby = servers
+    ensure_ledger(primary.uri(database))
+    standby.wait_for(primary)
+    rows_of_task = iter([pa.record_batch({"id": pa.array([1], pa.int64())})])
+    struct = t.StructType([t.StructField("id", t.LongType())])
+    stager = Stager(standby.uri(database), StagingTable("query", "events", "run", 7), struct, 12, 60)
+    began = time.monotonic()
+    with pytest.raises(PgonceError, match=r"STAGING_FAILED.*read-only.*25006.*Spark tries the task again"):
+        stager.stage(rows_of_task)
+    assert time.monotonic() - began < 20
 
 
 def test_the_primary_is_found(servers, database):
