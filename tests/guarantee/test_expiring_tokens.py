@@ -95,7 +95,7 @@ def test_streams_go_on_while_their_password_expires(run_streams):
 @pytest.mark.spark
 @pytest.mark.slow
 def test_streams_of_a_cluster_go_on_for_long(run_streams):
-    """The same for hundreds of passwords, and with executors that are processes of their own."""
+    """The same for a hundred passwords and more, and with executors that are processes of their own."""
     run_streams(100, "local-cluster[2,2,1024]", 3000)
 
 
