@@ -96,7 +96,7 @@ def test_streams_go_on_while_their_password_expires(run_streams):
 @pytest.mark.slow
 def test_streams_of_a_cluster_go_on_for_long(run_streams):
     """The same for a hundred passwords and more, and with executors that are processes of their own."""
-    run_streams(100, "local-cluster[2,2,1024]", 3000)
+    run_streams(200, "local-cluster[2,2,1024]", 3000)
 
 
 def _run_streams(login, url, admin, start_driver, tmp_path, files, master, seconds):
