@@ -57,7 +57,7 @@ demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 r
 test: setup ## the whole guarantee in small; ARGS="tests/sink -k upsert" runs what it names
 	$(BIN)/pytest $(if $(ARGS),$(ARGS),$(TOGETHER) -m "not thorough and not long" --junitxml .build/test.xml)
 
-test-all: test ## the same, and then all other tests
+test-all: test ## the same, and then what else CI runs
 	$(BIN)/pytest $(TOGETHER) -m thorough --junitxml .build/test-all.xml
 
 test-long: setup ## the tests that take too long for test-all; ARGS=... as above
