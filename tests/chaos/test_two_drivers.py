@@ -230,7 +230,7 @@ ORDERS = (started_together, second_joins, restarted_together)
 
 @pytest.mark.parametrize("order", ORDERS if LONG else ORDERS[:1], ids=lambda order: order.__name__)
 def test_one_of_two_drivers_goes_on(order, bench):
-    """Of two drivers on one checkpoint, pgonce lets one go on for each query; no row suffers, and the next one goes on."""
+    """Of two drivers on one checkpoint, one goes on unless Spark stops both; no row suffers, and the next goes on."""
     one, other = order(bench)
 
     def endings(way: WayIn) -> list[str]:
