@@ -17,6 +17,7 @@ from pathlib import Path
 from pgonce.offsets_store.checkpoint.files import ArrowFiles, LocalFiles, open_location
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.sink.errors import SparkError
+from pgonce.sink.identity.file_system import is_of_one_machine
 
 # Spark renames a file to offsets/N. Of two servers that do so at the same time, these stores refuse one: HDFS in its
 # name node, Azure's by the header If-None-Match. S3 copies. On a disk, Hadoop looks and then renames: of 3,000 pairs
@@ -35,14 +36,15 @@ def claim_checkpoint(location: str) -> bool:
     """
     Whether this worker's server is the only one that can write entries of this checkpoint, or Spark itself sees to it.
 
-    On a disk, the folder is claimed for as long as this process lives. A worker ends with its query.
+    On a disk of this machine, the folder is claimed for as long as this process lives. A worker ends with its query.
+    On NFS and the like no claim reaches other machines.
 
     :raises SparkError: CHECKPOINT_CLAIMED.
     """
     files = open_location(location)
     if isinstance(files, ArrowFiles):
         return location.lower().startswith(_EXCLUSIVE)
-    if isinstance(files, LocalFiles):
+    if isinstance(files, LocalFiles) and is_of_one_machine(Path(files.shown)):
         _claim_folder(Path(files.shown))
         return True
     return False

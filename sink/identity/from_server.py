@@ -50,8 +50,8 @@ def batch_from_server(
             "that its entry in offsets/ is the one that counts. Over Spark Connect nothing tells which rows this "
             "server has planned.",
             NOTHING,
-            "Keep the checkpoint in HDFS, in Azure's storage (abfss://) or on a disk; or run the query on a classic "
-            "session.",
+            "Keep the checkpoint in HDFS, in Azure's storage (abfss://) or on a disk of the server's machine; or run "
+            "the query on a classic session.",
         )
     # One server, one machine, one clock: an entry that was planned after this call began is another server's.
     origin = Origin(query_id, run_id, batch_id, planned=None, planned_by_ms=called_at)
