@@ -150,7 +150,7 @@ class LocalFiles(CheckpointFiles):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise _unreadable(path, str(error)) from error
+            raise unreadable(path, str(error)) from error
 
     def _read(self, path: str) -> bytes:
         with open(path, "rb") as file:  # noqa: PTH123 (as above)
@@ -207,10 +207,10 @@ class ArrowFiles(CheckpointFiles):
         except (OSError, ValueError, NotImplementedError, ImportError) as error:
             path = f"{self.shown}/{name}"
             if not self._has_secrets:
-                raise _unreadable(path, str(error)) from error
+                raise unreadable(path, str(error)) from error
             said = f"{type(error).__name__} (its text is left out, since the location holds credentials)"
         # Outside the except block, so that no traceback shows pyarrow's text either.
-        raise _unreadable(path, said)
+        raise unreadable(path, said)
 
     def _ask_again(self, question: Callable[[str], T], name: str) -> T:
         """Ask, and ask again where the store has failed: pyarrow itself does not, when a file's bytes break off."""
@@ -251,7 +251,8 @@ def _bad_location(what: str) -> CheckpointError:
     )
 
 
-def _unreadable(path: str, said: str) -> CheckpointError:
+def unreadable(path: str, said: str) -> CheckpointError:
+    """The error for a path of a checkpoint about which the file system said something else than that it is missing."""
     return CheckpointError(
         "CHECKPOINT_UNREADABLE",
         f"The checkpoint's {path} could not be read: {said}.",

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 import time
 from pathlib import Path
 
-from pgonce.offsets_store.checkpoint.files import ArrowFiles, LocalFiles, open_location
+from pgonce.offsets_store.checkpoint.files import ArrowFiles, LocalFiles, open_location, unreadable
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.file_system import is_of_one_machine
@@ -26,7 +25,6 @@ _EXCLUSIVE = ("hdfs:", "abfs:", "abfss:")
 
 WAIT_FOR_CLAIM_SECONDS = 15.0
 _PAUSE_SECONDS = 0.05
-_ORPHANED_SECONDS = 1.0
 
 # Folder to open descriptor. They are never closed: the system does so when this process ends.
 _claims: dict[str, int] = {}
@@ -37,64 +35,68 @@ def claim_checkpoint(location: str) -> bool:
     Whether this worker's server is the only one that can write entries of this checkpoint, or Spark itself sees to it.
 
     On a disk of this machine, the folder is claimed for as long as this process lives. A worker ends with its query.
-    On NFS and the like no claim reaches other machines.
+    No claim of a folder on NFS and the like reaches other machines.
 
     :raises SparkError: CHECKPOINT_CLAIMED.
+    :raises CheckpointError: CHECKPOINT_UNREADABLE, if there can be no such folder.
     """
     files = open_location(location)
     if isinstance(files, ArrowFiles):
         return location.lower().startswith(_EXCLUSIVE)
-    if isinstance(files, LocalFiles) and is_of_one_machine(Path(files.shown)):
-        _claim_folder(Path(files.shown))
-        return True
-    return False
+    return isinstance(files, LocalFiles) and _claim_folder(Path(files.shown))
 
 
-def _claim_folder(folder: Path) -> None:
+def _claim_folder(folder: Path) -> bool:
     path = os.path.realpath(folder)
     if path in _claims:
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+        return True
     deadline = time.monotonic() + WAIT_FOR_CLAIM_SECONDS
     while True:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise unreadable(str(folder), str(error)) from error
+        if not is_of_one_machine(descriptor):
+            os.close(descriptor)
+            return False
+        try:
             # Of the folder itself: a file of ours would be one that Spark does not expect there.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_held = False
         except BlockingIOError:
-            if time.monotonic() < deadline:
-                time.sleep(_PAUSE_SECONDS)
-                continue
+            is_held = True
+        # Somebody may have deleted the folder, and made another one of its name, before it was locked.
+        if not is_held and _is_at(descriptor, folder):
+            _claims[path] = descriptor
+            return True
+        if time.monotonic() >= deadline:
+            holders = _holders(os.fstat(descriptor))
             os.close(descriptor)
             raise SparkError(
                 "CHECKPOINT_CLAIMED",
                 f"Another process works on the checkpoint {folder}: a worker of another server, of a query that is "
-                f"still running, or one that was left behind ({_holders(folder)}).",
+                f"still running, or one that was left behind ({holders}).",
                 NOTHING,
                 "Stop the query that runs there, or end that process; then start this one again.",
-            ) from None
-        break
-    _claims[path] = descriptor
-    threading.Thread(target=_end_with, args=[os.getppid()], name="pgonce-orphaned", daemon=True).start()
+            )
+        os.close(descriptor)
+        time.sleep(_PAUSE_SECONDS)
 
 
-def _end_with(parent: int) -> None:
-    """
-    End this process when its server is gone; a transaction that is open then is rolled back.
-
-    Without this, a worker that waits for a server that does not answer would keep the checkpoint for ten minutes.
-    """
-    while os.getppid() == parent:
-        time.sleep(_ORPHANED_SECONDS)
-    os._exit(1)
+def _is_at(descriptor: int, folder: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
-def _holders(folder: Path) -> str:
+def _holders(folder: os.stat_result) -> str:
     """The processes that hold the claim, as far as Linux lists them here."""
-    inode = f":{folder.stat().st_ino}"
+    locked = f"{os.major(folder.st_dev):02x}:{os.minor(folder.st_dev):02x}:{folder.st_ino}"
     try:
         lines = Path("/proc/locks").read_text(encoding="ascii").splitlines()
     except OSError:
         lines = []
-    pids = [fields[4] for fields in map(str.split, lines) if len(fields) > 5 and fields[5].endswith(inode)]  # noqa: PLR2004
-    return f"process {', '.join(sorted(set(pids)))}" if pids else "on another machine, or in another container"
+    pids = [fields[4] for fields in map(str.split, lines) if len(fields) > 5 and fields[5] == locked]  # noqa: PLR2004
+    return f"process {', '.join(sorted(set(pids)))}" if pids else "in another container, or not listed here"

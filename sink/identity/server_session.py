@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.checkpoint_claim import claim_checkpoint
+from pgonce.sink.identity.worker_life import end_with_server
 
 _WORKER = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
 
@@ -33,6 +34,7 @@ class ServerSession:
     clone, which lists no queries. The checkpoint is claimed at the same moment, which is before the query is started.
 
     :raises SparkError: CHECKPOINT_CLAIMED.
+    :raises CheckpointError: CHECKPOINT_UNREADABLE.
     """
 
     def __init__(self, checkpoint_location: str | None) -> None:
@@ -40,6 +42,7 @@ class ServerSession:
         self._root: Any = _session_of_this_worker() if checkpoint_location else None
         self.is_only_server = False
         if self._root is not None:
+            end_with_server()
             # A client names, in each request, the session that answered it first. Another server refuses that
             # (SESSION_CHANGED), even at the same port and for the same session id.
             self._root.streams.active  # noqa: B018 (asks the server)

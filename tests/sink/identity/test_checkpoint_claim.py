@@ -5,11 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
-from safety_net import is_alive
 
+from pgonce.offsets_store.errors import CheckpointError
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity import checkpoint_claim
 from pgonce.sink.identity.checkpoint_claim import claim_checkpoint
@@ -29,6 +31,12 @@ def another_process(location):
         process.stdin.close()
 
 
+def claim_in_a_process(location):
+    """What a process prints that claims this location, and then ends."""
+    done = subprocess.run([sys.executable, "-c", _CLAIM, location], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
 @pytest.fixture
 def hasty(monkeypatch):
     """A second worker gives up at once."""
@@ -44,8 +52,7 @@ def test_a_folder_is_claimed_by_one_process(tmp_path, hasty):
             with pytest.raises(SparkError, match=rf"\[CHECKPOINT_CLAIMED\].*process {process.pid}\b"):
                 claim_checkpoint(name)
         assert list(folder.iterdir()) == []
-    done = subprocess.run([sys.executable, "-c", _CLAIM, str(folder)], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
+    assert claim_in_a_process(str(folder)) == "True\n"
 
 
 def test_a_killed_process_claims_nothing(tmp_path, hasty):
@@ -54,8 +61,7 @@ def test_a_killed_process_claims_nothing(tmp_path, hasty):
     with another_process(folder) as process:
         process.kill()
         process.wait()
-        done = subprocess.run([sys.executable, "-c", _CLAIM, folder], capture_output=True, text=True, check=True)
-        assert done.stdout == "True\n"
+        assert claim_in_a_process(folder) == "True\n"
 
 
 def test_one_process_may_have_several_writers(tmp_path):
@@ -65,24 +71,29 @@ def test_one_process_may_have_several_writers(tmp_path):
     assert done.stdout == "True\nTrue\n"
 
 
-def test_an_orphan_ends(tmp_path):
-    """A worker whose server is gone ends by itself, and the folder is free."""
-    folder = str(tmp_path / "checkpoint")
-    script = (
-        "import subprocess, sys; "
-        "worker = subprocess.Popen([sys.executable, '-c', sys.argv[1], sys.argv[2]], stdout=subprocess.PIPE); "
-        "worker.stdout.readline(); print(worker.pid)"
-    )
-    worker = _CLAIM + "sys.stdout.flush(); import time; time.sleep(600)"
-    done = subprocess.run(
-        [sys.executable, "-c", script, worker, folder], capture_output=True, text=True, check=True, timeout=60
-    )
-    pid, until = int(done.stdout), time.monotonic() + 10
-    while is_alive(pid):
-        assert time.monotonic() < until, "it did not end"
-        time.sleep(0.05)
-    done = subprocess.run([sys.executable, "-c", _CLAIM, folder], capture_output=True, text=True, check=True)
-    assert done.stdout == "True\n"
+def test_a_folder_that_was_made_anew_is_claimed_anew(tmp_path):
+    """A claim counts for the folder that has the name now, not for one that was deleted meanwhile."""
+    folder = tmp_path / "checkpoint"
+    with another_process(str(folder)) as process, ThreadPoolExecutor(1) as waiting:
+        claimed = waiting.submit(claim_in_a_process, str(folder))
+        time.sleep(1)
+        folder.rmdir()
+        folder.mkdir()
+        assert claimed.result() == "True\n"
+        assert process.poll() is None
+
+
+def test_what_cannot_be_a_folder_is_refused_in_words(tmp_path):
+    """A checkpoint where a file stands, or in what the kernel makes up, is an error with a way out."""
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", tmp_path / "file" / "checkpoint", Path("/proc/self/checkpoint")):
+        with pytest.raises(CheckpointError, match=rf"\[CHECKPOINT_UNREADABLE\].*{place}.*Help: "):
+            claim_checkpoint(str(place))
+
+
+def test_what_other_machines_may_write_to_is_not_claimed():
+    """A folder that is not known to be on a disk of this machine could be claimed on two machines at a time."""
+    assert claim_checkpoint("/proc/self/task") is False
 
 
 @pytest.mark.parametrize(

@@ -8,54 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from pgonce.sink.identity.checkpoint_claim import claim_checkpoint
 from pgonce.sink.identity.file_system import is_of_one_machine, kind_of
 
-MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
-31 22 0:27 / /proc rw,nosuid - proc proc rw
-40 22 0:44 / /checkpoints rw,relatime shared:20 - nfs4 filer:/checkpoints rw,vers=4.2
-41 40 0:45 / /checkpoints/scratch rw - tmpfs tmpfs rw
-42 22 0:46 / /mnt/with\040space rw master:3 - fuse.gcsfuse bucket rw
-43 22 0:47 / /twice rw - nfs4 filer:/old rw
-44 22 254:9 / /twice rw - xfs /dev/sdb rw
+MOUNTS = rb"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
+40 22 0:44 / /mnt/a/b rw,relatime shared:20 - xfs /dev/sdb rw
+41 22 0:45 / /mnt/a rw - nfs4 filer:/a rw,vers=4.2
+4 22 0:46 / /mnt/with\040space\040-\040and\377 rw master:3 - fuse.gcsfuse bucket rw
 """
+LINUX = pytest.mark.skipif(not Path("/proc/self/fdinfo").exists(), reason="only Linux tells of open files there")
 
 
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("/home/spark/checkpoint", "ext4"),
-        ("/", "ext4"),
-        ("/checkpoints", "nfs4"),
-        ("/checkpoints/orders", "nfs4"),
-        ("/checkpoints-of-others", "ext4"),
-        ("/checkpoints/scratch/orders", "tmpfs"),
-        ("/mnt/with space/orders", "fuse.gcsfuse"),
-        ("/twice/orders", "xfs"),
-    ],
-)
-def test_the_mount_that_holds_a_path(path, kind):
-    """It is the innermost one, and of several on one folder the last."""
-    assert kind_of(path, MOUNTS) == kind
+@pytest.mark.parametrize(("mount", "kind"), [(22, "ext4"), (40, "xfs"), (41, "nfs4"), (4, "fuse.gcsfuse"), (2, None)])
+def test_the_kind_of_a_mount(mount, kind):
+    """It is looked up by the id of the mount that an open folder is on."""
+    assert kind_of(f"pos:\t0\nflags:\t0200000\nmnt_id:\t{mount}\nino:\t2\n", MOUNTS) == kind
 
 
-def test_without_mounts_nothing_is_known():
-    """A path that no mount holds is on no kind of file system."""
-    assert kind_of("/checkpoint", "") is None
-
-
-@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="only Linux lists mounts there")
-def test_it_says_what_the_system_says(tmp_path):
-    """Of a real folder, df names the same kind."""
-    said = subprocess.run(["df", "--output=fstype", str(tmp_path)], capture_output=True, text=True, check=True)
-    mounts = Path("/proc/self/mountinfo").read_text(encoding="utf-8")
-    assert kind_of(os.path.realpath(tmp_path), mounts) == said.stdout.split()[-1]
-
-
-@pytest.mark.skipif(not Path("/proc/self/mountinfo").exists(), reason="only Linux lists mounts there")
-def test_a_disk_is_claimed_and_what_is_not_one_is_not(tmp_path):
-    """A folder that need not exist is on a disk of this machine; what the kernel makes up is not, nor is it claimed."""
-    (tmp_path / "link").symlink_to("/proc/self")
-    assert is_of_one_machine(tmp_path / "not" / "there")
-    assert claim_checkpoint("/proc/self/checkpoint") is False
-    assert claim_checkpoint(str(tmp_path / "link" / "checkpoint")) is False
+@LINUX
+@pytest.mark.parametrize("folder", [".", "/proc/self", "/sys"])
+def test_it_says_what_df_says(folder, tmp_path):
+    """Of real folders, df names the same kind; only a disk is of this machine alone."""
+    folder = tmp_path / folder
+    said = subprocess.run(["df", "--output=fstype", str(folder)], capture_output=True, text=True, check=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        about_folder = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+        assert kind_of(about_folder, Path("/proc/self/mountinfo").read_bytes()) == said.stdout.split()[-1]
+        assert is_of_one_machine(descriptor) is (folder == tmp_path)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,130 @@
+"""
+What a foreachBatch function over Spark Connect refuses, because its rows and its entry might not belong together.
+
+Covers: sink.identity.from_server, sink.identity.server_session.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame
+from support.audit import query_id, wrong_rows
+from support.fixtures.skips import unavailable
+from support.inbox import Inbox, create_events, events
+from support.query_runs import assert_refused, finish
+from support.ways_in import WAYS, Sink
+
+from pgonce.sink.errors import SparkError
+from pgonce.sink.identity import server_session
+from pgonce.sink.identity.server_session import ServerSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+WRITER = next(way for way in WAYS if way.name == "writer_append")
+
+
+@pytest.fixture
+def inbox(tmp_path):
+    """A source with one batch in it, of ten rows."""
+    made = Inbox(tmp_path / "inbox")
+    made.add(10)
+    return made
+
+
+@pytest.fixture
+def sink(url, checkpoint):
+    """An empty table for the rows, and a checkpoint to be."""
+    create_events(url, "events", keyed=False)
+    return Sink(url, "events", checkpoint)
+
+
+@pytest.fixture
+def copied(sink, inbox, connect, tmp_path):
+    """A copy of the checkpoint, made after batch 0; the second batch's rows have come since."""
+    finish(WRITER.append(events(connect, inbox.folder), sink))
+    copy = tmp_path / "copy"
+    shutil.copytree(sink.checkpoint, copy)
+    inbox.add(20)
+    return copy
+
+
+def on_the_copy(connect, inbox, sink, copied):
+    """A query that runs on the copy, and whose writer is told of the original."""
+    function = WRITER.appending(sink)
+    return events(connect, inbox.folder).writeStream.foreachBatch(function).option("checkpointLocation", str(copied))
+
+
+def test_a_batch_that_is_finished_in_the_checkpoint(sink, inbox, connect, copied, observer):
+    """The writer is told of a checkpoint that is ahead of the query's own: nothing is written, and nothing skipped."""
+    finish(WRITER.append(events(connect, inbox.folder), sink))
+    assert_refused(on_the_copy(connect, inbox, sink, copied), "CHECKPOINT_AHEAD")
+    assert wrong_rows(observer, "events", inbox.rows) == []
+
+
+def test_an_entry_that_was_planned_after_the_batch_was_handed_over(sink, inbox, connect, copied, observer):
+    """Such an entry is another server's, whatever it says: the batch's own rows would be recorded under it."""
+    original = Path(sink.checkpoint) / "offsets"
+    version, metadata, *sources = (original / "0").read_text().split("\n")
+    later = json.loads(metadata) | {"batchTimestampMs": int(time.time() * 1000) + 3_600_000}
+    (original / "1").write_text("\n".join([version, json.dumps(later), *sources]))
+    assert_refused(on_the_copy(connect, inbox, sink, copied), "OFFSETS_REWRITTEN")
+    assert wrong_rows(observer, "events", inbox.rows[:10]) == []
+
+
+def test_a_stream_instead_of_its_batch(sink, inbox, connect, observer):
+    """A writer that is handed a stream says so, before it asks anybody for rows."""
+    writer = WRITER.appending(sink)
+
+    def write_a_stream(batch: DataFrame, batch_id: int) -> None:
+        writer(batch.sparkSession.readStream.format("rate").load(), batch_id)
+
+    query = events(connect, inbox.folder).writeStream.foreachBatch(write_a_stream)
+    assert_refused(query.option("checkpointLocation", sink.checkpoint), "NOT_IN_FOREACH_BATCH")
+    assert wrong_rows(observer, "events", []) == []
+
+
+def test_a_folder_that_other_machines_may_write_to(sink, inbox, connect, observer):
+    """On a file system that is not known to be this machine's alone, a second server could not be kept away."""
+    folder = Path(sink.checkpoint)
+    folder.mkdir(parents=True)
+    # Any kind that is not on the list: the kernel of a test machine seldom has NFS.
+    if subprocess.run(["mount", "-t", "ramfs", "ramfs", str(folder)], capture_output=True, check=False).returncode:
+        unavailable("This test mounts a file system, which only root may do.")
+    try:
+        assert_refused(WRITER.append(events(connect, inbox.folder), sink), "NOT_EXCLUSIVE")
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    assert wrong_rows(observer, "events", []) == []
+
+
+def test_a_worker_serves_one_run_for_its_whole_life(checkpoint, inbox, connect, monkeypatch):
+    """After a restart the server lists another run of the same query: a worker of the first run never takes it."""
+    # What a worker finds when it unpickles the function. The store is one where no claim would keep it back.
+    monkeypatch.setattr(server_session, "_session_of_this_worker", lambda: connect)
+    monkeypatch.setattr(server_session, "end_with_server", lambda: None)
+    monkeypatch.setattr(server_session, "_runs", {})
+    worker, frame = ServerSession("hdfs://name-node/checkpoint"), connect.range(1)
+
+    def start():
+        rows = events(connect, inbox.folder).writeStream.format("noop").option("checkpointLocation", checkpoint)
+        return rows.queryName("orders").start()
+
+    first = start()
+    of_query = query_id(checkpoint)
+    assert worker.run_of(of_query, frame) == (first.runId, "orders")
+    first.stop()
+    second = start()
+    assert second.id == of_query
+    assert second.runId != first.runId
+    with pytest.raises(SparkError, match=rf"\[QUERY_NOT_RUNNING\].*as run {first.runId} \(any more\)"):
+        worker.run_of(of_query, frame)
+    # A worker that began with this run.
+    monkeypatch.setattr(server_session, "_runs", {})
+    assert worker.run_of(of_query, frame) == (second.runId, "orders")
+    second.stop()
