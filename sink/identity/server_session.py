@@ -12,6 +12,7 @@ import sys
 import traceback
 from typing import Any
 
+import pyspark
 from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.errors import NOTHING
@@ -33,7 +34,7 @@ class ServerSession:
     Only at that moment is the session that lists the query the active one: from PySpark 4.3 on, a batch runs in a
     clone, which lists no queries. The checkpoint is claimed at the same moment, which is before the query is started.
 
-    :raises SparkError: CHECKPOINT_CLAIMED.
+    :raises SparkError: CHECKPOINT_CLAIMED, or SPARK_TOO_OLD.
     :raises CheckpointError: CHECKPOINT_UNREADABLE.
     """
 
@@ -42,6 +43,7 @@ class ServerSession:
         self._root: Any = _session_of_this_worker() if checkpoint_location else None
         self.is_only_server = False
         if self._root is not None:
+            _refuse_spark_3()
             end_with_server()
             # A client names, in each request, the session that answered it first. Another server refuses that
             # (SESSION_CHANGED), even at the same port and for the same session id.
@@ -49,6 +51,8 @@ class ServerSession:
             self.is_only_server = claim_checkpoint(checkpoint_location or "")
 
     def __reduce__(self) -> tuple[type[ServerSession], tuple[str | None]]:
+        # In the client, when foreachBatch is given the function: of what fails in the worker, 3.5 says nothing there.
+        _refuse_spark_3()
         return ServerSession, (self.checkpoint_location,)
 
     def run_of(self, query_id: str, frame: DataFrame) -> tuple[str, str | None]:
@@ -97,6 +101,17 @@ def no_checkpoint_location() -> SparkError:
         NOTHING,
         "Set checkpoint_location=... on the writer, to the query's own checkpointLocation.",
     )
+
+
+def _refuse_spark_3() -> None:
+    if int(pyspark.__version__.partition(".")[0]) < 4:  # noqa: PLR2004
+        raise SparkError(
+            "SPARK_TOO_OLD",
+            f"Over Spark Connect, foreachBatch needs PySpark 4.0 or newer: version {pyspark.__version__} does not tell "
+            "one server from the next, so a worker that outlives its server could take another run for its own.",
+            NOTHING,
+            "Run the query on a classic session, which works with PySpark 3.5, too; or use PySpark 4.0 or newer.",
+        )
 
 
 def _without_session() -> SparkError:

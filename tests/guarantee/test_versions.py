@@ -6,10 +6,12 @@ Covers: sink.data_source.stream_arrow_writer, sink.encoding.newer_types.
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from importlib.util import find_spec
 
+import pyspark
 import pytest
 from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
@@ -59,6 +61,16 @@ def test_a_spark_without_python_data_sources_is_named():
     assert said.startswith("[SPARK_TOO_OLD]")
     assert "PySpark 4.0 or newer" in said
     assert "PostgresBatchWriter" in said
+
+
+def test_a_client_of_a_server_that_is_too_old_is_told_so(monkeypatch):
+    """PySpark 3.5 sends the function to its server, but not if it is ours: the reason would be lost there."""
+    writer = pgonce.PostgresBatchWriter("", table="events", checkpoint_location="/checkpoint")
+    if HAS_DATA_SOURCES:
+        assert pickle.loads(pickle.dumps(writer))
+        monkeypatch.setattr(pyspark, "__version__", "3.5.9")
+    with pytest.raises(pgonce.PgonceError, match=r"\[SPARK_TOO_OLD\].*Connect"):
+        pickle.dumps(writer)
 
 
 def test_a_spark_without_the_newest_types_encodes_all_others():
