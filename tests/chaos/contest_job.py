@@ -13,11 +13,12 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from chaos.driver_job import passed_through, sink_of, waiting_when_told
+from chaos.driver_job import sink_of, waiting_when_told
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming import StreamingQuery
 from support.inbox import events
+from support.passed_through import passed_through
 from support.spark_session import started_session
 from support.ways_in import WAYS, WayIn
 

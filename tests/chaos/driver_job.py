@@ -11,19 +11,16 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import DataFrame
 from support.inbox import events
+from support.passed_through import Batches, passed_through
 from support.spark_session import started_session
 from support.ways_in import WAYS, Sink, WayIn
-
-Batches = Iterator[pa.RecordBatch]
 
 
 @dataclass(frozen=True)
@@ -78,13 +75,6 @@ def failing_twice(folder: str) -> Callable[[Batches], Batches]:
             raise RuntimeError(f"attempt {attempt} fails, as it should")
 
     return fail
-
-
-def passed_through(tasks: Callable[[Batches], Batches], rows: DataFrame) -> DataFrame:
-    """The same rows, by way of ``tasks``."""
-    # mapInArrow cannot take a column whose name has a dot.
-    plain = rows.toDF(*(f"c{number}" for number in range(len(rows.columns))))
-    return plain.mapInArrow(tasks, plain.schema).toDF(*rows.columns)
 
 
 def main(job: Job) -> None:

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from chaos.another_driver import another_driver
-from chaos.driver_job import passed_through, waiting_when_told
+from chaos.driver_job import waiting_when_told
 from chaos.seams import lower_thresholds
 from chaos.sources import rows_of
 from chaos.workloads import WORKLOADS, Place
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StreamingQuery
+from support.passed_through import passed_through
 from support.spark_session import started_session
 
 _TRIGGER = "100 milliseconds"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 
 import pytest
 from support.clustered import PARTITIONS, check, clustered
+from support.gates import COLLECTED
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-TRANSPORTS = ("inline", "staged", "received")
+# Ways in, and how their rows leave a task.
+TRANSPORTS = {"inline": "inline", "staged": "staged", "received": "received", "writer_append": COLLECTED}
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,7 @@ def decommission_a_worker(scenario):
     scenario.wait_for(lambda: "ecommission" in worker.executor_logs(), "the executor knew that it was to go")
     scenario.gates.open()
     scenario.query.wait_for_all_rows()
+    assert len([passed for passed in scenario.gates.passed(1, "done") if passed.host != host]) >= PARTITIONS - 1
     scenario.at.replace(worker)
 
 
@@ -66,15 +70,16 @@ def lose_shuffle_files(scenario):
     assert files
     for path in files:
         path.unlink()
-    before = fetches_failed(scenario)
+    before = tasks_of_stages_run_again(scenario)
     scenario.gates.open()
     scenario.query.wait_for_all_rows()
-    assert fetches_failed(scenario) > before
+    assert tasks_of_stages_run_again(scenario) > before
 
 
-def fetches_failed(scenario):
-    """How often executors have said that rows from before a shuffle are gone."""
-    return sum(worker.executor_logs().count("FetchFailedException") for worker in scenario.at.cluster.workers)
+def tasks_of_stages_run_again(scenario):
+    """How many tasks executors have run of second or later attempts of a stage."""
+    again = re.compile(r"Running task \S+ in stage \d+\.[1-9]")
+    return sum(len(again.findall(worker.executor_logs())) for worker in scenario.at.cluster.workers)
 
 
 # Where the first task of the batch stands, what is done to it, and whether a task is then run again for certain.
@@ -99,7 +104,7 @@ def strike(cluster, tcp_url, observer, fault, way, shape, topic=None):
     check(scenario.query, observer)
     done = scenario.gates.passed(1, "done")
     # A receiver that has all rows of one attempt of a task takes none of another, which stages them in vain.
-    assert way in {passed.way for passed in done} <= {way, "staged"}
+    assert TRANSPORTS[way] in {passed.way for passed in done} <= {TRANSPORTS[way], "staged"}
     assert len(done) >= PARTITIONS + runs_again
 
 
@@ -110,6 +115,7 @@ class TestShort:
             ("an executor", "received", "stateful"),
             ("a worker", "staged", "shuffled"),
             ("a task runs twice", "staged", "stateful"),
+            ("an executor", "writer_append", "stateful"),
         ],
     )
     def test_each_row_comes_once(self, fault, way, shape, cluster, tcp_url, observer):

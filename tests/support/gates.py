@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pyspark.sql import DataFrame
+from support.passed_through import Batches, passed_through
+
 Moment = Literal["begun", "done"]
 """Before the first row is taken; and after all are encoded, staged or sent, but before the driver is told."""
+GATES = "spark.executorEnv.PGONCE_GATES"
+"""Spark's setting that says in which folder gates stand."""
+COLLECTED = "collected"
+"""How rows go in foreachBatch: to the driver, as Arrow, when their task has ended."""
+
+_TESTS = Path(__file__).parents[1]
 
 
 @dataclass(frozen=True)
@@ -52,9 +61,23 @@ class Gates:
         return [Passed(int(pid), host, way) for pid, host, way in said]
 
 
+def through_gates(frame: DataFrame) -> DataFrame:
+    """The same rows, for a frame that is collected: none of its tasks is ours, so its gates stand in front of it."""
+    return passed_through(_through_gates, frame)
+
+
+def _through_gates(batches: Batches) -> Batches:
+    from sitecustomize import pass_gate
+
+    pass_gate("begun", "")
+    yield from batches
+    pass_gate("done", COLLECTED)
+
+
 def gated(folder: Path) -> dict[str, str]:
     """Spark's settings of a driver whose executors stop at the gates in a folder."""
     return {
-        "spark.executorEnv.PYTHONPATH": str(Path(__file__).parent / "gated"),
-        "spark.executorEnv.PGONCE_GATES": str(folder),
+        # The functions of tests, too: those of a frame that is collected.
+        "spark.executorEnv.PYTHONPATH": f"{_TESTS / 'support/gated'}:{_TESTS}",
+        GATES: str(folder),
     }

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
+from support.gates import GATES, through_gates
 from support.inbox import events, events_of_topic
 from support.spark_session import started_session
 from support.ways_in import WAYS, Sink
@@ -54,8 +55,10 @@ def _started(session: SparkSession, order: dict[str, object]) -> StreamingQuery:
     sink = Sink(order["url"], order["table"], order["checkpoint"], order["settings"])
     topic = order["topic"]
     source = events_of_topic(session, *topic) if topic else events(session, Path(order["inbox"]))
-    shaped = _SHAPES[order["shape"]](source)
-    stream = _WAYS[order["way"]].append(shaped, sink)
+    way, shaped = _WAYS[order["way"]], _SHAPES[order["shape"]](source)
+    if way.in_foreach_batch and session.conf.get(GATES, None):
+        shaped = through_gates(shaped)
+    stream = way.append(shaped, sink)
     return stream.trigger(processingTime="200 milliseconds").start()
 
 

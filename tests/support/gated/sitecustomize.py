@@ -26,14 +26,15 @@ _write = TaskWriter.write
 
 
 def _gated(writer: TaskWriter, batches: Iterator[pa.RecordBatch]) -> Parcel:
-    _pass("begun", "")
+    pass_gate("begun", "")
     parcel = _write(writer, batches)
     # Its rows are encoded, staged or sent, and nobody has been told.
-    _pass("done", parcel.payload.way)
+    pass_gate("done", parcel.payload.way)
     return parcel
 
 
-def _pass(moment: str, way: str) -> None:
+def pass_gate(moment: str, way: str) -> None:
+    """Say that this task is there, and stop while its gate is closed."""
     context = TaskContext.get()
     assert context is not None
     query = _FOLDER / str(context.getLocalProperty("sql.streaming.queryId"))
