@@ -54,11 +54,18 @@ def decommission_a_worker(scenario):
     host = scenario.wait_at("done", 0).host
     worker = scenario.at.worker_at(host)
     worker.decommission()
-    scenario.wait_for(lambda: "ecommission" in worker.executor_logs(), "the executor knew that it was to go")
+    scenario.wait_for(lambda: "Decommission executor" in worker.executor_logs(), "the executor knew that it was to go")
+    begun = tasks_at(scenario, host)
     scenario.gates.open()
     scenario.query.wait_for_all_rows()
-    assert len([passed for passed in scenario.gates.passed(1, "done") if passed.host != host]) >= PARTITIONS - 1
+    begun_since = tasks_at(scenario, host) - begun
     scenario.at.replace(worker)
+    assert begun_since == 0
+
+
+def tasks_at(scenario, host):
+    """How many attempts of the second batch's tasks have begun there."""
+    return sum(passed.host == host for passed in scenario.gates.passed(1, "begun"))
 
 
 def lose_shuffle_files(scenario):
