@@ -10,11 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.kafka_broker import TopicPartition, asked, with_consumer
 from pgonce.offsets_store.kafka_settings import Brokers
+
+_Answer = TypeVar("_Answer")
 
 _TIMEOUT_SECONDS = 15
 # A coordinator that has just started, or moved, says so and answers soon.
@@ -47,7 +49,7 @@ def group_offsets(
         # AdminClient.list_consumer_group_offsets ends the whole process with a SIGSEGV if the group's coordinator has
         # just moved or started (librdkafka issue 5040).
         asked_for = [confluent_kafka.TopicPartition(*place) for place in wanted]
-        answer = _patiently(lambda: consumer.committed(asked_for, _TIMEOUT_SECONDS))
+        answer = _patiently(lambda: _ready(consumer.committed(asked_for, _TIMEOUT_SECONDS)))
         for error in (at.error for at in answer if at.error is not None):
             raise confluent_kafka.KafkaException(error)
         found = {(at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer}
@@ -55,6 +57,21 @@ def group_offsets(
         return {place: at for place, at in found.items() if at.offset >= 0}
 
     return with_consumer(ask, brokers, group) if wanted else {}
+
+
+def has_members(group: str, brokers: Brokers) -> bool:
+    """
+    Whether somebody reads with the group now, by either of Kafka's protocols for groups.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+
+    def ask(admin: Any) -> bool:
+        answer = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_SECONDS)[group]
+        return bool(answer.result().members)
+
+    return _ask_admin(ask, brokers)
 
 
 def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str, brokers: Brokers) -> None:
@@ -65,39 +82,34 @@ def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str,
     :raises OffsetsError: GROUP_IN_USE, PARTITIONS_GONE, KAFKA_UNREACHABLE, KAFKA_REFUSED.
     """
 
-    def ask(settings: dict[str, Any]) -> list[tuple[TopicPartition, Any]]:
+    def ask(admin: Any) -> list[tuple[TopicPartition, Any]]:
         import confluent_kafka
-        from confluent_kafka.admin import AdminClient
 
-        admin = AdminClient(settings)
         wanted = [confluent_kafka.TopicPartition(*place, offset, metadata) for place, offset in sorted(offsets.items())]
         request = [confluent_kafka.ConsumerGroupTopicPartitions(group, wanted)]
-
-        def move() -> list[Any]:
-            answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
-            return list(answer.topic_partitions)
-
-        try:
-            moved = _patiently(move)
-        except confluent_kafka.KafkaException:
-            admin.poll(0)
-            raise
+        answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
+        moved = _ready(list(answer.topic_partitions))
         return [((at.topic, at.partition), at.error) for at in moved if at.error is not None]
 
-    refused = asked(ask, brokers) if offsets else []
+    refused = _ask_admin(ask, brokers) if offsets else []
     if refused:
         raise _refusal(group, refused)
+
+
+def group_in_use(group: str) -> OffsetsError:
+    """The error for a group that somebody reads with."""
+    return OffsetsError(
+        "GROUP_IN_USE",
+        f"The consumer group {group!r} has a living member: somebody reads with it, and stores its own offsets.",
+        "Nothing was changed: the broker does not let anybody else move such a group.",
+        "Give the query a group of its own, by which nobody reads; or stop that reader.",
+    )
 
 
 def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsError:
     names = {error.name() for _, error in refused}
     if names & {"UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"}:
-        return OffsetsError(
-            "GROUP_IN_USE",
-            f"The consumer group {group!r} has a living member: somebody reads with it, and stores its own offsets.",
-            "Nothing was changed: the broker does not let anybody else move such a group.",
-            "Give the query a group of its own, by which nobody reads; or stop that reader.",
-        )
+        return group_in_use(group)
     where = ", ".join(f"{topic}-{partition}" for (topic, partition), _ in refused)
     if names == {"UNKNOWN_TOPIC_OR_PART"}:
         return OffsetsError(
@@ -116,20 +128,40 @@ def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsEr
     )
 
 
-def _patiently(ask: Callable[[], list[Any]]) -> list[Any]:
-    """The partitions of an answer; asked for again where the coordinator says that it is not ready yet."""
+def _ask_admin(ask: Callable[[Any], _Answer], brokers: Brokers) -> _Answer:
+    def ask_patiently(settings: dict[str, Any]) -> _Answer:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient(settings)
+        try:
+            return _patiently(lambda: ask(admin))
+        except KafkaException:
+            admin.poll(0)
+            raise
+
+    return asked(ask_patiently, brokers)
+
+
+def _patiently(ask: Callable[[], _Answer]) -> _Answer:
+    """An answer; asked for again where the coordinator says that it is not ready yet."""
     from confluent_kafka import KafkaException
 
     until = time.monotonic() + _TIMEOUT_SECONDS
     while True:
         try:
-            answer = ask()
+            return ask()
         except KafkaException as error:
-            refused, answer = error.args[0], []
-        else:
-            refused = next((at.error for at in answer if at.error is not None), None)
-            if refused is None or refused.name() not in _PASSING:
-                return answer
-        if refused.name() not in _PASSING or time.monotonic() > until:
-            raise KafkaException(refused)
+            if error.args[0].name() not in _PASSING or time.monotonic() > until:
+                raise
         time.sleep(_PAUSE_SECONDS)
+
+
+def _ready(answer: list[Any]) -> list[Any]:
+    """The partitions of an answer. :raises KafkaException: where one says that the coordinator is not ready yet."""
+    from confluent_kafka import KafkaException
+
+    for error in (at.error for at in answer if at.error is not None):
+        if error.name() in _PASSING:
+            raise KafkaException(error)
+    return answer

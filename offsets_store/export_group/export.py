@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgonce.offsets_store.export_group.plan import Move, ends_to_export, mark_of, moves_of, refuse_strangers
-from pgonce.offsets_store.kafka_groups import group_offsets, move_group
+from pgonce.offsets_store.export_group.plan import Move, ends_to_export, mark_of, moves_of, not_ours, strangers
+from pgonce.offsets_store.kafka_groups import group_in_use, group_offsets, has_members, move_group
 from pgonce.offsets_store.kafka_settings import Brokers
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status.reached import living_writers
@@ -45,7 +45,9 @@ def export_group(
     mark = mark_of(first.query_id)
     if not take_over:
         marks = {mark, *(mark_of(writer.replaces) for writer in living if writer.replaces)}
-        refuse_strangers(group, before, ends, marks)
+        if strange := strangers(before, ends, marks):
+            # A reader that has left in between has stored its offsets all the same.
+            raise group_in_use(group) if has_members(group, brokers) else not_ours(group, before, strange)
     moves = moves_of(ends, before, mark)
     move_group(group, {(move.topic, move.partition): move.after for move in moves}, mark, brokers)
     batches = [writer.batch_id for writer in living if writer.batch_id is not None]

@@ -72,22 +72,24 @@ def moves_of(ends: Mapping[TopicPartition, int], group: Mapping[TopicPartition, 
     ]
 
 
-def refuse_strangers(
-    name: str, group: Mapping[TopicPartition, GroupOffset], ends: Mapping[TopicPartition, int], marks: set[str]
-) -> None:
+def strangers(
+    group: Mapping[TopicPartition, GroupOffset], ends: Mapping[TopicPartition, int], marks: set[str]
+) -> list[TopicPartition]:
     """
-    Refuse a group in which somebody else has stored where the topics of the query are read next.
+    Where somebody else has stored what is read next of the topics of the query.
 
     :param marks: the notes by which offsets are known to be ours.
-    :raises OffsetsError: GROUP_NOT_OURS.
     """
-    strange = sorted(place for place in ends if place in group and group[place].metadata not in marks)
-    if strange:
-        some = ", ".join(f"{topic}-{partition} at {group[topic, partition].offset}" for topic, partition in strange[:3])
-        raise OffsetsError(
-            "GROUP_NOT_OURS",
-            f"The consumer group {name!r} has offsets that this query has not set ({some}): it may belong to a reader "
-            "that is stopped now, and would then go on from the wrong place.",
-            UNCHANGED,
-            "Use another group; or give --take-over if nobody reads by this one.",
-        )
+    return sorted(place for place in ends if place in group and group[place].metadata not in marks)
+
+
+def not_ours(name: str, group: Mapping[TopicPartition, GroupOffset], strange: Sequence[TopicPartition]) -> OffsetsError:
+    """The error for a group in which somebody else has stored the ``strange`` offsets, and that nobody reads with."""
+    some = ", ".join(f"{topic}-{partition} at {group[topic, partition].offset}" for topic, partition in strange[:3])
+    return OffsetsError(
+        "GROUP_NOT_OURS",
+        f"The consumer group {name!r} has offsets that this query has not set ({some}): it may belong to a reader "
+        "that is stopped now, and would then go on from the wrong place.",
+        UNCHANGED,
+        "Use another group; or give --take-over if nobody reads by this one.",
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import subprocess
 import sys
+from contextlib import ExitStack
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
@@ -16,6 +17,7 @@ from support.fixtures.driver import wait_until
 from support.ledger_history import OTHER, QUERY, publish, take_over
 from support.patience import PATIENCE_SECONDS
 
+from pgonce.offsets_store.cli.terms import ExitCode
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.export_group.export import export_group
 from pgonce.offsets_store.kafka_settings import Brokers
@@ -52,6 +54,23 @@ def seen(kafka, group):
 def end(topic, *offsets):
     """The ends of a topic's partitions, as the ledger has them."""
     return {"0": {topic: {str(number): offset for number, offset in enumerate(offsets)}}}
+
+
+def produce(kafka, topic, rows):
+    """Put rows into the topic's only partition."""
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    for _ in range(rows):
+        producer.produce(topic, b"row", partition=0)
+    assert producer.flush(30) == 0
+
+
+def member(kafka, group, topic, **settings):
+    """A living member of the group, which has its partitions."""
+    servers = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group}
+    reader = Consumer({**servers, **{name.replace("_", "."): value for name, value in settings.items()}})
+    reader.subscribe([topic])
+    assert wait_until(lambda: reader.poll(0.2) is not None or bool(reader.assignment()), PATIENCE_SECONDS)
+    return reader
 
 
 def export(kafka, url, group, **how):
@@ -92,11 +111,8 @@ def test_a_living_member_is_left_alone(url, store, kafka, topic, group, seen, pr
     publish(url, 0, end(name, 10))
     export(kafka, url, group)
     publish(url, 1, end(name, 15), start=end(name, 10))
-    settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "enable.auto.commit": False}
-    reader = Consumer({**settings, "group.protocol": protocol})
-    reader.subscribe([name])
+    reader = member(kafka, group, name, enable_auto_commit=False, group_protocol=protocol)
     try:
-        assert wait_until(lambda: reader.poll(0.2) is not None or bool(reader.assignment()), PATIENCE_SECONDS)
         with pytest.raises(OffsetsError, match="living member") as refused:
             export(kafka, url, group)
         assert refused.value.code == "GROUP_IN_USE"
@@ -106,12 +122,33 @@ def test_a_living_member_is_left_alone(url, store, kafka, topic, group, seen, pr
     assert export(kafka, url, group) == [(0, 10, 15, False)]
 
 
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_living_member_that_commits(url, store, kafka, topic, group, seen, protocol):
+    """A reader that stores its own offsets, as readers do, is in the way while it lives; then its offsets are."""
+    name = topic(partitions=1)
+    produce(kafka, name, 12)
+    publish(url, 0, end(name, 10))
+    export(kafka, url, group)
+    reader = member(kafka, group, name, group_protocol=protocol, auto_commit_interval_ms=100)
+    try:
+        assert wait_until(lambda: reader.poll(0.2) is None and seen(name) == {0: 12}, PATIENCE_SECONDS)
+        for take_over in (False, True):
+            with pytest.raises(OffsetsError, match="living member") as refused:
+                export(kafka, url, group, take_over=take_over)
+            assert refused.value.code == "GROUP_IN_USE"
+    finally:
+        reader.close()
+    with pytest.raises(OffsetsError, match=f"{name}-0 at 12") as refused:
+        export(kafka, url, group)
+    assert refused.value.code == "GROUP_NOT_OURS"
+    assert seen(name) == {0: 12}
+    assert export(kafka, url, group, take_over=True) == [(0, 12, 10, True)]
+
+
 def test_the_group_of_a_stopped_reader(url, store, kafka, topic, group, seen):
     """A group in which somebody else has stored offsets is left alone, until a person says otherwise."""
     name = topic(partitions=1)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-    producer.produce(name, b"row")
-    assert producer.flush(30) == 0
+    produce(kafka, name, 1)
     reader = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "enable.auto.commit": False})
     reader.assign([TopicPartition(name, 0, 0)])
     reader.commit(offsets=[TopicPartition(name, 0, 1)], asynchronous=False)
@@ -160,27 +197,49 @@ class TestCommand:
         there = ["--group", group, "--bootstrap", kafka.bootstrap_servers]
         assert pgonce("export-group", "nobody", *there).exit_code == 3
 
-    def test_following(self, url, store, kafka, topic, group, seen, tmp_path):
-        """With --follow the group comes after the ledger, and says once that a reader is in the way."""
-        name = topic(partitions=1)
-        publish(url, 0, end(name, 10))
-        config = tmp_path / "kafka.properties"
+    @pytest.fixture
+    def follow(self, url, kafka, group, tmp_path):
+        """Start `pgonce export-group --follow`, and give the process and a function that reads its output."""
+        output, config = tmp_path / "out", tmp_path / "kafka.properties"
         config.write_text("# nothing secret here\nsecurity.protocol=PLAINTEXT\n")
         command = [sys.executable, "-m", "pgonce", "export-group", "orders", "--group", group, "--url", url]
         command += ["--bootstrap", kafka.bootstrap_servers, "--kafka-config", str(config), "--follow", "--every", "0.2"]
-        with (tmp_path / "out").open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as process:
-            try:
-                assert wait_until(lambda: seen(name) == {0: 10}, PATIENCE_SECONDS)
-                settings = {"bootstrap.servers": kafka.bootstrap_servers, "group.id": group}
-                reader = Consumer({**settings, "enable.auto.commit": False})
-                reader.subscribe([name])
-                assert wait_until(lambda: reader.poll(0.2) is not None or bool(reader.assignment()), PATIENCE_SECONDS)
-                publish(url, 1, end(name, 15), start=end(name, 10))
-                assert wait_until(lambda: "living member" in (tmp_path / "out").read_text(), PATIENCE_SECONDS)
-                assert seen(name) == {0: 10}
-                reader.close()
-                assert wait_until(lambda: seen(name) == {0: 15}, PATIENCE_SECONDS)
-                assert wait_until(lambda: "It works again." in (tmp_path / "out").read_text(), PATIENCE_SECONDS)
-            finally:
-                process.terminate()
-        assert (tmp_path / "out").read_text().count("GROUP_IN_USE") == 1
+        with ExitStack() as running:
+
+            def start():
+                out = running.enter_context(output.open("w"))
+                process = running.enter_context(subprocess.Popen(command, stdout=out, stderr=out))
+                running.callback(process.terminate)
+                return process, output.read_text
+
+            yield start
+
+    def test_following(self, url, store, kafka, topic, group, seen, follow):
+        """With --follow the group comes after the ledger, and says once that a reader is in the way."""
+        name = topic(partitions=1)
+        publish(url, 0, end(name, 10))
+        _, output = follow()
+        assert wait_until(lambda: seen(name) == {0: 10}, PATIENCE_SECONDS)
+        reader = member(kafka, group, name, enable_auto_commit=False)
+        publish(url, 1, end(name, 15), start=end(name, 10))
+        assert wait_until(lambda: "living member" in output(), PATIENCE_SECONDS)
+        assert seen(name) == {0: 10}
+        reader.close()
+        assert wait_until(lambda: seen(name) == {0: 15}, PATIENCE_SECONDS)
+        assert wait_until(lambda: "It works again." in output(), PATIENCE_SECONDS)
+        assert output().count("GROUP_IN_USE") == 1
+
+    def test_following_a_group_that_a_reader_has_used(self, url, store, kafka, topic, group, seen, follow):
+        """With --follow a reader that commits is waited for; what it leaves behind is for a person to decide."""
+        name = topic(partitions=1)
+        produce(kafka, name, 12)
+        publish(url, 0, end(name, 10))
+        process, output = follow()
+        assert wait_until(lambda: seen(name) == {0: 10}, PATIENCE_SECONDS)
+        reader = member(kafka, group, name, auto_commit_interval_ms=100)
+        assert wait_until(lambda: reader.poll(0.2) is None and seen(name) == {0: 12}, PATIENCE_SECONDS)
+        assert wait_until(lambda: "GROUP_IN_USE" in output(), PATIENCE_SECONDS)
+        reader.close()
+        assert process.wait(PATIENCE_SECONDS) == ExitCode.NEEDS_PERSON
+        assert (output().count("GROUP_IN_USE"), output().count("GROUP_NOT_OURS")) == (1, 1)
+        assert seen(name) == {0: 12}

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group.plan import Move, ends_to_export, mark_of, moves_of, refuse_strangers
+from pgonce.offsets_store.export_group.plan import Move, ends_to_export, mark_of, moves_of, not_ours, strangers
 from pgonce.offsets_store.kafka_groups import GroupOffset
 from pgonce.offsets_store.status.stored import StoredWriter
 
@@ -88,15 +88,16 @@ def test_moves():
 
 
 @pytest.mark.parametrize("metadata", [None, "", "pgonce q2", "consumer"])
-def test_strangers_are_refused(metadata):
-    """An offset that somebody else has stored is named, and left."""
+def test_strangers_are_named(metadata):
+    """An offset that somebody else has stored is found, and the error names it."""
     group = {("t", 0): GroupOffset(10, OURS), ("t", 1): GroupOffset(77, metadata)}
-    with pytest.raises(OffsetsError, match="t-1 at 77") as refused:
-        refuse_strangers("lag", group, {("t", 0): 1, ("t", 1): 1}, {OURS})
-    assert refused.value.code == "GROUP_NOT_OURS"
+    strange = strangers(group, {("t", 0): 1, ("t", 1): 1}, {OURS})
+    assert strange == [("t", 1)]
+    refused = not_ours("lag", group, strange)
+    assert (refused.code, "t-1 at 77" in str(refused)) == ("GROUP_NOT_OURS", True)
 
 
 def test_what_is_ours_or_of_other_topics_is_no_stranger():
     """The offsets of the query, of the one that it has replaced, and of other topics do not stand in the way."""
     group = {("t", 0): GroupOffset(10, OURS), ("t", 1): GroupOffset(7, "pgonce q0"), ("other", 0): GroupOffset(1)}
-    refuse_strangers("lag", group, {("t", 0): 1, ("t", 1): 1}, {OURS, "pgonce q0"})
+    assert not strangers(group, {("t", 0): 1, ("t", 1): 1}, {OURS, "pgonce q0"})
