@@ -90,6 +90,12 @@ def with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers, group: str = 
     return asked(lambda settings: _ask_consumer(ask, {**settings, "group.id": group}), brokers)
 
 
+# What the broker says to who lacks a right, and which one that is.
+RIGHTS = {
+    "GROUP_AUTHORIZATION_FAILED": "READ on the group",
+    "TOPIC_AUTHORIZATION_FAILED": "DESCRIBE on the topic",
+    "CLUSTER_AUTHORIZATION_FAILED": "DESCRIBE on the cluster",
+}
 _ABOUT_LOGIN = ("_AUTHENTICATION", "_SSL", "_INVALID_ARG", "_UNSUPPORTED_FEATURE", "SASL_AUTHENTICATION_FAILED")
 
 
@@ -111,6 +117,14 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsE
             "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
             "Spark has them, kafka.security.protocol and so on (`pgonce explain offsets-for-others`).",
         )
+    if cause is not None and cause.name() in RIGHTS:
+        return OffsetsError(
+            "KAFKA_REFUSED",
+            f"The brokers {brokers.servers} let this client in, but do not let it do this: {words}.",
+            UNCHANGED,
+            f"Give its user the right {RIGHTS[cause.name()]}, as an ACL of Kafka. To ask for offsets takes DESCRIBE on "
+            "the topics, and to set a group READ on the topics and on the group.",
+        )
     return OffsetsError(
         "KAFKA_UNREACHABLE",
         f"The brokers {brokers.servers} gave no answer: {words}.",
@@ -118,6 +132,13 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsE
         "Check the bootstrap servers (host:port, several with commas), that they are reachable from here, and whether "
         "they want TLS or a login (kafka.security.protocol).",
     )
+
+
+def at_topic(topic: str, error: Any) -> Exception:
+    """The exception for an error of the broker that does not say of itself which topic it is about."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    return KafkaException(KafkaError(error.code(), f"{error.str()} ({topic})"))
 
 
 def _ask_consumer(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _Answer:
@@ -145,15 +166,18 @@ def _topic_ids(topics: list[str], settings: dict[str, Any]) -> Iterator[tuple[st
         except KafkaException as error:
             if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 admin.poll(0)
-                raise
+                raise at_topic(topic, error.args[0]) from None
 
 
 def _partitions(consumer: Any, topics: Iterable[str]) -> list[TopicPartition]:
     found = []
     known = consumer.list_topics(timeout=_TIMEOUT_SECONDS).topics
     for topic in topics:
-        if topic in known:
-            found += [(topic, partition) for partition in known[topic].partitions]
+        # A list of all topics leaves out those that this user may not see. Asked for one of them, the broker says so.
+        told = known.get(topic) or consumer.list_topics(topic, timeout=_TIMEOUT_SECONDS).topics[topic]
+        if told.error is not None and told.error.name() in RIGHTS:
+            raise at_topic(topic, told.error)
+        found += [(topic, partition) for partition in told.partitions]
     return found
 
 

@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.kafka_broker import TopicPartition, asked, with_consumer
+from pgonce.offsets_store.kafka_broker import RIGHTS, TopicPartition, asked, at_topic, with_consumer
 from pgonce.offsets_store.kafka_settings import Brokers
 
 _Answer = TypeVar("_Answer")
 
 _TIMEOUT_SECONDS = 15
-# A coordinator that has just started, or moved, says so and answers soon.
-_PASSING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR")
+# A coordinator that has just started, or moved, says so, or says nothing, and answers soon.
+_PASSING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT")
 _PAUSE_SECONDS = 0.3
+_LOOK_SECONDS = 1
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,11 @@ def group_offsets(
     def ask(consumer: Any) -> dict[TopicPartition, GroupOffset]:
         import confluent_kafka
 
-        # AdminClient.list_consumer_group_offsets ends the whole process with a SIGSEGV if the group's coordinator has
-        # just moved or started (librdkafka issue 5040).
         asked_for = [confluent_kafka.TopicPartition(*place) for place in wanted]
-        answer = _patiently(lambda: _ready(consumer.committed(asked_for, _TIMEOUT_SECONDS)))
-        for error in (at.error for at in answer if at.error is not None):
-            raise confluent_kafka.KafkaException(error)
+        answer = _patiently(lambda: _committed(consumer, asked_for))
+        for at in answer:
+            if at.error is not None:
+                raise at_topic(at.topic, at.error)
         found = {(at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer}
         # A negative number says that there is none.
         return {place: at for place, at in found.items() if at.offset >= 0}
@@ -155,6 +155,25 @@ def _patiently(ask: Callable[[], _Answer]) -> _Answer:
             if error.args[0].name() not in _PASSING or time.monotonic() > until:
                 raise
         time.sleep(_PAUSE_SECONDS)
+
+
+def _committed(consumer: Any, partitions: list[Any]) -> list[Any]:
+    """
+    What the group has stored, if that can be known soon.
+
+    AdminClient.list_consumer_group_offsets ends the whole process with a SIGSEGV if the group's coordinator has just
+    moved or started (librdkafka issue 5040).
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        return _ready(consumer.committed(partitions, _LOOK_SECONDS))
+    except KafkaException:
+        # It would wait to the end for a coordinator that this user may not ask for: only poll says so.
+        said = consumer.poll(0)
+        if said is not None and said.error() is not None and said.error().name() in RIGHTS:
+            raise KafkaException(said.error()) from None
+        raise
 
 
 def _ready(answer: list[Any]) -> list[Any]:

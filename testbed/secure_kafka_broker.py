@@ -1,5 +1,5 @@
 """
-How does a real Kafka run here that asks who one is, and encrypts?
+How does a real Kafka run here that asks who one is, encrypts, and denies what one may not do?
 
 Runs in: any process; the broker is one JVM of its own. Invariant: users and certificates are made for this broker, and
 go away with it.
@@ -8,6 +8,7 @@ go away with it.
 from __future__ import annotations
 
 import secrets
+import time
 from pathlib import Path
 
 import trustme
@@ -25,6 +26,8 @@ _SASL_LISTENERS = ("sasl_ssl", "sasl_plaintext")
 class SecureKafkaBroker(KafkaBroker):
     """
     A broker with a listener for each security protocol of Kafka; the one for SSL asks for a certificate.
+
+    Whoever is in may do everything, except to what :meth:`deny` has taken from ``user``.
 
     ``user`` and ``password`` are known by PLAIN and by SCRAM-SHA-256. ``authority`` is the PEM file by which clients
     know the broker, and ``identity`` the PEM file, with key and certificate, by which the broker knows a client.
@@ -55,6 +58,19 @@ class SecureKafkaBroker(KafkaBroker):
         """The same for SCRAM."""
         return self.jaas(_SCRAM, password)
 
+    def deny(self, kind: str, name: str) -> None:
+        """Take all rights on a ``GROUP`` or a ``TOPIC`` from ``user``."""
+        from confluent_kafka import admin
+
+        client = admin.AdminClient({"bootstrap.servers": self.bootstrap_servers})
+        where = (admin.ResourceType[kind], name, admin.ResourcePatternType.LITERAL, f"User:{self.user}", "*")
+        what = (admin.AclOperation.ALL, admin.AclPermissionType.DENY)
+        denied = admin.AclBinding(*where, *what)
+        client.create_acls([denied])[denied].result(timeout=30)
+        # The broker answers before it knows of it itself.
+        while not client.describe_acls(admin.AclBindingFilter(*where, *what)).result(timeout=30):
+            time.sleep(0.05)
+
     def _values(self) -> dict[str, str]:
         values = super()._values()
         more = ",".join(f"{protocol}://{self.servers(protocol)}" for protocol in self._ports)
@@ -73,6 +89,10 @@ class SecureKafkaBroker(KafkaBroker):
             "ssl.truststore.type": "PEM",
             "ssl.truststore.location": str(self.authority),
             "listener.name.ssl.ssl.client.auth": "required",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
+            # Who comes without TLS and without a login, as the broker itself does.
+            "super.users": "User:ANONYMOUS",
         }
 
 
