@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from pgonce.offsets_store.cli.kafka_terms import kafka_options, needed_brokers, parse_properties
@@ -10,13 +12,30 @@ from pgonce.offsets_store.errors import ConfigurationError
 SECRET = "zq7s3cret"
 
 
-def test_properties():
-    """A file of settings is read as Kafka's tools read it: comments, continued lines, equals signs in values."""
-    text = '# login\nsecurity.protocol = SASL_SSL\n\n! more\nsasl.jaas.config=a required \\\n  x="y=z";\n'
-    expected = {"security.protocol": "SASL_SSL", "sasl.jaas.config": 'a required x="y=z";'}
-    assert parse_properties(text.splitlines()) == expected
-    with pytest.raises(ConfigurationError, match="Line 2") as refused:
-        parse_properties(["a=b", SECRET])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("# login\nsasl.mechanism = PLAIN\n\n! more\nclient.id=a=b", {"sasl.mechanism": "PLAIN", "client.id": "a=b"}),
+        ('sasl.jaas.config=a required \\\n  x="y=z";\n', {"sasl.jaas.config": 'a required x="y=z";'}),
+        ("client.id : me\nsasl.mechanism PLAIN\n", {"client.id": "me", "sasl.mechanism": "PLAIN"}),
+        ("ssl.key.password=p\\\\\nclient.id=me", {"ssl.key.password": "p\\", "client.id": "me"}),
+        ("ssl.key.password=p\\\\", {"ssl.key.password": "p\\"}),
+        (r'sasl.jaas.config=p\=\:\u00e4\\"', {"sasl.jaas.config": 'p=:ä\\"'}),
+        ("ssl.keystore.key=-----BEGIN\\n\\\n  abc==\\n", {"ssl.keystore.key": "-----BEGIN\nabc==\n"}),
+        ("ssl.endpoint.identification.algorithm=\n", {"ssl.endpoint.identification.algorithm": ""}),
+    ],
+    ids=["comments", "goes on", "other separators", "backslash", "backslash at the end", "escaped", "text", "empty"],
+)
+def test_properties(text, expected):
+    """A file of settings is read as Kafka's own tools read it: as Java's properties."""
+    assert parse_properties(text) == expected
+
+
+@pytest.mark.parametrize("line", [SECRET, f"{SECRET}=", f'"{SECRET}";', f"{SECRET}.x y", f'password="{SECRET}";'])
+def test_a_line_that_is_no_setting(line):
+    """A line that may be the rest of a value, whose line should have ended with a backslash, is not repeated."""
+    with pytest.raises(ConfigurationError, match="Line 4") as refused:
+        parse_properties(f"client.id=\\\nme\n\n{line}\n")
     assert SECRET not in str(refused.value)
 
 
@@ -31,10 +50,23 @@ def test_a_file(tmp_path):
         "client.id": "me",
     }
     assert kafka_options(None) == {}
-    path.write_bytes(b"\xff\xfe")
-    for bad in (path, tmp_path / "none"):
-        with pytest.raises(ConfigurationError, match="cannot be read"):
-            kafka_options(bad)
+    for bad in (b"\xff\xfe", f"ssl.key.password=\\u00{SECRET}".encode(), None):
+        path.unlink()
+        if bad is not None:
+            path.write_bytes(bad)
+        with pytest.raises(ConfigurationError, match="cannot be read") as refused:
+            kafka_options(path)
+        assert SECRET not in str(refused.value)
+
+
+def test_without_the_package(tmp_path, monkeypatch):
+    """Without what reads such a file, the error says what to install."""
+    monkeypatch.setitem(sys.modules, "javaproperties", None)
+    path = tmp_path / "client.properties"
+    path.write_text("client.id=me\n")
+    with pytest.raises(ConfigurationError, match="javaproperties") as refused:
+        kafka_options(path)
+    assert refused.value.code == "NO_KAFKA_CLIENT"
 
 
 def test_no_brokers(tmp_path):
