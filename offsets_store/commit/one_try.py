@@ -224,7 +224,8 @@ _done: dict[tuple[str, str, str], int] = {}
 
 def has_committed(url: str) -> bool:
     """Whether this process has committed a batch by this connection string."""
-    return any(used == url for used, _, _ in _done)
+    # A copy, because other threads commit meanwhile.
+    return any(used == url for used, _, _ in tuple(_done))
 
 
 def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:

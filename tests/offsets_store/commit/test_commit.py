@@ -21,6 +21,7 @@ from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 
+from pgonce.offsets_store.commit.one_try import has_committed
 from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -301,6 +302,27 @@ def test_no_session_of_a_commit_stays_in_a_transaction(admin, url):
         "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%' AND datname = current_database()"
     ).fetchone()
     assert open_transactions == (0,)
+
+
+def test_other_threads_may_commit_while_a_process_asks_what_it_has_committed(admin, url):
+    """The answer comes although another query's first batch is done in the middle of the question."""
+    commit_batch(settings(url), make_batch(0), appending(1))
+    meanwhile = []
+
+    class Asked(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, used):
+            if not meanwhile:
+                other = make_batch(0, query_id=str(uuid.uuid4()))
+                free = settings(url, remedies=Remedies(independent=True))
+                meanwhile.append(commit_batch(free, other, appending(2)))
+            return str.__eq__(self, used)
+
+    assert not has_committed(Asked("another database"))
+    assert meanwhile == [Verdict.NEW]
+    assert has_committed(url)
 
 
 class TestAQuestion:
