@@ -13,12 +13,14 @@ from datetime import datetime, timezone
 
 from sqlalchemy import desc
 
+from pgonce.offsets_store.errors import ConnectError, LedgerError
 from pgonce.offsets_store.kafka_broker import ends_of, partitions_of
 from pgonce.offsets_store.kafka_settings import brokers
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.offsets.compare import kafka_topics
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.translate import passes
 from pgonce.offsets_store.status.batch_jobs import StoredJob, newest_jobs
 from pgonce.offsets_store.status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
 from pgonce.offsets_store.status.find_writer import the_writer, where_to_resume
@@ -154,24 +156,31 @@ class OffsetsStore:
         Wait until the rows of these Kafka records are in Postgres, to read what one has written.
 
         ``offsets`` are those of the records, as a producer returns them: ``{"orders": {0: 41}}``. Of several sinks, all
-        have to hold the rows, or ``sink``. Each look at the ledger is a short transaction of its own.
+        have to hold the rows, or ``sink``. Each look at the ledger is a short transaction of its own; one that fails
+        for a reason that passes, such as a lost connection, is followed by others.
 
         :param timeout: seconds; 0 looks once.
         :return: whether the rows are in. After the timeout it is False.
         :raises ConfigurationError: BAD_OFFSETS.
+        :raises ConnectError: if Postgres was away at the last look; LedgerError, if the ledger was locked then.
         """
         records = parse_records(offsets)
         until = time.monotonic() + timeout
         pauses = [0.005, 0.01, 0.02, 0.05, LONGEST_PAUSE_SECONDS]
         while True:
-            with reading(self._url) as connection:
-                found = living_writers(writers_of(connection, query, sink), query)
-            if has_reached(found, records):
-                return True
-            left = until - time.monotonic()
-            if left <= 0:
-                return False
-            time.sleep(min(left, pauses.pop(0) if len(pauses) > 1 else pauses[0]))
+            is_over = time.monotonic() >= until
+            try:
+                with reading(self._url) as connection:
+                    found = living_writers(writers_of(connection, query, sink), query)
+            except (ConnectError, LedgerError) as error:
+                if is_over or not passes(error.__cause__ if isinstance(error, LedgerError) else error):
+                    raise
+            else:
+                if has_reached(found, records):
+                    return True
+                if is_over:
+                    return False
+            time.sleep(max(0, min(until - time.monotonic(), pauses.pop(0) if len(pauses) > 1 else pauses[0])))
 
     def status(self) -> list[Status]:
         """Every writer with its lag, as far as progress events tell it, in one snapshot."""

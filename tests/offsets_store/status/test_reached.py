@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import update
+from support.fixtures.postgres import url_with
 from support.ledger_history import OTHER, QUERY, publish, take_over
 
-from pgonce.offsets_store.errors import ConfigurationError, OffsetsError
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, LedgerError, OffsetsError
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import writers
 from pgonce.offsets_store.status.reached import parse_records
@@ -136,6 +137,59 @@ def test_a_commit_ends_the_wait(url, store, way):
         else in_sql(url, "orders", {"t": {"0": 30}}, "300 ms")
     )
     assert 0.3 <= time.monotonic() - began < 5
+
+
+def test_a_line_that_is_lost_during_the_wait(url, store, proxy):
+    """A connection that is lost is made again, and the wait goes on until the rows are in."""
+    publish(url, 0, KAFKA)
+    later = [
+        threading.Timer(0.5, proxy.stop),
+        threading.Timer(1, lambda: publish(url, 1, {"0": {"t": {"0": 30, "1": 20}}}, start=KAFKA)),
+        threading.Timer(1.5, proxy.start),
+    ]
+    for timer in later:
+        timer.start()
+    began = time.monotonic()
+    assert OffsetsStore(proxy.url).wait_for("orders", {"t": {0: 29}}, timeout=60)
+    assert 1.5 <= time.monotonic() - began < 20
+    for timer in later:
+        timer.join()
+
+
+def test_a_server_that_stays_away(url, store, proxy):
+    """Where Postgres is away to the end of the wait there is no answer, but the connection's error."""
+    publish(url, 0, KAFKA)
+    waiting = OffsetsStore(proxy.url)
+    assert not waiting.wait_for("orders", {"t": {0: 29}}, 0)
+    proxy.stop()
+    began = time.monotonic()
+    with pytest.raises(ConnectError) as refused:
+        waiting.wait_for("orders", {"t": {0: 29}}, 1)
+    assert refused.value.code == "CONNECT_FAILED"
+    assert 1 <= time.monotonic() - began < 10
+
+
+def test_a_ledger_that_is_locked(url, store, monkeypatch):
+    """A lock on the ledger, such as a migration's, is waited for to the end, too."""
+    monkeypatch.setattr("pgonce.offsets_store.ledger.session.LOCK_SECONDS", 0.2)
+    publish(url, 0, KAFKA)
+    with psycopg.connect(url) as connection:
+        connection.execute("LOCK TABLE pgonce.writers")
+        with pytest.raises(LedgerError, match="LEDGER_LOCKED"):
+            store.wait_for("orders", {"t": {0: 9}}, 0)
+        later = threading.Timer(0.5, connection.rollback)
+        later.start()
+        assert store.wait_for("orders", {"t": {0: 9}}, 60)
+        later.join()
+
+
+def test_a_login_that_is_refused(url, store):
+    """What no waiting can change is an error at once."""
+    began = time.monotonic()
+    with pytest.raises(ConnectError) as refused:
+        OffsetsStore(url_with(url, dbname="nobodys")).wait_for("orders", {"t": {0: 9}}, 60)
+    assert refused.value.code == "CONNECT_REFUSED"
+    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("offsets", [{"t": 3}, {"t": {"x": 1}}, {"t": {0: -1}}, {"t": {0: "1"}}, {"t": {0: True}}, [3]])
