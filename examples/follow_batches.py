@@ -1,8 +1,10 @@
 """
 Follow the batches that queries with ``notifyChannel=batches`` commit: ``python follow_batches.py URL [CHANNEL]``.
 
-A notification only wakes this program, and the ledger says what is new. So nothing is missed while the connection is
-lost, and nothing is told twice. It needs a session of its own: PgBouncer in transaction mode cannot LISTEN.
+A notification only wakes this program, and the ledger says what is new. So what is committed while the connection is
+lost is told later, and nothing is told twice. Batches are missed in two cases: while it was away, more were committed
+than ``retainBatches`` keeps; or a failover lost commits, and others came under ids that it has seen already. It needs a
+session of its own: PgBouncer in transaction mode cannot LISTEN.
 """
 
 import sys

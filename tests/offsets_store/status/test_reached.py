@@ -72,6 +72,19 @@ def test_every_sink_has_to_hold_it(url, store):
     assert both(url, {"t": {"0": 4}})
 
 
+def test_a_sink_that_has_not_committed_yet(url, store):
+    """Nobody knows of it, so it is not waited for; by its name that is an error, and not a true answer."""
+    publish(url, 0, KAFKA)
+    assert both(url, {"t": {"0": 9}})
+    with pytest.raises(OffsetsError) as refused:
+        store.wait_for("orders", {"t": {"0": 9}}, 0, sink="public.totals")
+    assert refused.value.code == "SINK_NOT_FOUND"
+    with pytest.raises(psycopg.errors.NoDataFound):
+        in_sql(url, "orders", {"t": {"0": 9}}, sink="public.totals")
+    publish(url, 0, {"0": {"t": {"0": 5}}}, sink_name="public.totals")
+    assert not both(url, {"t": {"0": 9}})
+
+
 def test_a_topic_that_two_sources_read(url, store):
     """Both sources have to be past the record."""
     publish(url, 0, {"0": {"t": {"0": 10}}, "1": {"t": {"0": 8}}, "2": {"logOffset": 4}, "3": 7})
