@@ -23,7 +23,9 @@ dp.create_sink(
             "url": "",
             "table": "orders",
             "createTable": "true",
-            # Both flows feed the table with rows of their own. A full refresh of one of them is still noticed.
+            # Both flows feed the table with rows of their own. A full refresh of one of them is still noticed. That a
+            # function was renamed is not: it is another flow then, and reads everything again. Before you rename one,
+            # give its flow the old name: append_flow(target="orders", name="web_orders"). See docs/pipelines.md.
             "independent": "byName",
         }
     ),
