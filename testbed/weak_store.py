@@ -2,7 +2,7 @@
 How does an object store behave on a bad day? A proxy in front of one that is slow, fails now and then, or lists late.
 
 Runs in: any process, in threads. Invariant: what it lets through, it passes on as it is, signature and all; a key that
-is hidden from listings can still be read by its name.
+is hidden from listings can still be read by its name, and one that is still listed after it was deleted cannot.
 """
 
 from __future__ import annotations
@@ -12,17 +12,20 @@ import re
 import threading
 import time
 from contextlib import suppress
+from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from typing_extensions import Self
 
 _TIMEOUT_SECONDS = 60.0
 _BUSY = b'<?xml version="1.0"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>'
-_ENTRY = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
-_KEY = re.compile(rb"<Key>(.*?)</Key>", re.DOTALL)
+_ENTRY = re.compile(r"<Contents>.*?</Contents>|<CommonPrefixes>.*?</CommonPrefixes>", re.DOTALL)
+_NAME = re.compile(r"<(Key|Prefix)>(.*?)</\1>", re.DOTALL)
+_COUNT = re.compile(r"<KeyCount>\d+</KeyCount>")
+_END = "</ListBucketResult>"
 _OF_THE_LINE = {"connection", "transfer-encoding", "content-length", "keep-alive"}
 
 
@@ -31,19 +34,27 @@ class WeakStore:
     A store behind ``port``; its faults can be changed at any time.
 
     ``delay_seconds`` comes before every answer. Every ``fails_each``-th request fails, by turns with a 503 and with a
-    broken line (0: none). A key is listed ``lists_after_seconds`` after it was written, but at once to a program
-    in whose ``User-Agent`` ``shows_all_to`` is found.
+    broken line (0: none). With ``refuses_copies`` every copy fails, and so whatever is to be moved. A listing shows
+    what was there ``lists_after_seconds`` ago: new keys and folders come late, and deleted ones stay for a while. A
+    program in whose ``User-Agent`` ``shows_all_to`` is found sees what is there.
+
+    ``asked`` counts requests, ``failed`` those that failed, ``hidden`` what listings did not have yet, and
+    ``shown_too_long`` what they still had.
     """
 
     def __init__(self, store_port: int) -> None:
         self.delay_seconds = 0.0
         self.fails_each = 0
         self.lists_after_seconds = 0.0
+        self.refuses_copies = False
         self.shows_all_to: str | None = None
+        self.asked = 0
         self.failed = 0
         self.hidden = 0
+        self.shown_too_long = 0
         self._store_port = store_port
-        self._written: dict[str, float] = {}
+        # When each key was written (True) or deleted (False).
+        self._changes: dict[str, list[tuple[float, bool]]] = {}
         self._requests = count(1)
         weak = self
 
@@ -62,9 +73,13 @@ class WeakStore:
         self._server.shutdown()
         self._server.server_close()
 
-    def fails_now(self) -> str:
+    def fails_now(self, *, is_copy: bool) -> str:
         """How this request fails; empty if it does not."""
         number = next(self._requests)
+        self.asked = number
+        if is_copy and self.refuses_copies:
+            self.failed += 1
+            return "busy"
         if not self.fails_each or number % self.fails_each:
             return ""
         self.failed += 1
@@ -83,25 +98,72 @@ class WeakStore:
         finally:
             connection.close()
 
-    def note_write(self, method: str, target: str) -> None:
-        """Remember when a key was written."""
-        if method in {"PUT", "POST"}:
-            self._written[unquote(urlsplit(target).path).split("/", 2)[-1]] = time.monotonic()
+    def note_change(self, method: str, target: str) -> None:
+        """Remember when a key was written or deleted."""
+        url = urlsplit(target)
+        # Other requests with a query are about a part of an upload, or about many keys.
+        if method in {"PUT", "POST"} or (method == "DELETE" and not url.query):
+            key = unquote(url.path).split("/", 2)[-1]
+            self._changes.setdefault(key, []).append((time.monotonic(), method != "DELETE"))
 
-    def without_late_keys(self, listing: bytes) -> bytes:
-        """A listing as it was ``lists_after_seconds`` ago, as far as new keys go."""
-        now = time.monotonic()
+    def settle(self) -> None:
+        """Let listings have caught up with all that was written and deleted so far."""
+        self._changes.clear()
 
-        def kept(entry: re.Match[bytes]) -> bytes:
-            key = _KEY.search(entry[0])
-            name = html.unescape(key[1].decode()) if key else ""
-            # A listing may have its keys percent-encoded.
-            written = self._written.get(name) or self._written.get(unquote(name)) or float("-inf")
-            late = now - written < self.lists_after_seconds
-            self.hidden += late
-            return b"" if late else entry[0]
+    def as_it_was(self, listing: str, query: dict[str, list[str]]) -> str:
+        """A listing as it was ``lists_after_seconds`` ago, as far as this proxy has seen what changed since."""
+        asked = {name: values[0] for name, values in query.items()}
+        is_coded = "encoding-type" in asked
+        listed = {_name_in(entry[0], is_coded=is_coded): entry[0] for entry in _ENTRY.finditer(listing)}
+        kept = {name: entry for name, entry in listed.items() if self._was_listed(name)}
+        self.hidden += len(listed) - len(kept)
+        if "continuation-token" not in asked:
+            # Deleted since; or left out because a late key was counted.
+            for name in self._names_then(asked.get("prefix", ""), asked.get("delimiter", "")):
+                if name not in kept and len(kept) < int(asked.get("max-keys", 1000)):
+                    kept[name] = _entry(name, is_coded=is_coded)
+                    self.shown_too_long += name not in listed
+        answer = _COUNT.sub(f"<KeyCount>{len(kept)}</KeyCount>", _ENTRY.sub("", listing))
+        return answer.replace(_END, "".join(kept[name] for name in sorted(kept)) + _END)
 
-        return _ENTRY.sub(kept, listing)
+    def _was_listed(self, name: str) -> bool:
+        """Whether a key, or a folder with any key, was there then; what this proxy has not seen change was."""
+        below = [key for key in self._changes if key.startswith(name)] if name.endswith("/") else [name]
+        return not below or any(map(self._was_there, below))
+
+    def _was_there(self, key: str) -> bool:
+        changes = self._changes.get(key)
+        if not changes:
+            return True
+        then = time.monotonic() - self.lists_after_seconds
+        before = [is_there for when, is_there in changes if when <= then]
+        # Before its first change it was what that change is not.
+        return before[-1] if before else not changes[0][1]
+
+    def _names_then(self, prefix: str, delimiter: str) -> set[str]:
+        """The keys and folders that a listing had then, of those that this proxy has seen change."""
+        found = set()
+        for key in list(self._changes):
+            if key.startswith(prefix) and self._was_there(key):
+                first, cut, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key[len(prefix) :], "", "")
+                found.add(prefix + first + cut)
+        return found
+
+
+def _name_in(entry: str, *, is_coded: bool) -> str:
+    found = _NAME.search(entry)
+    name = html.unescape(found[2]) if found else ""
+    return unquote(name) if is_coded else name
+
+
+def _entry(name: str, *, is_coded: bool) -> str:
+    said = html.escape(quote(name) if is_coded else name)
+    if name.endswith("/"):
+        return f"<CommonPrefixes><Prefix>{said}</Prefix></CommonPrefixes>"
+    return (
+        f"<Contents><Key>{said}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+        "<Size>1</Size><StorageClass>STANDARD</StorageClass></Contents>"
+    )
 
 
 class _Passing(BaseHTTPRequestHandler):
@@ -114,16 +176,18 @@ class _Passing(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         body = self._body()
         time.sleep(self.store.delay_seconds)
-        if how := self.store.fails_now():
+        if how := self.store.fails_now(is_copy="x-amz-copy-source" in self.headers):
             self.close_connection = True
             if how == "busy":
                 self._answer(503, [("Content-Type", "application/xml")], _BUSY)
             return
         with suppress(HTTPException, OSError):
             status, headers, content = self.store.ask(self.command, self.path, self.headers.items(), body)
-            self.store.note_write(self.command, self.path)
-            if self._is_told_late() and "list-type" in parse_qs(urlsplit(self.path).query):
-                content = self.store.without_late_keys(content)
+            if status < HTTPStatus.BAD_REQUEST:
+                self.store.note_change(self.command, self.path)
+            query = parse_qs(urlsplit(self.path).query)
+            if self._is_told_late() and "list-type" in query:
+                content = self.store.as_it_was(content.decode(), query).encode()
             self._answer(status, headers, content)
             return
         self.close_connection = True

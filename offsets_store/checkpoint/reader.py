@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
 from pgonce.offsets_store.checkpoint.log_entries import (
@@ -27,6 +27,9 @@ from pgonce.offsets_store.offsets.compare import Offsets
 
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1
+# Of a query that keeps state, Spark 4 writes one of these before the tasks of its first batch. Operators are counted
+# from 0; transformWithState has its file by the number of the batch that began the run.
+_FIRST_OF_STATE = ("state/0/_metadata/metadata", "state/0/_metadata/v2/0")
 
 
 class Checkpoint:
@@ -124,21 +127,24 @@ class Checkpoint:
 
         The planner's worker, which does not know the batch id, asks this for every micro-batch.
         """
-        # The newest entry can vanish between the two only if somebody repairs the checkpoint at this moment.
-        for _ in range(3):
-            numbers = self._numbers("offsets")
-            if not numbers:
-                return None
-            newest = max(numbers)
-            data = self._files.read(f"offsets/{newest}")
+        numbers = sorted(self._numbers("offsets"), reverse=True)
+        # An entry that is listed and cannot be read was removed: a store may list it for a while after a recovery.
+        for number in numbers:
+            data = self._files.read(f"offsets/{number}")
             if data is not None:
-                return OffsetLogEntry(newest, hashlib.sha256(data).hexdigest())
-        raise self._offsets_not_found(newest, 0)
+                return OffsetLogEntry(number, hashlib.sha256(data).hexdigest())
+        if numbers:
+            raise self._offsets_not_found(numbers[0], 0)
+        return None
 
-    def initial_offsets(self) -> Offsets:
-        """Where batch 0 began, for the sources that keep this (Kafka's); the others are absent."""
+    def initial_offsets(self, sources: Iterable[str] = ()) -> Offsets:
+        """
+        Where batch 0 began, for the sources that keep this (Kafka's); the others are absent.
+
+        :param sources: the ids that are known, because a store may list new folders late.
+        """
         found: Offsets = {}
-        for source_id in sorted(self._files.names("sources")):
+        for source_id in sorted({*self._files.names("sources"), *sources}):
             name = f"sources/{source_id}/0"
             data = self._files.read(name)
             offset = None if data is None else parse_initial_offset(data, self._called(name))
@@ -147,8 +153,14 @@ class Checkpoint:
         return found
 
     def is_stateful(self) -> bool:
-        """Whether the query keeps state (aggregates, joins, deduplication)."""
-        return self._files.exists("state")
+        """
+        Whether the query keeps state (aggregates, joins, deduplication).
+
+        A folder is only the beginning of names in a listing, so where listings are late its first files are asked for.
+        """
+        if self._files.exists("state"):
+            return True
+        return self._files.lists_late and any(self._files.read(name) is not None for name in _FIRST_OF_STATE)
 
     def _text(self, name: str) -> str | None:
         data = self._files.read(name)

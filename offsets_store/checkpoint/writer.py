@@ -66,7 +66,8 @@ class CheckpointWriter:
 
     def is_empty(self) -> bool:
         """Whether there is nothing at all at this location."""
-        return not self.files.names("")
+        # A store that lists late may not list a checkpoint that has just been begun.
+        return not self.files.names("") and not self.files.exists("metadata")
 
     def written_at(self, name: str) -> datetime | None:
         """When a file was written, by its store's clock; None if there is no such file, or the store does not say."""

@@ -115,7 +115,9 @@ def describe_batch(
         raise rewritten(origin.batch_id)
     before = origin.batch_id - 1
     previous = checkpoint.find_offset_log(before) if origin.batch_id else None
-    start = previous.offsets if previous else checkpoint.initial_offsets() if origin.batch_id == 0 else None
+    start = previous.offsets if previous else None
+    if origin.batch_id == 0:
+        start = checkpoint.initial_offsets(log.offsets)
     return batch_of_query(
         checkpoint,
         origin,

@@ -16,6 +16,7 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError
 
+KAFKA_START = b'\x00v1\n{"t":{"0":3,"1":0}}'
 METADATA = f'{{"id":"{QUERY}"}}'
 
 
@@ -85,6 +86,31 @@ def test_a_store_that_lists_late(checkpoint, folder_in_store, weak_store):
     CheckpointWriter(folder_in_store).write("offsets/3", entry(3).encode())
     assert checkpoint.newest_offset_entry().batch_id == 3
     assert weak_store.hidden > 0
+
+
+@pytest.mark.parametrize("first", ["metadata", "v2/0"])
+def test_a_folder_that_is_listed_late(checkpoint, folder_in_store, weak_store, first):
+    """A stateful query is not taken for a stateless one, nor the start of its sources overlooked."""
+    writer = CheckpointWriter(folder_in_store)
+    writer.write(f"state/0/_metadata/{first}", b"v1\n{}")
+    writer.write("sources/0/0", KAFKA_START)
+    weak_store.lists_after_seconds = 60.0
+    assert writer.files.names("state") == writer.files.names("sources") == writer.files.names("") == []
+    assert checkpoint.is_stateful()
+    assert checkpoint.initial_offsets(checkpoint.offset_log(0).offsets) == {"0": {"t": {"0": 3, "1": 0}}}
+    assert not writer.is_empty()
+
+
+def test_an_entry_that_is_listed_after_it_was_removed(checkpoint, folder_in_store, weak_store):
+    """The newest entry is the newest one that can be read."""
+    weak_store.settle()
+    weak_store.lists_after_seconds = 60.0
+    writer = CheckpointWriter(folder_in_store)
+    writer.remove("offsets/2")
+    assert "2" in writer.files.names("offsets")
+    assert checkpoint.newest_offset_entry().batch_id == 1
+    assert checkpoint.newest_before(9)[0] == 1
+    assert weak_store.shown_too_long > 0
 
 
 def test_wrong_credentials(checkpoint, folder_in_store, monkeypatch):
