@@ -48,8 +48,7 @@ class CheckpointWriter:
             beside = self.files.path(unfinished)
             done = self._ask(lambda path: _write_locally(path, beside, data), name)
         else:
-            files = self._arrow()
-            done = self._ask(lambda path: _write_by_arrow(files.store, path, files.path(unfinished), data), name)
+            done = self._write_by_arrow(name, unfinished, data)
         if not done:
             # A reader takes a folder that is a file for a missing one; here it is an error.
             raise _not_written(
@@ -77,6 +76,18 @@ class CheckpointWriter:
         files = self._arrow()
         info = self._ask(lambda path: files.store.get_file_info(path), name)  # noqa: PLW0108 (as above)
         return info.mtime if info is not None else None
+
+    def _write_by_arrow(self, name: str, unfinished: str, data: bytes) -> bool | None:
+        files = self._arrow()
+        done = None
+        try:
+            done = self._ask(lambda path: _write_and_move(files.store, path, files.path(unfinished), data), name)
+        finally:
+            if not done:
+                # Tried once: what failed first is what is told.
+                with suppress(Exception):
+                    files.store.delete_file(files.path(unfinished))
+        return done
 
     def _ask(self, question: Callable[[str], T], name: str) -> T | None:
         try:
@@ -119,7 +130,7 @@ def _write_locally(path: str, unfinished: str, data: bytes) -> bool:
     return True
 
 
-def _write_by_arrow(store: Any, path: str, unfinished: str, data: bytes) -> bool:
+def _write_and_move(store: Any, path: str, unfinished: str, data: bytes) -> bool:
     # In an object store a folder is only the beginning of a name.
     if store.type_name in {"local", "hdfs"}:
         store.create_dir(path.rpartition("/")[0], recursive=True)

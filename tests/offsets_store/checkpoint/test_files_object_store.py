@@ -113,6 +113,24 @@ def test_an_entry_that_is_listed_after_it_was_removed(checkpoint, folder_in_stor
     assert weak_store.shown_too_long > 0
 
 
+def test_a_file_that_cannot_be_moved_into_its_place(checkpoint, folder_in_store, weak_store):
+    """What was written beside its place is removed, the old file stays, and the error is that of the move."""
+    weak_store.refuses_copies = True
+    writer = CheckpointWriter(folder_in_store)
+    with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_WRITTEN") as refused:
+        writer.write("offsets/2", entry(3).encode())
+    assert "copy" in str(refused.value).lower()
+    assert sorted(writer.files.names("offsets")) == ["0", "1", "2"]
+    assert checkpoint.offset_log(2).text == entry(2)
+
+
+def test_a_file_that_cannot_be_removed_either(checkpoint, folder_in_store, weak_store):
+    """A store that is away for the removal as well does not hide what failed first."""
+    weak_store.fails_each = 1
+    with pytest.raises(CheckpointError, match=r"CHECKPOINT_NOT_WRITTEN.*offsets/2 could not be written"):
+        CheckpointWriter(folder_in_store).write("offsets/2", entry(3).encode())
+
+
 def test_wrong_credentials(checkpoint, folder_in_store, monkeypatch):
     """A login that the store refuses is an error, and the secret is not in it."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
