@@ -179,6 +179,10 @@ class ArrowFiles(CheckpointFiles):
         self._folder = path.strip("/")
         self._has_secrets = has_secrets
 
+    def __getstate__(self) -> dict[str, Any]:
+        # In another process the store is connected to again, because pyarrow's own copy of it may lack options.
+        return {name: value for name, value in self.__dict__.items() if name != "_store_and_base"}
+
     @property
     def store(self) -> Any:
         """The file system as pyarrow has it, connected to when it is first asked for."""
@@ -196,7 +200,10 @@ class ArrowFiles(CheckpointFiles):
         if store.type_name == "s3":
             # A URI cannot say how long to wait. Without this, an answer that took four seconds was given up.
             make_store, (settings,) = store.__reduce__()
-            store = make_store({**settings, **_S3_PATIENCE})
+            # These settings lack some of a URI's options (tls_verify_certificates, smart_defaults). A store that has
+            # such an option is not the same as its copy; it keeps its own timeouts.
+            if make_store(settings) == store:
+                store = make_store({**settings, **_S3_PATIENCE})
         return store, f"{base.rstrip('/')}/{self._folder}".rstrip("/")
 
     def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)

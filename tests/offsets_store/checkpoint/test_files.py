@@ -21,6 +21,7 @@ import pytest
 from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import CheckpointError
+from pgonce.sink.data_source.receiver.certificate import context_of, new_identity
 
 QUERY_ID = "f4f7c933-216b-4214-a5db-99a58d39e9f0"
 FILES = {
@@ -335,6 +336,19 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
     thread.join()
 
 
+@contextmanager
+def over_tls(handler: type[Bucket]) -> Iterator[str]:
+    """The same server over TLS, by a certificate that nobody knows: its address."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.socket = context_of(new_identity()).wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 class TestObjectStore:
     @pytest.mark.parametrize("scheme", ["s3a", "s3", "S3A"])
     def test_reads_all(self, s3, scheme):
@@ -387,6 +401,16 @@ class TestObjectStore:
         location = f"s3a://bucket/a%20b/ckpt?scheme=http&endpoint_override={s3.endpoint}"
         assert_reads_all(Checkpoint(location))
         assert Checkpoint(location).location == "s3a://bucket/a%20b/ckpt"
+
+    def test_options_that_a_copy_would_lose(self, s3, monkeypatch):
+        """A certificate that the URI says not to verify is not verified, here and in another process."""
+        monkeypatch.delenv("AWS_ENDPOINT_URL")
+        with over_tls(s3) as endpoint:
+            location = f"s3a://bucket/a%20b/ckpt?endpoint_override={endpoint}"
+            assert code_of(location) == "CHECKPOINT_UNREADABLE"
+            checkpoint = Checkpoint(f"{location}&tls_verify_certificates=false")
+            assert_reads_all(checkpoint)
+            assert pickle.loads(pickle.dumps(checkpoint)).query_id() == QUERY_ID
 
     @pytest.mark.parametrize(
         ("location", "shown"),
