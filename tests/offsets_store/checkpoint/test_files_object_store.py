@@ -6,6 +6,7 @@ Covers: offsets_store.checkpoint.writer.
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
@@ -129,6 +130,25 @@ def test_a_file_that_cannot_be_removed_either(checkpoint, folder_in_store, weak_
     weak_store.fails_each = 1
     with pytest.raises(CheckpointError, match=r"CHECKPOINT_NOT_WRITTEN.*offsets/2 could not be written"):
         CheckpointWriter(folder_in_store).write("offsets/2", entry(3).encode())
+
+
+def test_a_profile_of_the_usual_files(checkpoint, folder_in_store, object_store, weak_store, monkeypatch, tmp_path):
+    """Without keys in variables, pyarrow takes those of a profile in Amazon's shared files."""
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    for name, text in {
+        "AWS_SHARED_CREDENTIALS_FILE": "[default]\naws_access_key_id = nobody\naws_secret_access_key = none\n"
+        f"[lake]\naws_access_key_id = {object_store.access_key}\naws_secret_access_key = {secret}\n",
+        "AWS_CONFIG_FILE": "[profile lake]\nregion = us-east-1\n",
+    }.items():
+        file = tmp_path / name.lower()
+        file.write_text(text)
+        monkeypatch.setenv(name, str(file))
+    with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
+        Checkpoint(folder_in_store).query_id()
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    assert_is_read(Checkpoint(folder_in_store))
 
 
 def test_wrong_credentials(checkpoint, folder_in_store, monkeypatch):
