@@ -33,6 +33,22 @@ class TestStatus:
             assert text in shown.stdout
         assert shown.stdout.count("weaker") == 1
 
+    @pytest.mark.parametrize(
+        ("read_by", "said"),
+        [
+            ("python", None),
+            ("pyarrow", "offsets read by pyarrow"),
+            ("spark", "offsets read by Spark"),
+            ("listener", None),
+        ],
+    )
+    def test_what_read_the_offsets(self, url, pgonce, read_by, said):
+        """It is said of an object store's checkpoint; a disk's is read by Python, and nothing is said of it."""
+        publish(url, 3, KAFKA, offsets_read_by=read_by)
+        shown = " ".join(pgonce("status").stdout.split())
+        assert (said or "orders") in shown
+        assert ("offsets read by" in shown) == (said is not None)
+
     def test_for_programs(self, url, pgonce):
         """The JSON has one object a writer, and null where a fact is unknown."""
         replay(url, publish(url, 3, KAFKA))
