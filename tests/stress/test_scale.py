@@ -76,10 +76,10 @@ def wide(columns):
 def test_a_table_of_1600_columns_is_planned_in_a_moment():
     """Comparing each column with all others took a second or two."""
     encoded, table = wide(1600)
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(plan_columns(table, encoded, destination("events", "append", (), None))) == 1600
     assert left_out(encoded, encoded, table) == ""
-    assert time.perf_counter() - began < 0.3
+    assert time.process_time() - began < 0.3
 
 
 def large(kind, megabytes):
