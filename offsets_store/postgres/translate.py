@@ -132,7 +132,7 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False, asked: bool
         if asked:
             remedy = (
                 "Check user, database and TLS settings of url, and that what passwordFrom or passwordCommand gives is "
-                "meant for this role, host and database: it was asked twice where Postgres wanted a password."
+                "meant for this role, host and database: it is asked twice where Postgres refuses a password."
             )
         if was_let_in:
             remedy += (

@@ -2,12 +2,13 @@
 How is a connection made whose password is asked for at that moment?
 
 Runs wherever a connection is made. Invariant: a source is asked once for each attempt to log in, for the very host that
-is tried; a login that Postgres refuses is tried once more, with a password that is asked for again.
+is tried; a password that Postgres refuses is asked for once more, and one that it has taken is not.
 """
 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,15 @@ _STOP_BEFORE_CONNECTING = "pgonce only reads"
 _DEFAULT_PORT = 5432
 # Parameters of a connection that libpq does not know.
 _OF_PSYCOPG = frozenset({"autocommit"})
+# What is said after a password was sent, and not because of it. Sources: PQconnectPoll of libpq (the server is not of
+# the wanted kind, or is gone), InitPostgres of Postgres (the login is done: now come role, database and settings), and
+# PgBouncer's handling of logins.
+_NOT_OF_THE_PASSWORD = re.compile(
+    r"session is (not )?read-only|server is (not )?in hot standby mode|server closed the connection|"
+    r'database ".*" does not exist|database ".*" is not currently accepting|connect to invalid database|'
+    r"permission denied for database|is not permitted to log in|too many connections for|slots are reserved|"
+    r'parameter "|the database system is|terminating connection|no such database|query_wait_timeout'
+)
 
 
 def connect_asking(url: PostgresUrl, parameters: Mapping[str, Any], *, was_let_in: bool) -> psycopg.Connection:
@@ -47,18 +57,22 @@ def connect_asking(url: PostgresUrl, parameters: Mapping[str, Any], *, was_let_i
                 refusals.append(error.with_traceback(None))
             finally:
                 del given
-            if not is_login_refused(refusals[-1]):
+            if not is_password_refused(refusals[-1]):
                 break
     raise _all_of(refusals)
 
 
-def is_login_refused(error: psycopg.Error) -> bool:
+def is_password_refused(error: psycopg.Error) -> bool:
     """
-    Whether Postgres has asked for the password of a login, and then did not let it in.
+    Whether Postgres has asked for a password, and did not take the one that it got.
 
-    For a login that fails, libpq gives no SQLSTATE (28P01 or 28000), and the words may be in any language.
+    For a connection that cannot be made, libpq gives no SQLSTATE (28P01 or 28000), only words. Those that are not
+    known, as from a server in another language, count as a refusal: to renew a token that was good costs a question,
+    and never to renew one that was too old costs the connection.
     """
-    return error.pgconn is not None and error.pgconn.used_password
+    if error.pgconn is None or not error.pgconn.used_password:
+        return False
+    return not _NOT_OF_THE_PASSWORD.search(error.pgconn.error_message.decode(errors="replace"))
 
 
 def _ask(url: PostgresUrl, login: Login, *, was_let_in: bool) -> str:

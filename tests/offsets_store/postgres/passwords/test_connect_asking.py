@@ -118,14 +118,46 @@ def test_each_of_several_hosts_is_asked_for_by_its_own_name(login, rotation, fil
     assert tried == [("localhost", nobody), (where["host"], where["port"])]
 
 
-def test_a_host_that_is_not_the_wanted_kind_is_passed_over(login, rotation, file, admin):
-    """target_session_attrs goes on to the next host, without asking the first one for a second password."""
+def test_a_host_that_is_not_the_wanted_kind_is_passed_over(login, rotation, file):
+    """target_session_attrs goes on to the next host, and no host's password counts as refused."""
     where = silent(login.url)
     several = {**where, "host": f"{where['host']},{where['host']}", "port": where["port"]}
-    with pytest.raises(ConnectError):
-        connect(PostgresUrl(make_conninfo(**several, target_session_attrs="standby"), ASKED))
+    for wanted in ("standby", "read-only"):
+        with pytest.raises(ConnectError, match="hot standby|read-only"):
+            connect(PostgresUrl(make_conninfo(**several, target_session_attrs=wanted), ASKED))
+    assert [row[5] for row in who_asked(file)] == ["False"] * 4
     prefers = {**several, "target_session_attrs": "prefer-standby"}
     connect(PostgresUrl(make_conninfo(**prefers), ASKED)).close()
+    assert [row[5] for row in who_asked(file)] == ["False"] * 7
+
+
+@pytest.mark.parametrize(
+    ("given", "done", "says"),
+    [
+        ({"dbname": "pgonce_test_is_not_there"}, "", "does not exist"),
+        ({"options": "-cno_such_setting=1"}, "", "no_such_setting"),
+        ({}, "REVOKE CONNECT ON DATABASE {database} FROM public", "permission denied for database"),
+        ({}, "ALTER ROLE {role} CONNECTION LIMIT 0", "too many connections"),
+        ({}, "ALTER ROLE {role} NOLOGIN", "not permitted to log in"),
+    ],
+)
+def test_a_password_that_was_taken_is_not_asked_for_again(given, done, says, login, rotation, file, admin):
+    """That the database is missing, or a setting wrong, or the role kept out, says nothing of the password."""
+    if done:
+        admin.execute(done.format(database=admin.info.dbname, role=login.user).encode())
+    url = PostgresUrl(make_conninfo(**{**silent(login.url), **given}), ASKED)
+    with pytest.raises(ConnectError, match=says):
+        connect(url)
+    assert [row[5] for row in who_asked(file)] == ["False"]
+
+
+def test_a_line_that_breaks_after_the_password_is_no_refusal(login, rotation, file, proxy):
+    """A server that cannot be heard any more has not refused anything."""
+    proxy.before_message = lambda kind, _: proxy.cut_all() if kind == b"p" else None
+    through = {"port": str(proxy.port), "sslmode": "disable", "gssencmode": "disable"}
+    with pytest.raises(ConnectError, match="CONNECT_FAILED.*closed the connection"):
+        connect(PostgresUrl(make_conninfo(**{**silent(login.url), **through}), ASKED))
+    assert [row[5] for row in who_asked(file)] == ["False"]
 
 
 def test_when_no_host_lets_us_in_all_are_named(login, rotation, file):
