@@ -6,16 +6,31 @@ Runs in the command ``pgonce check``. Invariant: it only looks.
 
 from __future__ import annotations
 
+import re
+
 import psycopg
 
 from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, one_row
 from pgonce.offsets_store.preflight.server import storage_of_its_own
 
+# Postgres counts a standby only while it is sync or quorum: one that is potential is still catching up, or is there
+# beyond the number.
 _STANDBYS = """
 SELECT pg_catalog.current_setting('synchronous_standby_names'),
        (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_replication WHERE sync_state IN ('sync', 'quorum')),
        pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE')
 """
+
+# Source: syncrep_gram.y of Postgres. A list without a number is one by priority, and what stands in quotes is a name.
+_NUMBER = re.compile(r"\s*(?:(?:first|any)\s+)?(\d+)\s*\(", re.IGNORECASE)
+
+
+def demanded_standbys(names: str) -> int:
+    """For how many standbys COMMIT waits, by the value of synchronous_standby_names."""
+    if not names:
+        return 0
+    number = _NUMBER.match(names)
+    return int(number[1]) if number else 1
 
 
 def _setting(connection: psycopg.Connection, name: str) -> str:
@@ -49,7 +64,7 @@ def _disk(connection: psycopg.Connection) -> Answer:
 
 
 def _standbys(connection: psycopg.Connection) -> Answer:
-    names, connected, may_see = one_row(connection, _STANDBYS)
+    names, of_these, may_see = one_row(connection, _STANDBYS)
     commit = _setting(connection, "synchronous_commit")
     if not names and (name := storage_of_its_own(connection)):
         return Answer(Holds.YES, f"this is {name}: a successor goes on with the same storage")
@@ -67,14 +82,21 @@ def _standbys(connection: psycopg.Connection) -> Answer:
             f"COMMIT waits for standbys ({names!r}), and this role may not see whether they are there",
             "Grant the role pg_read_all_stats, and ask again.",
         )
-    if not connected:
+    demanded, connected = demanded_standbys(str(names)), int(str(of_these))
+    if connected < demanded:
+        missing = demanded - connected
         return Answer(
             Holds.NO,
-            f"no synchronous standby is connected ({names!r}): every COMMIT would wait until one comes back, without "
-            "an end",
+            f"COMMIT waits for {_counted(demanded)} ({names!r}), and {missing} {'is' if missing == 1 else 'are'} "
+            f"missing: every COMMIT would wait until {'it is' if missing == 1 else 'they are'} back, without an end",
             "`pgonce explain operations` has the section: When a synchronous standby is away.",
         )
-    return Answer(Holds.YES, f"{connected} synchronous standby is connected ({names!r}), and COMMIT waits for it")
+    are, waited_for = ("is", "it") if connected == 1 else ("are", f"{demanded} of them")
+    return Answer(Holds.YES, f"{_counted(connected)} {are} connected ({names!r}), and COMMIT waits for {waited_for}")
+
+
+def _counted(number: int) -> str:
+    return f"{number} synchronous standby{'' if number == 1 else 's'}"
 
 
 QUESTIONS = (

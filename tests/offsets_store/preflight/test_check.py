@@ -2,9 +2,8 @@
 What does the preflight find out on a real server, and what does it leave there?
 
 Covers: offsets_store.preflight.answers, offsets_store.preflight.server, offsets_store.preflight.pooling,
-offsets_store.preflight.durability, offsets_store.preflight.role, offsets_store.preflight.transactions,
-offsets_store.preflight.locking, offsets_store.preflight.writing, offsets_store.preflight.left_behind,
-offsets_store.preflight.places.
+offsets_store.preflight.role, offsets_store.preflight.transactions, offsets_store.preflight.locking,
+offsets_store.preflight.writing, offsets_store.preflight.left_behind, offsets_store.preflight.places.
 """
 
 from __future__ import annotations
