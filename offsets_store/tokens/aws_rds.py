@@ -36,10 +36,11 @@ def aws_rds(login: Login) -> str:
     if login.refused:
         # Credentials that were revoked are not renewed before they expire.
         _client.cache_clear()
-    client = _client(region, os.getpid())
-    # At DEBUG it logs the signature, and the session of temporary credentials.
-    with quiet("botocore.auth"):
-        token: str = client.generate_db_auth_token(login.host, login.port, login.user)
+    client_library("boto3", "boto3", "aws_rds")
+    # At DEBUG they log signatures, what is sent to STS and other services, and the credentials that these answer with;
+    # and the address of a container's credentials, which nobody else may know.
+    with quiet("boto3", "botocore", "urllib3"):
+        token: str = _client(region, os.getpid()).generate_db_auth_token(login.host, login.port, login.user)
     return token
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from pgonce.offsets_store.postgres.passwords.login import Login
 from pgonce.offsets_store.tokens.client_library import client_library
+from pgonce.offsets_store.tokens.quiet_logs import quiet
 
 _PUBLIC = "https://ossrdbms-aad.database.windows.net/.default"
 # By the end of the host's name.
@@ -36,7 +37,10 @@ def azure(login: Login) -> str:
     if login.refused:
         # A credential keeps its tokens, so a new one is made.
         _credential.cache_clear()
-    token: str = _credential(os.getpid()).get_token(_scope(login.host)).token
+    credential = _credential(os.getpid())
+    # At DEBUG, msal logs answers that it did not expect, whatever is in them.
+    with quiet("azure", "msal", "msal_extensions", "urllib3"):
+        token: str = credential.get_token(_scope(login.host)).token
     return token
 
 

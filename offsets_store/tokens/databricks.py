@@ -41,8 +41,10 @@ def databricks(login: Login) -> str:
         _workspace.cache_clear()
         _name_of.cache_clear()
     endpoint = os.environ.get(ENDPOINT)
+    client_library("databricks.sdk", "databricks-sdk", "databricks")
     # At DEBUG it logs answers, and hides in them what it knows to be secret; a database's credential is not among that.
-    with quiet("databricks.sdk"):
+    # It logs in to Google by google-auth.
+    with quiet("databricks", "google", "urllib3"):
         workspace = _workspace(os.getpid())
         if endpoint:
             made = workspace.postgres.generate_database_credential(endpoint=endpoint)

@@ -17,6 +17,7 @@ from typing import Any
 
 from pgonce.offsets_store.postgres.passwords.login import Login
 from pgonce.offsets_store.tokens.client_library import client_library
+from pgonce.offsets_store.tokens.quiet_logs import quiet
 
 _SCOPE = "https://www.googleapis.com/auth/sqlservice.login"
 
@@ -38,7 +39,9 @@ def google(login: Login) -> str:
             _credentials.cache_clear()
         credentials = _credentials(os.getpid())
         if not credentials.valid:
-            credentials.refresh(transport.Request())
+            # At DEBUG it logs what it sends, and hides in that the secrets of some logins, but not of all.
+            with quiet("google", "urllib3"):
+                credentials.refresh(transport.Request())
         token: str = credentials.token
     return token
 

@@ -27,8 +27,8 @@ class Request:
     body: dict[str, Any]
 
 
-# Status, and what is answered as JSON.
-Answer = tuple[int, dict[str, Any]]
+# Status, and what is answered: as JSON, or a text as it is.
+Answer = tuple[int, "dict[str, Any] | str"]
 
 
 @dataclass
@@ -61,15 +61,16 @@ def serving(routes: dict[tuple[str, str], Callable[[Request], Answer]]) -> Itera
             server.requests.append(request)
             answer = routes.get((self.command, where.path), lambda _: (404, {"error": "not_found"}))
             status, said = answer(request)
-            text = json.dumps(said).encode()
+            text = (said if isinstance(said, str) else json.dumps(said)).encode()
             self.send_response(status)
-            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Type", "text/plain" if isinstance(said, str) else "application/json")
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)
 
         do_GET = _answer  # noqa: N815 (the name that http.server calls)
         do_POST = _answer  # noqa: N815
+        do_PUT = _answer  # noqa: N815
 
         def log_message(self, *_: object) -> None:
             """Say nothing."""

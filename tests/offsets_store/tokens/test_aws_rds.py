@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import logging
+import json
+import time
 from datetime import datetime, timedelta, timezone
 from urllib.parse import parse_qsl, quote, urlsplit
 
 import pytest
+from support.logged_token import logged_token
+from support.token_server import serving
 
 from pgonce import Login, tokens
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError
@@ -145,8 +148,87 @@ def test_without_credentials_the_error_says_so(monkeypatch):
         connect(url)
 
 
-def test_a_token_is_not_in_the_logs(caplog):
-    """At DEBUG, botocore would log the signature, which is the secret part of a token."""
-    caplog.set_level(logging.DEBUG)
-    token = tokens.aws_rds(Login(HOST, 5432, "streamer", "shop"))
-    assert token.rsplit("=", 1)[1] not in caplog.text
+def in_an_hour() -> str:
+    """When the credentials of the servers below expire."""
+    return (datetime.now(timezone.utc) + timedelta(hours=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# What follows are ways to credentials. Each gives the variable that names its server, with the path that belongs there,
+# and the answers of this server, as the documentation of the service has them.
+def of_a_web_identity(monkeypatch, tmp_path):
+    """A role of a pod: STS gives its credentials for a token in a file."""
+    file = tmp_path / "web identity"
+    file.write_text("zq7webidentity")
+    monkeypatch.setenv("AWS_WEB_IDENTITY_TOKEN_FILE", str(file))
+    monkeypatch.setenv("AWS_ROLE_ARN", "arn:aws:iam::123456789012:role/streamer")
+
+    def answer(request):
+        assert (request.body["Action"], request.body["WebIdentityToken"]) == (
+            "AssumeRoleWithWebIdentity",
+            "zq7webidentity",
+        )
+        return (
+            200,
+            f"""<AssumeRoleWithWebIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/">
+            <AssumeRoleWithWebIdentityResult><Credentials>
+            <AccessKeyId>{KEY_ID}</AccessKeyId><SecretAccessKey>zq7key</SecretAccessKey>
+            <SessionToken>zq7session</SessionToken><Expiration>{in_an_hour()}</Expiration>
+            </Credentials></AssumeRoleWithWebIdentityResult></AssumeRoleWithWebIdentityResponse>""",
+        )
+
+    return "AWS_ENDPOINT_URL_STS", "", {("POST", "/"): answer}
+
+
+def of_an_instance(monkeypatch, _):
+    """A role of an instance: its metadata service gives the credentials for a token of its own."""
+    monkeypatch.delenv("AWS_EC2_METADATA_DISABLED")
+    folder = "/latest/meta-data/iam/security-credentials/"
+    given = {"Code": "Success", "AccessKeyId": KEY_ID, "SecretAccessKey": "zq7key", "Token": "zq7session"}
+    routes = {
+        ("PUT", "/latest/api/token"): lambda _: (200, "zq7metadata"),
+        ("GET", folder): lambda _: (200, "streamer"),
+        ("GET", f"{folder}streamer"): lambda _: (200, {**given, "Expiration": in_an_hour()}),
+    }
+    return "AWS_EC2_METADATA_SERVICE_ENDPOINT", "/", routes
+
+
+def of_a_container(monkeypatch, _):
+    """A role of a task: an address that nobody else knows gives the credentials, for a token."""
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "zq7authorization")
+    given = {"AccessKeyId": KEY_ID, "SecretAccessKey": "zq7key", "Token": "zq7session"}
+    path = "/v2/credentials/zq7id"
+    routes = {("GET", path): lambda _: (200, {**given, "Expiration": in_an_hour()})}
+    return "AWS_CONTAINER_CREDENTIALS_FULL_URI", path, routes
+
+
+def of_single_sign_on(monkeypatch, tmp_path):
+    """Somebody who has run `aws sso login`: the portal gives credentials for the token that this has kept."""
+    portal = "https://shop.awsapps.com/start"
+    kept = tmp_path / ".aws" / "sso" / "cache" / f"{hashlib.sha1(portal.encode()).hexdigest()}.json"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(json.dumps({"accessToken": "zq7access", "expiresAt": in_an_hour()}))
+    config = tmp_path / "config"
+    of_portal = {"start_url": portal, "region": "eu-west-1", "account_id": "123456789012", "role_name": "streamer"}
+    config.write_text("[default]\n" + "".join(f"sso_{name} = {value}\n" for name, value in of_portal.items()))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    given = {"accessKeyId": KEY_ID, "secretAccessKey": "zq7key", "sessionToken": "zq7session"}
+    until = int(time.time() + 3600) * 1000
+    routes = {("GET", "/federation/credentials"): lambda _: (200, {"roleCredentials": {**given, "expiration": until}})}
+    return "AWS_ENDPOINT_URL_SSO", "", routes
+
+
+@pytest.mark.parametrize("source", [of_a_web_identity, of_an_instance, of_a_container, of_single_sign_on])
+def test_no_credential_and_no_token_is_in_the_logs(source, monkeypatch, tmp_path):
+    """At DEBUG, botocore would log what it sends for credentials, these themselves, and the signature."""
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    variable, path, routes = source(monkeypatch, tmp_path)
+    login = Login(HOST, 5432, "streamer", "shop")
+    with serving(routes) as server:
+        monkeypatch.setenv(variable, f"{server.url}{path}")
+        token, logs = logged_token("aws_rds", login)
+    assert checked(token, login, "eu-west-1", "zq7key")["X-Amz-Security-Token"] == "zq7session"
+    secrets = ("zq7", token.rsplit("=", 1)[1])
+    assert [line for line in logs.splitlines() if any(secret in line for secret in secrets)] == []
+    assert "everything is logged" in logs

@@ -6,6 +6,7 @@ import logging
 import time
 
 import pytest
+from support.logged_token import logged_token
 from support.token_server import serving
 
 from pgonce import Login, tokens
@@ -70,3 +71,11 @@ def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(server):
     refused = Login("shop.postgres.database.azure.com", 5432, "streamer", "shop", refused=True)
     assert tokens.azure(refused) == "zq7token1"
     assert tokens.azure(login) == "zq7token1"
+
+
+def test_neither_the_token_nor_the_secret_header_is_in_the_logs(server):
+    """No logger of Azure's libraries shows them at DEBUG."""
+    token, logs = logged_token("azure", Login("shop.postgres.database.azure.com", 5432, "streamer", "shop"))
+    assert token == "zq7token0"
+    assert "zq7" not in logs
+    assert "everything is logged" in logs

@@ -7,6 +7,7 @@ import logging
 from uuid import UUID
 
 import pytest
+from support.logged_token import logged_token
 from support.token_server import serving
 
 from pgonce import Login, tokens
@@ -125,3 +126,11 @@ def test_the_instance_or_the_endpoint_may_be_named(server, monkeypatch):
     assert tokens.databricks(of_host("db.internal")) == "zq7token for another 0"
     monkeypatch.setenv(databricks.ENDPOINT, ENDPOINT)
     assert tokens.databricks(of_host("db.internal")) == f"zq7token for {ENDPOINT} 1"
+
+
+def test_no_logger_shows_a_secret(server):
+    """At DEBUG, the loggers below the one of databricks-sdk would speak as well."""
+    token, logs = logged_token("databricks", of_host(HOST))
+    assert token == "zq7token for shop-instance 0"
+    assert [name for name in ("zq7", "databricks.sdk") if name in logs] == []
+    assert "everything is logged" in logs

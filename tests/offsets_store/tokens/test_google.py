@@ -11,6 +11,7 @@ import pytest
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from support.logged_token import logged_token
 from support.token_server import serving
 
 from pgonce import Login, tokens
@@ -117,3 +118,11 @@ def test_an_account_that_is_refused_is_an_error_in_words(server, tmp_path, monke
     with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*RefreshError.*Invalid JWT Signature") as failed:
         connect(PostgresUrl("host=10.0.0.3 user=streamer", "pgonce.tokens:google"))
     assert server.requests[-1].body["assertion"] not in str(failed.value)
+
+
+def test_neither_the_token_nor_what_is_sent_for_it_is_in_the_logs(server):
+    """At DEBUG, google-auth would log the assertion, with which anybody could get a token for an hour."""
+    token, logs = logged_token("google", LOGIN)
+    (asked,) = server.asked("/token")
+    assert [secret for secret in (token, asked.body["assertion"]) if secret in logs] == []
+    assert "everything is logged" in logs

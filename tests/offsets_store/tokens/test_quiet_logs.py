@@ -10,15 +10,24 @@ from pgonce.offsets_store.tokens.quiet_logs import quiet
 
 def test_only_debug_lines_of_the_block_and_its_thread_are_dropped(caplog):
     """Warnings come through, and so does what the same library says at other times and elsewhere."""
-    logger = logging.getLogger("zq.library")
+    logger, part = logging.getLogger("zq.library"), logging.getLogger("zq.library.part.of.it")
     caplog.set_level(logging.DEBUG)
     logger.debug("before")
-    with quiet("zq.library"):
+    with quiet("zq.library", "zq.not_there"):
         logger.debug("a token")
+        part.debug("the same token")
         logger.warning("a warning")
         logging.getLogger("zq.another").debug("another library")
+        logging.getLogger("zq.library_of_others").debug("one with a longer name")
         elsewhere = threading.Thread(target=logger.debug, args=("another thread",))
         elsewhere.start()
         elsewhere.join()
-    logger.debug("after")
-    assert caplog.messages == ["before", "a warning", "another library", "another thread", "after"]
+    part.debug("after")
+    assert caplog.messages == [
+        "before",
+        "a warning",
+        "another library",
+        "one with a longer name",
+        "another thread",
+        "after",
+    ]
