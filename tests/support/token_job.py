@@ -11,10 +11,14 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
+from support import rotating_password
 
 from pgonce import OffsetsListener, OffsetsStore, PostgresBatchWriter, transactional_batch
 
 SOURCE = "support.rotating_password:asked"
+COMMAND = f"{sys.executable} {rotating_password.__file__} {{host}} {{port}} {{user}} {{dbname}}"
+# These ways in get their password from the command, and all others from the function.
+BY_COMMAND = ("commanded", "writer")
 
 
 def main(given):
@@ -36,7 +40,8 @@ def main(given):
 
 def start(spark, given, way):
     """A query of many batches, one for each file."""
-    url, source = given["url"], {"password_from": SOURCE}
+    url, by_command = given["url"], way in BY_COMMAND
+    source = {"password_command": COMMAND} if by_command else {"password_from": SOURCE}
     frame = spark.readStream.schema("id long, name string").option("maxFilesPerTrigger", 1).json(given["source"])
     writer = frame.repartition(2).writeStream.option("checkpointLocation", f"{given['folder']}/{way}")
     if way == "writer":
@@ -51,11 +56,11 @@ def start(spark, given, way):
     else:
         writer = writer.format("pgonce").options(
             url=url,
-            passwordFrom=SOURCE,
             table=way,
             inlineBytes="8388608" if way == "inline" else "0",
             receiver="auto" if way == "received" else "off",
             retryTimeout="120",
+            **({"passwordCommand": COMMAND} if by_command else {"passwordFrom": SOURCE}),
         )
     return writer.queryName(way).trigger(availableNow=True).start()
 
