@@ -61,7 +61,7 @@ def _reason(url: str, backend_pid: int) -> str:
     waits_for, standbys = found
     if waits_for == "IPC/SyncRep":
         return (
-            f"no synchronous standby has confirmed it (pid {backend_pid} waits for {waits_for}; "
+            f"too few synchronous standbys have confirmed it (pid {backend_pid} waits for {waits_for}; "
             f"synchronous_standby_names = {standbys!r})"
         )
     return f"pid {backend_pid} waits for {waits_for}" if waits_for else f"pid {backend_pid} is at work"

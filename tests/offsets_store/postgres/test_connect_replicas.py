@@ -336,7 +336,7 @@ def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
         with ThreadPoolExecutor(1) as pool:
             committing = pool.submit(commit_batch, settings(one.uri()), make_batch(1), appending(2))
             try:
-                wait_for_line(caplog, "no synchronous standby has confirmed it", committing)
+                wait_for_line(caplog, "too few synchronous standbys have confirmed it", committing)
                 assert rows_of(one, "postgres") == [1]
                 two.start()
                 assert committing.result() is Verdict.NEW
