@@ -174,7 +174,7 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
 def test_full_refresh(pipeline, observer):
     """A full refresh is refused with what to type; typed into the options, it replaces the rows, once."""
     # One flow; a sink that several feed cannot be started over, because their rows would go, too.
-    pipeline.change('@dp.append_flow(target="orders")\ndef till_orders', "def till_orders")
+    pipeline.change('@dp.append_flow(target="orders", name="till_orders")\n', "")
     pipeline.add("web", WEB)
     pipeline.run("run")
     old = query_id(pipeline.checkpoint("web_orders"))
@@ -232,7 +232,7 @@ def test_a_flow_that_is_renamed(pipeline, observer):
     pipeline.add("web", WEB)
     pipeline.run("run")
     query = query_id(pipeline.checkpoint("web_orders"))
-    pipeline.change('(target="orders")\ndef web_orders', '(target="orders", name="web_orders")\ndef site_orders')
+    pipeline.change("def web_orders", "def site_orders")
     pipeline.add("web", range(500, 510))
     pipeline.run("run")
     assert orders(observer) == [*WEB, *range(500, 510)]
