@@ -73,7 +73,7 @@ connect: setup ## what docs/connect.md says, with another PySpark: PYSPARK=4.1; 
 	$(CONNECT) -m pip install --quiet --group test 'pyspark[connect]==$(PYSPARK).*' .build/wheel/*.whl
 	$(CONNECT) -m pip install --quiet --no-deps --force-reinstall .build/wheel/*.whl
 	PYSPARK_PYTHON=$(CURDIR)/$(CONNECT) PYSPARK_DRIVER_PYTHON=$(CURDIR)/$(CONNECT) $(CONNECT) -m pytest \
-	$(or $(ARGS),tests/guarantee/test_connect.py tests/guarantee/test_connect_conformance.py)
+	$(or $(ARGS),tests/guarantee/test_connect.py tests/guarantee/test_connect_refused.py tests/guarantee/test_connect_conformance.py)
 
 chaos: setup ## strike running queries by seed and count lost and doubled rows; N=1000, SEED=..., see CONTRIBUTING.md
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --faults $(or $(N),40) \
