@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 # A lock on a folder of NFS is known on the machine that took it and nowhere else: the kernel's client has no flock for
-# folders, and takes a local one. FUSE (gcsfuse, s3fs, Databricks' /Volumes) does the same. So these count.
+# folders, and takes a local one. It is the same with FUSE (gcsfuse, s3fs, Databricks' /Volumes). Only these belong to
+# one machine.
 _OF_ONE_MACHINE = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
 
 

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import psycopg
 import pytest
-from maven import MissingTool
-from postgres_binaries import bin_dir
-from replicated_postgres import replicated, url_of
+from replicated_postgres import url_of
 from support.audit import replays, wrong_ledger
 from support.fixtures.driver import wait_until
-from support.fixtures.postgres import postgres_major
-from support.fixtures.skips import unavailable
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish
+from support.two_servers import two_servers
 from support.ways_in import WAYS, Sink
 
 from pgonce.offsets_store.recovery.diagnosis import Finding
@@ -33,13 +30,10 @@ _WAYS = [way for way in WAYS if way.name in ("inline", "writer_append")]
 @pytest.fixture
 def servers(request):
     """A primary and its standby, for one test: it changes their parts."""
-    try:
-        with replicated(synchronous=getattr(request, "param", False), bin_dir=bin_dir(postgres_major())) as both:
-            with psycopg.connect(both[0].uri(), autocommit=True) as connection:
-                connection.execute("CREATE TABLE events (value bigint, timestamp timestamptz)")
-            yield both
-    except MissingTool as missing:
-        unavailable(str(missing))
+    with two_servers(synchronous=getattr(request, "param", False)) as both:
+        with psycopg.connect(both[0].uri(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE events (value bigint, timestamp timestamptz)")
+        yield both
 
 
 @pytest.fixture(params=_WAYS, ids=lambda way: way.name)

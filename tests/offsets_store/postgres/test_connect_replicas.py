@@ -19,20 +19,19 @@ import pyarrow as pa
 import pytest
 from maven import MissingTool
 from pgbouncer import PgBouncer
-from postgres_binaries import bin_dir
 from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import types as t
-from replicated_postgres import replicated, url_of
+from replicated_postgres import url_of
 from sqlalchemy import text
 from support.batches import make_batch
 from support.committed_rows import TABLE, appending, ids, rows, settings
-from support.fixtures.postgres import postgres_major
 from support.fixtures.proxy import Proxy
 from support.fixtures.skips import unavailable
 from support.ledger_history import QUERY
 from support.patience import PATIENCE_SECONDS
 from support.recoveries import history, recover_at_once
 from support.stopped_query import entries, files_of, write_checkpoint
+from support.two_servers import two_servers
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -55,11 +54,8 @@ from pgonce.sink.target.publish import publish_rows_in_tx
 @pytest.fixture(scope="module")
 def servers():
     """A primary and its standby, which keep their parts for all tests that share them."""
-    try:
-        with replicated(bin_dir=bin_dir(postgres_major())) as both:
-            yield both
-    except MissingTool as missing:
-        unavailable(str(missing))
+    with two_servers() as both:
+        yield both
 
 
 @pytest.fixture
@@ -257,14 +253,11 @@ def _write_pairs(url, enough):
 @contextmanager
 def changing():
     """Two servers of the test's own, which may change their parts; one of them has the table."""
-    try:
-        with replicated(bin_dir=bin_dir(postgres_major())) as (one, two):
-            with psycopg.connect(one.uri(), autocommit=True) as connection:
-                connection.execute(TABLE)
-            two.wait_for(one)
-            yield one, two
-    except MissingTool as missing:
-        unavailable(str(missing))
+    with two_servers() as (one, two):
+        with psycopg.connect(one.uri(), autocommit=True) as connection:
+            connection.execute(TABLE)
+        two.wait_for(one)
+        yield one, two
 
 
 def test_a_standby_that_is_to_be_promoted_is_waited_for(caplog):

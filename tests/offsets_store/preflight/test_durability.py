@@ -7,12 +7,11 @@ from concurrent.futures import ThreadPoolExecutor, wait
 
 import psycopg
 import pytest
-from maven import MissingTool
 from postgres_binaries import bin_dir
-from replicated_postgres import ReplicatedPostgres, replicated
+from replicated_postgres import ReplicatedPostgres
 from support.fixtures.postgres import postgres_major
-from support.fixtures.skips import unavailable
 from support.patience import PATIENCE_SECONDS
+from support.two_servers import two_servers
 
 from pgonce.offsets_store.preflight.answers import Holds
 from pgonce.offsets_store.preflight.check import check_server
@@ -50,11 +49,8 @@ def test_the_number_is_read_as_postgres_reads_it(names, demanded):
 @pytest.fixture(scope="module")
 def servers():
     """A primary and its standby; the standby is called two."""
-    try:
-        with replicated(bin_dir=bin_dir(postgres_major())) as both:
-            yield both
-    except MissingTool as missing:
-        unavailable(str(missing))
+    with two_servers() as both:
+        yield both
 
 
 @pytest.fixture
