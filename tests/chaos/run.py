@@ -17,8 +17,9 @@ from pathlib import Path
 from black_hole import refuse_without_tools
 from chaos.campaign import Outcome, run_round
 from chaos.families import FIREWALL, POOLER
+from chaos.fingerprint import fingerprint
 from chaos.plan import Round, plan, plan_of
-from chaos.proof import KeptRun, Product, put_into_docs, set_aside, table_of
+from chaos.proof import KeptRun, Product, fingerprint_in, put_into_docs, set_aside, table_in, table_of
 from chaos.report import keep
 from kafka_broker import KafkaBroker, MissingTool
 from pgbouncer import PgBouncer
@@ -31,6 +32,8 @@ def main() -> int:
     # So that all that runs is ended when this is.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments = _arguments()
+    if arguments.check:
+        return _check()
     if arguments.report:
         return _report([KeptRun.read(file) for file in arguments.report], into_docs=arguments.table)
     missing = _missing_tools()
@@ -67,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--postgres", type=int, default=DEFAULT_MAJOR, help="major version, 14 to 18")
     parser.add_argument("--directory", type=Path, default=Path(".build/chaos"), help="for outcomes and evidence")
     parser.add_argument("--report", type=Path, nargs="+", help="no faults: one table of these files of outcomes")
+    parser.add_argument("--check", action="store_true", help="no faults: is the table in the docs about this product?")
     parser.add_argument("--table", action="store_true", help="put the table into docs/guarantees.md")
     return parser.parse_args()
 
@@ -110,6 +114,18 @@ def _report(runs: list[KeptRun], *, into_docs: bool) -> int:
     if into_docs:
         put_into_docs(runs)
     return 0
+
+
+def _check() -> int:
+    """A release, and the end of an issue, need a table that is about the product as it is."""
+    if fingerprint_in(table_in()) == fingerprint():
+        return 0
+    print(
+        "The table of faults in docs/guarantees.md is about another product than this one. Commit your changes, then "
+        "run `make chaos N=1000 TABLE=1` (hours) or a smaller number; the table says how many faults it was.",
+        file=sys.stderr,
+    )
+    return 1
 
 
 if __name__ == "__main__":
