@@ -38,7 +38,7 @@ class ByKeyOptions(TypedDict, total=False):
     it by themselves. ``deletes`` is ``hard``, ``soft:<column>`` or ``ignore``. With ``only_newer``, a stored row gives
     way only to one whose ``order_by`` is not less, and a delete is remembered for ``tombstone_days``. ``on_conflict``
     is ``update`` or ``ignore``; ``update_columns`` are the only ones that an update changes; a text equal to
-    ``keep_where`` stands for the value that is stored.
+    ``keep_where`` (or bytes, or an array, that Debezium makes of it) stands for the value that is stored.
     """
 
     delete_when: str | None

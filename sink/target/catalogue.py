@@ -44,7 +44,12 @@ class TargetColumn:
 
 @dataclass(frozen=True)
 class TargetTable(QualifiedName):
-    """A table as Postgres's catalogue has it; ``note`` says what this batch has altered, or does not write."""
+    """
+    A table as Postgres's catalogue has it; ``note`` says what this batch has altered, or does not write.
+
+    ``root`` is the oid of the partitioned table at the top, or its own. ``deletes_reach`` are the roots of the tables
+    whose rows change when rows of this one are deleted, by ``ON DELETE CASCADE``, ``SET NULL`` or ``SET DEFAULT``.
+    """
 
     oid: int
     schema: str
@@ -56,6 +61,8 @@ class TargetTable(QualifiedName):
     unsafe_partition: str | None
     is_current: bool
     columns: tuple[TargetColumn, ...]
+    root: int = 0
+    deletes_reach: Sequence[int] = ()
     note: str = ""
 
     @property
@@ -131,6 +138,25 @@ FROM pg_catalog.pg_partition_tree({oid}) AS t JOIN pg_catalog.pg_class AS p ON p
 WHERE p.relpersistence <> 'p' OR p.relkind NOT IN ('r', 'p') LIMIT 1
 """
 
+# Whom foreign keys with an action reach from the table, however far: a row that is deleted deletes others or updates
+# them, and one that is updated can only update others. They are found by the triggers of the referenced table, which
+# have an index.
+_DELETES_REACH = """
+CASE WHEN c.relhastriggers THEN ARRAY(
+    WITH RECURSIVE action AS (
+        SELECT f.conrelid, f.confdeltype = 'c' AS deletes
+        FROM pg_catalog.pg_trigger AS t JOIN pg_catalog.pg_constraint AS f ON f.oid = t.tgconstraint
+        WHERE t.tgrelid = c.oid AND f.contype = 'f' AND f.confrelid = c.oid AND f.confdeltype IN ('c', 'n', 'd')
+        UNION
+        SELECT f.conrelid, a.deletes AND f.confdeltype = 'c'
+        FROM action AS a JOIN pg_catalog.pg_trigger AS t ON t.tgrelid = a.conrelid
+        JOIN pg_catalog.pg_constraint AS f ON f.oid = t.tgconstraint AND f.contype = 'f' AND f.confrelid = a.conrelid
+        WHERE (a.deletes AND f.confdeltype IN ('c', 'n', 'd')) OR (NOT a.deletes AND f.confupdtype IN ('c', 'n', 'd'))
+    )
+    SELECT DISTINCT coalesce(pg_catalog.pg_partition_root(conrelid), conrelid)::oid FROM action
+) ELSE '{{}}'::oid[] END
+"""
+
 # Domains are resolved to their base types, however deep: a domain has its base type's binary form (and COPY runs its
 # checks), while an explicit cast to a domain would cut text.
 _DESCRIBE = f"""
@@ -151,6 +177,8 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind::text AS kind, c
        (c.relkind <> 'r' OR c.relfilenode = pg_catalog.pg_relation_filenode(c.oid)) AND NOT EXISTS (
            SELECT FROM pg_catalog.pg_partition_tree(c.oid) AS t
            WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_class AS p WHERE p.oid = t.relid)) AS is_current,
+       coalesce(pg_catalog.pg_partition_root(c.oid), c.oid)::oid AS root,
+       {_DELETES_REACH.format()} AS deletes_reach,
        a.attname::text AS column_name,
        pg_catalog.format_type(r.type_oid, NULL) AS base_type,
        pg_catalog.format_type(r.type_oid, r.typmod) AS full_type,

@@ -18,11 +18,12 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.routes import Routes
 from pgonce.sink.settings import DEAD_LETTERS, Destination
-from pgonce.sink.target.catalogue import look_up_table
+from pgonce.sink.target.catalogue import TargetTable, look_up_table
 from pgonce.sink.target.checked_table import check_table, plan_columns
 from pgonce.sink.target.dead_letters.letters import letters_table
 from pgonce.sink.target.evolution.new_columns import as_altered, changes_for, without_extra
 from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
+from pgonce.sink.target.keys.delete_actions import refuse_actions_between
 from pgonce.sink.target.keys.key_plan import plan_upsert
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
 from pgonce.sink.target.routes.listed_tables import refuse_doubled
@@ -80,11 +81,14 @@ def look_once(
 
 def _look_at_all(connection: psycopg.Connection, routes: Routes, columns: Sequence[EncodedColumn]) -> None:
     refuse_doubled(routes, resolve_tables(connection, [route.destination.table for route in routes]))
-    for route in routes:
-        _look(connection, route.destination, route.written(columns))
+    seen = [(_look(connection, route.destination, route.written(columns)), route.destination) for route in routes]
+    refuse_actions_between([(table, destination.changes) for table, destination in seen if table is not None])
 
 
-def _look(connection: psycopg.Connection, destination: Destination, columns: Sequence[EncodedColumn]) -> None:
+def _look(
+    connection: psycopg.Connection, destination: Destination, columns: Sequence[EncodedColumn]
+) -> TargetTable | None:
+    """Refuse the table if it is unfit, and return it as it will be; None if it is to be created."""
     if destination.dead_letters and destination.dead_letters.table != DEAD_LETTERS:
         # The ledger's own may be there only when the first batch is committed.
         letters_table(connection, destination.dead_letters.table)
@@ -97,7 +101,8 @@ def _look(connection: psycopg.Connection, destination: Destination, columns: Seq
         table = as_altered(table, changes)
         plan = plan_columns(table, without_extra(table, columns, destination), destination)
         plan_upsert(destination, plan, table, columns)
-        return
+        return table
     refuse_missing_schema(connection, found.schema)
     if not destination.create_table:
         raise missing_table(connection, found)
+    return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import psycopg
@@ -16,7 +17,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
-from pgonce.sink.staging.staged_rows import refuse_missing_table
+from pgonce.sink.staging.staged_rows import StagedRows, refuse_missing_table
 from pgonce.sink.staging.table import column_definitions
 from pgonce.sink.target.batch_rows import BatchRows
 
@@ -91,6 +92,24 @@ class Gathering:
         search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(columns)))
         copy_rows(connection, table, names, self.bodies())
         return table
+
+
+@dataclass(frozen=True)
+class GatheredRows:
+    """
+    The rows of the table ``source`` that are ``wanted``: ``count`` of them, or fewer.
+
+    ``staged`` are those whose number nobody has checked yet.
+    """
+
+    source: sql.Identifier
+    wanted: sql.Composable
+    count: int
+    staged: StagedRows | None = None
+
+    def only(self, condition: sql.Composable) -> GatheredRows:
+        """Those of which ``condition`` is true."""
+        return replace(self, wanted=sql.SQL("({}) AND {}").format(self.wanted, condition))
 
 
 class _RowsFailedError(Exception):

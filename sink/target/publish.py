@@ -20,6 +20,7 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.settings import DeadLetters, Destination
 from pgonce.sink.target.applying.apply import WRITTEN
+from pgonce.sink.target.applying.unread_rows import VALUE_NOT_READ
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import not_durable, target_for
@@ -28,12 +29,11 @@ from pgonce.sink.target.dead_letters.bounds import none_fits, of_one, too_many
 from pgonce.sink.target.dead_letters.letters import COUNTED, Letters
 from pgonce.sink.target.dead_letters.recorded_destination import recorded
 from pgonce.sink.target.evolution.too_narrow import written_to_wider
-from pgonce.sink.target.gathering import Gathered, Gathering
+from pgonce.sink.target.gathering import Gathered, GatheredRows, Gathering
 from pgonce.sink.target.lock import unsafe_partition
 from pgonce.sink.target.start_over import StartOver
 from pgonce.sink.target.table_name import ResolvedName, resolve_table
 from pgonce.sink.target.whole_or_failed import fail_in_tx, whole_or_failed
-from pgonce.sink.target.write_gathered import GatheredRows
 from pgonce.sink.target.write_rows import Counts, RowsForTable
 
 
@@ -161,7 +161,9 @@ def _with_dead_letters(
     written = rows.count() - stored_before - len(bad)
     if len(bad) + len(unfit) > settings.most:
         raise too_many(table, settings.most, of_one(first))
-    if not written and len(bad) + len(unfit) > 1:
+    # A change whose row is not there says nothing about the table.
+    codes = {row.code for row in bad} | {row.code for row in unfit}
+    if not written and len(bad) + len(unfit) > 1 and codes != {VALUE_NOT_READ}:
         raise none_fits(table, of_one(first))
     named = replace(for_table.destination, table=result.table.identifier.as_string(None), dead_letters=None)
     how = recorded(named, rows.columns, result.table.oid)

@@ -39,7 +39,9 @@ SAVEPOINT = sql.SQL("SAVEPOINT pgonce_rows")
 RELEASE = sql.SQL("RELEASE SAVEPOINT pgonce_rows")
 """To be sent with the last one."""
 
-_BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_rows")
+BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_rows")
+"""To be sent where an error of such a statement does not end the batch."""
+
 # A table of any size is read in one order, so that a row can be found by its number. There is a time limit, because the
 # writer's row is locked.
 _IN_ORDER = sql.SQL(
@@ -51,7 +53,11 @@ _LONGEST_KEY = 100
 
 @dataclass(frozen=True)
 class Written:
-    """What was to be written: into which table, how, and what tells its rows apart."""
+    """
+    What was to be written: into which table, how, and what tells its rows apart.
+
+    ``most_bad`` says how many bad rows are looked for before the batch is given up.
+    """
 
     table: TargetTable
     plan: tuple[ColumnPlan, ...]
@@ -59,6 +65,7 @@ class Written:
     upsert: Upsert | None = None
     positions: PositionColumns | None = None
     changes: Changes | None = None
+    most_bad: int = 1
 
     @property
     def telling(self) -> list[str]:
@@ -153,13 +160,13 @@ def note_gathered(
     search = _Search(connection, error, written, source, wanted)
     # There is no note if the role may not create a temporary table, if the connection is lost, or if it takes too long.
     with suppress(psycopg.Error):
-        connection.execute(_BACK)
+        connection.execute(BACK)
         connection.execute(_IN_ORDER, prepare=False)
         found = search.null() or search.value()
         if found:
             add_note(error, found)
     with suppress(psycopg.Error):
-        connection.execute(_BACK)
+        connection.execute(BACK)
     fail_in_tx(connection)
 
 

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from psycopg import sql
 
 from pgonce.sink.by_key import Changes
-from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.keys.key_plan import ComparedUpsert, Upsert
@@ -113,29 +112,6 @@ def value_of(column: ColumnPlan) -> sql.Composable:
 def that_write(changes: Changes) -> sql.Composable:
     """The condition that picks the changes which do not delete."""
     return sql.SQL("{} IS NOT TRUE").format(sql.Identifier(changes.deleted))
-
-
-def unread_columns(
-    plan: Iterable[ColumnPlan], encoded: Iterable[EncodedColumn], upsert: Upsert | None
-) -> list[ColumnPlan]:
-    """The columns in which a text may stand for a value that the source could not read."""
-    if upsert is None or upsert.existing.keep_where is None:
-        return []
-    texts = {column.name for column in encoded if column.postgres_type == "text"}
-    compared = (*upsert.keys, upsert.order_by)
-    return [column for column in plan if column.source in texts and column not in compared]
-
-
-def is_unread(column: ColumnPlan, keep_where: str | None) -> sql.Composable:
-    """Whether the column holds the text that stands for a value which the source could not read."""
-    return sql.SQL("(({} OPERATOR(pg_catalog.=) {}::pg_catalog.text) IS TRUE)").format(
-        sql.Identifier(column.source), sql.Literal(keep_where)
-    )
-
-
-def value_if_read(column: ColumnPlan, keep_where: str | None) -> sql.Composable:
-    """A gathered column's value, or NULL; what stands for an unread value need not be one of the column's type."""
-    return sql.SQL("CASE WHEN {} THEN NULL ELSE {} END").format(is_unread(column, keep_where), value_of(column))
 
 
 def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:

@@ -17,16 +17,16 @@ from pgonce.sink.settings import Destination
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
-from pgonce.sink.target.dead_letters.bad_row import BadRow
+from pgonce.sink.target.dead_letters.bad_row import BadRow, RowsRefusedError
 from pgonce.sink.target.dead_letters.refusals import may_be_a_rows
 from pgonce.sink.target.dead_letters.write_what_fits import Constraints, go_back, write_what_fits_in_tx
 from pgonce.sink.target.empty_table import replace_all_in_tx
 from pgonce.sink.target.fitting.fit import Fit
-from pgonce.sink.target.gathering import Gathered, copy_rows
+from pgonce.sink.target.gathering import Gathered, GatheredRows, copy_rows
 from pgonce.sink.target.keys.key_plan import plan_upsert
 from pgonce.sink.target.refused_values import Written, note_copied, note_gathered
 from pgonce.sink.target.start_over import StartOver
-from pgonce.sink.target.write_gathered import GatheredRows, write_gathered_in_tx
+from pgonce.sink.target.write_gathered import write_gathered_in_tx
 
 Counts = Mapping[str, int]
 
@@ -54,6 +54,8 @@ class RowsForTable:
         gathered = self._gathered()
         try:
             return write_gathered_in_tx(self.connection, gathered, written)
+        except RowsRefusedError as refused:
+            raise refused.error from None
         except psycopg.Error as error:
             note_gathered(self.connection, error, written, gathered.source, gathered.wanted)
             raise

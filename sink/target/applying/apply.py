@@ -29,7 +29,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.sink.by_key import Changes
 from pgonce.sink.target.applying.change_table import ChangeTable
-from pgonce.sink.target.applying.deciding_changes import create_deciding, create_from, create_of_all
+from pgonce.sink.target.applying.deciding_changes import all_changes, create_deciding, create_from, create_of_all
 from pgonce.sink.target.applying.delete_changes import (
     count_deletes_in_tx,
     delete_in_tx,
@@ -45,7 +45,8 @@ from pgonce.sink.target.applying.tombstones import (
     refuse_unordered,
     refuse_untraceable,
 )
-from pgonce.sink.target.applying.trigger_outcome import refuse_other_outcome
+from pgonce.sink.target.applying.trigger_outcome import Outcome
+from pgonce.sink.target.applying.unread_rows import UNREAD, refuse_unread_in_tx
 from pgonce.sink.target.applying.write_changes import write_in_tx
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.keys.by_index import execute_joined
@@ -96,7 +97,7 @@ def apply_in_tx(
         merged = merge_changes_in_tx(connection, replace(batch, name=_name()), source, wanted, rows)
         if merged is not None:
             return {**counts, **merged}
-    kept, counts["passed_over"] = _reduce_in_tx(
+    kept, counts["passed_over"], reduced = _reduce_in_tx(
         connection, batch, source, wanted, has_deletes=has_deletes, has_tombstones=has_tombstones
     )
     counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
@@ -105,15 +106,19 @@ def apply_in_tx(
     left = kept - (pass_over_in_tx(connection, batch) if has_tombstones else 0)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
-    if deletes or batch.unread:
+    outcome = Outcome(connection, batch, _name())
+    if deletes or batch.unread or outcome.depends_on_updates:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     if deletes and not batch.deletes_softly:
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
+    outcome.look_before_in_tx()
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes)
+    if batch.unread and (unread := refuse_unread_in_tx(connection, batch, reduced, source)):
+        counts[UNREAD] = unread
     counts["passed_over"] += left - deletes - counts[WRITTEN]
     if deletes and batch.deletes_softly:
         delete_softly_in_tx(connection, batch, deletes, counts, traced=traced)
-    refuse_other_outcome(connection, batch, counts["passed_over"])
+    outcome.refuse_another(counts["passed_over"])
     return counts
 
 
@@ -159,18 +164,22 @@ def _reduce_in_tx(
     *,
     has_deletes: bool,
     has_tombstones: bool,
-) -> tuple[int, int]:
-    """Fill ``batch`` with the changes that decide; return how many these are, and how many were passed over before."""
+) -> tuple[int, int, sql.Composable]:
+    """
+    Fill ``batch`` with the changes that decide.
+
+    :return: how many these are, how many were passed over before, and the changes from which they were chosen.
+    """
     if not (batch.puts_together and batch.upsert.newer_by):
         created = connection.execute(create_deciding(batch, source, wanted, deletes_matter=has_deletes), prepare=False)
-        return created.rowcount, 0
+        return created.rowcount, 0, all_changes(batch, source, wanted)
     # What is older than the stored row, or than its delete, must not say anything of a newer change.
     given = replace(batch, name=_name())
     connection.execute(create_of_all(given, source, wanted), prepare=False)
     _lock_rows_in_tx(connection, given, deletes=has_deletes)
     older = pass_over_in_tx(connection, given) if has_tombstones else 0
     older += _pass_over_stored_in_tx(connection, given)
-    return connection.execute(create_from(batch, given), prepare=False).rowcount, older
+    return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
 
 
 def _doubled(upsert: Upsert, count: int) -> TargetError:

@@ -2,12 +2,12 @@
 What does the table of a batch's changes hold, and how do its rows meet those of the target?
 
 Pure; its SQL runs in the commit, on rows that were gathered. Invariant: keys are compared as the target's unique index
-compares them. Beside the target's columns, the table has some of its own:
+compares them. Besides the target's columns, the table has some of its own, whose names no column of a user has:
 
-- ``pgonce_deleted``: whether the change deletes;
-- ``pgonce_order``: what the changes are ordered by, if the target has no such column;
-- ``pgonce_unread_N``: whether the source could not read column N, so that the stored value stays;
-- ``pgonce_new``: whether the row was inserted, where updates come later.
+- ``pgonce: deleted``: whether the change deletes;
+- ``pgonce: order``: what the changes are ordered by, if the target has no such column;
+- ``pgonce: unread_N``: whether the source could not read column N, so that the stored value stays;
+- ``pgonce: new``: whether the row was inserted, where updates come later.
 """
 
 from __future__ import annotations
@@ -19,23 +19,18 @@ from functools import cached_property
 
 from psycopg import sql
 
-from pgonce.sink.by_key import DELETED_COLUMN, Changes
+from pgonce.sink.by_key import Changes
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.target.catalogue import TargetColumn, TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fitting.fit import Fit, Fitting
 from pgonce.sink.target.keys.key_plan import ComparedUpsert
-from pgonce.sink.target.statements import (
-    key_order,
-    not_older,
-    unread_columns,
-    value_as_assigned,
-    value_if_read,
-)
+from pgonce.sink.target.keys.unread_values import unread_columns, value_if_read
+from pgonce.sink.target.statements import key_order, not_older, value_as_assigned
 
-DELETED = sql.Identifier(DELETED_COLUMN)
-NEW = sql.Identifier("pgonce_new")
-ORDER = "pgonce_order"
+DELETED = sql.Identifier("pgonce: deleted")
+NEW = sql.Identifier("pgonce: new")
+ORDER = "pgonce: order"
 _MODIFIER = re.compile(r"\(.*?\)")
 
 
@@ -65,8 +60,12 @@ class ChangeTable:
     @cached_property
     def unread(self) -> dict[str, sql.Identifier]:
         """Columns of the target whose stored value may stay, with the column that says where it does."""
-        found = unread_columns(self.of_rows, self.columns, self.upsert)
-        return {column.target: sql.Identifier(f"pgonce_unread_{number}") for number, column in enumerate(found)}
+        return {name: sql.Identifier(f"pgonce: unread {number}") for number, name in enumerate(self.is_unread)}
+
+    @cached_property
+    def is_unread(self) -> dict[str, sql.Composable]:
+        """The same columns, with the condition that says of a row of the source that it lacks the value."""
+        return unread_columns(self.of_rows, self.columns, self.upsert)
 
     @property
     def deletes_softly(self) -> bool:
@@ -173,7 +172,7 @@ class ChangeTable:
             # A key that comes back is no longer deleted.
             alive = sql.SQL("false" if soft.base_type == "boolean" else f"NULL::{soft.base_type}")
             values.append(named.format(alive, sql.Identifier(soft.column_name)))
-        return [*values, sql.SQL("false AS pgonce_new")]
+        return [*values, sql.SQL("false AS {}").format(NEW)]
 
     @property
     def _soft_column(self) -> TargetColumn | None:
@@ -198,4 +197,4 @@ class ChangeTable:
                 # modifier, which would round.
                 value = sql.SQL("{}::{}").format(value, sql.SQL(_MODIFIER.sub("", column.full_type)))
             return value
-        return value_if_read(column, self.upsert.existing.keep_where)
+        return value_if_read(column, self.is_unread[column.target])

@@ -11,7 +11,6 @@ from __future__ import annotations
 from psycopg import sql
 
 from pgonce.sink.target.applying.change_table import DELETED, NEW, ORDER, ChangeTable
-from pgonce.sink.target.statements import is_unread
 
 
 def create_deciding(
@@ -26,7 +25,7 @@ def create_deciding(
     is_last_enough = not table.unread and (table.upsert.order_by is None or not (table.frozen or deletes_matter))
     if is_last_enough:
         return _created(table, _last_of_each(table, source, wanted))
-    return _created(table, _deciding(table, sql.SQL("({})").format(_all(table, source, wanted))))
+    return _created(table, _deciding(table, all_changes(table, source, wanted)))
 
 
 def create_of_all(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
@@ -37,6 +36,18 @@ def create_of_all(table: ChangeTable, source: sql.Identifier, wanted: sql.Compos
 def create_from(table: ChangeTable, given: ChangeTable) -> sql.Composed:
     """The statement that fills ``table`` from one that :func:`create_of_all` has filled."""
     return _created(table, _deciding(table, given.name))
+
+
+def all_changes(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composable:
+    """Every wanted row of ``source`` as a relation, with what it lacks and its place."""
+    return sql.SQL("({})").format(_all(table, source, wanted))
+
+
+def changes_since_deleted(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
+    """The writes of each key that no delete follows."""
+    return sql.SQL('SELECT * FROM ({}) AS ranked WHERE NOT {} AND "pgonce: later" OPERATOR(pg_catalog.=) 0').format(
+        _ranked(table, changes), DELETED
+    )
 
 
 def _created(table: ChangeTable, query: sql.Composable) -> sql.Composed:
@@ -62,12 +73,8 @@ def _last_of_each(table: ChangeTable, source: sql.Identifier, wanted: sql.Compos
 
 
 def _all(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
-    unread = [
-        sql.SQL("{} AS {}").format(is_unread(column, table.upsert.existing.keep_where), table.unread[column.target])
-        for column in table.of_rows
-        if column.target in table.unread
-    ]
-    return sql.SQL("SELECT {}, ctid AS pgonce_place FROM {} WHERE {}").format(
+    unread = [sql.SQL("{} AS {}").format(is_unread, table.unread[name]) for name, is_unread in table.is_unread.items()]
+    return sql.SQL('SELECT {}, ctid AS "pgonce: place" FROM {} WHERE {}').format(
         sql.SQL(", ").join([*table.values(), *unread]), source, _wanted(table, wanted)
     )
 
@@ -83,8 +90,8 @@ def _deciding(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
     # delete that removes the row, or a soft delete before a write.
     return sql.SQL(
         "SELECT DISTINCT ON ({keys}, {deleted}) * FROM ({chosen}) AS chosen "
-        "WHERE pgonce_ends OPERATOR(pg_catalog.=) {deleted} OR {earlier} "
-        "ORDER BY {in_order}, {deleted}, pgonce_rank"
+        'WHERE "pgonce: ends" OPERATOR(pg_catalog.=) {deleted} OR {earlier} '
+        'ORDER BY {in_order}, {deleted}, "pgonce: rank"'
     ).format(
         keys=_keys(table),
         deleted=DELETED,
@@ -98,17 +105,17 @@ def _ranked(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
     """
     Each change with three numbers of its key.
 
-    ``pgonce_ends`` says whether the last change deletes, ``pgonce_later`` how many deletes come later, and
-    ``pgonce_rank`` is 1 for the last change.
+    ``pgonce: ends`` says whether the last change deletes, ``pgonce: later`` how many deletes come later, and
+    ``pgonce: rank`` is 1 for the last change.
     """
     # A soft delete takes no value away.
     later = (
         "0" if table.deletes_softly else "pg_catalog.count(*) FILTER (WHERE {}) OVER (newest ROWS UNBOUNDED PRECEDING)"
     )
     return sql.SQL(
-        "SELECT *, pg_catalog.first_value({deleted}) OVER newest AS pgonce_ends, {later} AS pgonce_later, "
-        "pg_catalog.row_number() OVER newest AS pgonce_rank FROM {changes} AS given "
-        "WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}pgonce_place DESC)"
+        'SELECT *, pg_catalog.first_value({deleted}) OVER newest AS "pgonce: ends", {later} AS "pgonce: later", '
+        'pg_catalog.row_number() OVER newest AS "pgonce: rank" FROM {changes} AS given '
+        'WINDOW newest AS (PARTITION BY {keys} ORDER BY {latest_first}"pgonce: place" DESC)'
     ).format(
         deleted=DELETED,
         later=sql.SQL(later).format(DELETED),
@@ -127,8 +134,8 @@ def _with_known_values(table: ChangeTable, ranked: sql.Composable) -> sql.Compos
     """
     keys = _keys(table)
     frozen = table.frozen
-    gone = sql.SQL("{} OR pgonce_later OPERATOR(pg_catalog.<>) 0").format(DELETED)
-    window = sql.SQL("(PARTITION BY {} ORDER BY {}, pgonce_rank {})")
+    gone = sql.SQL('{} OR "pgonce: later" OPERATOR(pg_catalog.<>) 0').format(DELETED)
+    window = sql.SQL('(PARTITION BY {} ORDER BY {}, "pgonce: rank" {})')
     first = window.format(keys, gone, sql.SQL("DESC"))
     known = [
         sql.SQL("pg_catalog.first_value({0}) OVER {1} AS {0}").format(sql.Identifier(name), first) for name in frozen
@@ -147,7 +154,7 @@ def _with_known_values(table: ChangeTable, ranked: sql.Composable) -> sql.Compos
     rest = [sql.Identifier(column.target) for column in table.written if column.target not in {*table.unread, *frozen}]
     rest += [sql.Identifier(ORDER)] if table.order_column == ORDER else []
     return sql.SQL("SELECT {} FROM ({}) AS ranked").format(
-        sql.SQL(", ").join([*rest, DELETED, NEW, sql.SQL("pgonce_ends, pgonce_rank"), *known]), ranked
+        sql.SQL(", ").join([*rest, DELETED, NEW, sql.SQL('"pgonce: ends", "pgonce: rank"'), *known]), ranked
     )
 
 

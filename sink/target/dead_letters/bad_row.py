@@ -7,11 +7,13 @@ table in which it was gathered is there.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
+
+from pgonce.offsets_store.errors import TargetError
 
 
 @dataclass(frozen=True)
@@ -29,8 +31,23 @@ class BadRow:
     is_proven: bool = False
 
 
-def refused_by(error: psycopg.Error, place: str, *, is_proven: bool = False) -> BadRow:
-    """The row at ``place``, of which Postgres says ``error``."""
+class RowsRefusedError(Exception):
+    """
+    Rows of a batch were found to be the reason why it cannot be written; nothing is known of the other rows.
+
+    :param error: what is raised if no row may be put aside.
+    """
+
+    def __init__(self, error: psycopg.Error | TargetError, rows: Sequence[BadRow]) -> None:
+        super().__init__(error, rows)
+        self.error = error
+        self.rows = rows
+
+
+def refused_by(error: psycopg.Error | TargetError, place: str, *, is_proven: bool = False) -> BadRow:
+    """The row at ``place``, of which Postgres, or we, say ``error``."""
+    if isinstance(error, TargetError):
+        return BadRow(place, error.code, error.what, is_proven=is_proven)
     diag = error.diag
     message = diag.message_primary or str(error)
     # Other details have the whole row, which an error must not show; the letter has it anyhow.

@@ -15,9 +15,9 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.target.dead_letters.refusals import FOREIGN_KEY, UNIQUE
+from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.refused_values import Written
 from pgonce.sink.target.statements import that_write, value_of
-from pgonce.sink.target.write_gathered import GatheredRows
 
 
 def conflicting_rows(
@@ -54,11 +54,11 @@ def _doubled(
     connection: psycopg.Connection, error: psycopg.Error, gathered: GatheredRows, written: Written
 ) -> sql.Composable | None:
     """The rows whose key is stored, and of those that share a key, all but the first."""
-    names = _asked(connection, _UNIQUE_COLUMNS, error)
-    rows = names and _keys(gathered, written, [name for (name,) in names])
+    names = unique_columns(connection, error)
+    rows = names and _keys(gathered, written, names)
     if not rows:
         return None
-    keys = [sql.Identifier(name) for (name,) in names]
+    keys = [sql.Identifier(name) for name in names]
     return sql.SQL(
         "SELECT place FROM (SELECT s.*, row_number() OVER (PARTITION BY {keys} ORDER BY place) AS number "
         "FROM ({rows}) AS s) AS s WHERE number > 1 OR EXISTS (SELECT FROM {table} AS target WHERE {same})"
@@ -68,6 +68,11 @@ def _doubled(
         table=written.table.identifier,
         same=sql.SQL(" AND ").join(sql.SQL("target.{0} = s.{0}").format(key) for key in keys),
     )
+
+
+def unique_columns(connection: psycopg.Connection, error: psycopg.Error) -> list[str]:
+    """The columns of the unique index that ``error`` names; empty if it has anything but plain columns."""
+    return [name for (name,) in _asked(connection, _UNIQUE_COLUMNS, error)]
 
 
 def _without_parent(
@@ -121,6 +126,8 @@ CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
 JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
 WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AND c.relname = {}
 AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
+-- Postgres 14 has no such column.
+AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
 ORDER BY k.place
 """
 _REFERENCE = """

@@ -25,8 +25,8 @@ from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.settings import DeadLetters
 from pgonce.sink.staging.table import ATTEMPT_COLUMN
 from pgonce.sink.target.dead_letters.bad_row import BadRow
+from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.table_name import resolve_table
-from pgonce.sink.target.write_gathered import GatheredRows
 from pgonce.sink.unfit_row import UnfitRow
 
 _log = logging.getLogger("pgonce")

@@ -11,7 +11,7 @@ it. So each row is assigned once, however many are bad.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -24,9 +24,10 @@ from pgonce.sink.target.dead_letters.bad_row import FIRST, BadRow, after, at, re
 from pgonce.sink.target.dead_letters.probe_table import PROBE, ProbeTable, made_in_tx, may_refuse_value
 from pgonce.sink.target.dead_letters.refusals import Kind, kind_of
 from pgonce.sink.target.fitting.fit import Fit
+from pgonce.sink.target.gathering import GatheredRows
+from pgonce.sink.target.keys.unread_values import unread_columns, value_if_read
 from pgonce.sink.target.refused_values import Written
-from pgonce.sink.target.statements import that_write, unread_columns, value_if_read, value_of
-from pgonce.sink.target.write_gathered import GatheredRows
+from pgonce.sink.target.statements import that_write, value_of
 
 _NUMBERS = "pg_temp.pgonce_probed_rows"
 # The rows are read in the order of their places.
@@ -106,7 +107,7 @@ class _Probe:
         return self.table.columns
 
     @cached_property
-    def unread(self) -> Sequence[ColumnPlan]:
+    def unread(self) -> Mapping[str, sql.Composable]:
         return unread_columns(self.written.plan, self.written.columns, self.written.upsert)
 
     def walk(self, rows: GatheredRows, columns: Sequence[ColumnPlan]) -> Iterator[BadRow]:
@@ -157,9 +158,8 @@ class _Probe:
         )
 
     def _value(self, column: ColumnPlan) -> sql.Composable:
-        if column in self.unread and self.written.upsert:
-            return value_if_read(column, self.written.upsert.existing.keep_where)
-        return value_of(column)
+        is_unread = self.unread.get(column.target)
+        return value_of(column) if is_unread is None else value_if_read(column, is_unread)
 
     def _stopped_at(self, rows: GatheredRows) -> str:
         number = sql.SQL("(SELECT last_value FROM {})").format(sql.SQL(_NUMBERS))

@@ -16,6 +16,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.dead_letters.bad_row import RowsRefusedError
 
 
 class Kind(Enum):
@@ -58,6 +59,8 @@ OF_KEYS = ("NULL_KEYS", "NULL_ORDER")
 
 def may_be_a_rows(error: BaseException) -> bool:
     """Whether an error may be about the values of one row."""
+    if isinstance(error, RowsRefusedError):
+        return True
     return kind_of(error) is not None or (isinstance(error, TargetError) and error.code in OF_KEYS)
 
 

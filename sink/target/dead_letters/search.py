@@ -15,19 +15,22 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.sink.target.dead_letters.bad_row import BadRow, refused_by, up_to
+from pgonce.sink.target.applying.moved_values import refuse_moved_values
+from pgonce.sink.target.dead_letters.bad_row import BadRow, RowsRefusedError, refused_by, up_to
 from pgonce.sink.target.dead_letters.conflicts import conflicting_rows
 from pgonce.sink.target.dead_letters.probe import refused_rows
 from pgonce.sink.target.dead_letters.refusals import (
     CHECK,
+    EXCLUSION,
     NOT_NULL,
+    UNIQUE,
     Kind,
     is_of_target,
     kind_of,
     may_be_a_rows,
 )
+from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.refused_values import Written
-from pgonce.sink.target.write_gathered import GatheredRows
 
 Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
 """Writes rows into the target."""
@@ -44,6 +47,8 @@ class Search:
 
     def bad_rows(self, error: Exception, gathered: GatheredRows) -> list[BadRow]:
         """The rows of which ``error`` may speak, in the order of their places; empty if none is found."""
+        if isinstance(error, RowsRefusedError):
+            return list(error.rows)
         if isinstance(error, TargetError):
             return self._lacking(error, gathered)
         if not isinstance(error, psycopg.Error):
@@ -57,18 +62,23 @@ class Search:
             with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
                 found = refused_rows(self.connection, gathered, self.written, self.most)
         else:
+            if self.written.upsert is not None and error.sqlstate in (UNIQUE, EXCLUSION):
+                # A deferred constraint, checked when all rows are written: by halves, a row may come too early.
+                refuse_moved_values(self.connection, gathered, self.written, error)
             found = conflicting_rows(self.connection, error, gathered, self.written, self.most + 1)
         if found or kind is Kind.VALUE:
             # If no type of the target refuses a value, the error is about something else.
             return found
         return self.first_refused(error, gathered)
 
-    def refusal(self, gathered: GatheredRows) -> psycopg.Error | None:
+    def refusal(self, gathered: GatheredRows) -> psycopg.Error | TargetError | None:
         """How Postgres refuses to write these rows beside what is there; None if it does not. Nothing is left of it."""
         try:
             with self.connection.transaction() as tried:
                 self.attempt(gathered)
                 raise psycopg.Rollback(tried)
+        except RowsRefusedError as refused:
+            return refused.error
         except psycopg.Error as error:
             if not may_be_a_rows(error):
                 raise
@@ -91,7 +101,7 @@ class Search:
 
     def first_refused(self, error: Exception, gathered: GatheredRows) -> list[BadRow]:
         """The first row with which writing the rows up to it fails, found by halves."""
-        if not isinstance(error, psycopg.Error):
+        if not isinstance(error, (psycopg.Error, TargetError)):
             return []
         row = self.connection.execute(
             sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(gathered.source, gathered.wanted)

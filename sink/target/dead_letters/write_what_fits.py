@@ -18,13 +18,14 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
 from pgonce.sink.staging.staged_rows import check_staged_rows
 from pgonce.sink.target.catalogue import TargetTable
-from pgonce.sink.target.dead_letters.bad_row import BadRow, at, refused_by, without
+from pgonce.sink.target.dead_letters.bad_row import BadRow, RowsRefusedError, at, refused_by, without
 from pgonce.sink.target.dead_letters.bounds import refuse_too_many
 from pgonce.sink.target.dead_letters.refusals import may_be_a_rows
 from pgonce.sink.target.dead_letters.search import Search
+from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.refused_values import Written, note_gathered
 from pgonce.sink.target.whole_or_failed import whole_or_failed
-from pgonce.sink.target.write_gathered import GatheredRows, write_gathered_in_tx
+from pgonce.sink.target.write_gathered import write_gathered_in_tx
 
 
 class Constraints:
@@ -81,6 +82,7 @@ def write_what_fits_in_tx(
     :raises TargetError: TOO_MANY_DEAD_LETTERS; and if the batch cannot be written whatever its rows are.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
+    written = replace(written, most_bad=most + 1)
 
     def attempt(rows: GatheredRows) -> Mapping[str, int] | None:
         counts = write_gathered_in_tx(connection, rows, written)
@@ -90,7 +92,7 @@ def write_what_fits_in_tx(
     if error is None:
         try:
             return attempt(gathered), []
-        except (psycopg.Error, TargetError) as refused:
+        except (psycopg.Error, TargetError, RowsRefusedError) as refused:
             if not may_be_a_rows(refused):
                 _note(connection, refused, written, gathered)
                 raise
@@ -113,7 +115,7 @@ def _written_without(
         rest = gathered.only(without(aside.rows))
         try:
             counts = search.attempt(rest)
-        except (psycopg.Error, TargetError) as refused:
+        except (psycopg.Error, TargetError, RowsRefusedError) as refused:
             if not may_be_a_rows(refused):
                 raise
             go_back(connection)
@@ -139,7 +141,7 @@ def _put_aside(search: Search, aside: _Aside, error: Exception, gathered: Gather
         found = [replace(row, is_proven=row.place in aside.returned) for row in search.first_refused(error, gathered)]
     if not found:
         # Nobody knows which row it is.
-        raise error
+        raise error.error if isinstance(error, RowsRefusedError) else error
     aside.rows.update((row.place, row) for row in found)
     refuse_too_many(search.written.table, (row for row in aside.rows.values() if row.is_proven), search.most)
 

@@ -19,6 +19,7 @@ from pgonce.sink.settings import BY_KEY, Destination
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fitting.fit import Fit, Fitting
+from pgonce.sink.target.keys.delete_actions import refuse_unordered_actions
 
 
 @dataclass(frozen=True)
@@ -95,10 +96,11 @@ def plan_upsert(
     """
     How ``destination`` writes by key, or None if its mode does not.
 
-    :raises TargetError: NO_KEYS, KEY_UNKNOWN, ORDER_UNKNOWN, COLUMN_UNKNOWN.
+    :raises TargetError: NO_KEYS, KEY_UNKNOWN, ORDER_UNKNOWN, COLUMN_UNKNOWN, DELETE_ACTION.
     """
     if destination.mode not in BY_KEY:
         return None
+    refuse_unordered_actions(table, destination)
     existing = destination.existing
     keys = destination.keys or _primary_key(table)
     changed = tuple(find_column(name, plan, "updateColumns").target for name in existing.update_columns)

@@ -24,12 +24,15 @@ import psycopg
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import add_note
 from pgonce.offsets_store.verdict.facts import Batch
+from pgonce.sink.by_key import Changes
 from pgonce.sink.routes import Routes
 from pgonce.sink.target.applying.apply import WRITTEN
 from pgonce.sink.target.batch_rows import BatchRows
+from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.dead_letters.bounds import none_fits, too_many
 from pgonce.sink.target.dead_letters.letters import COUNTED
 from pgonce.sink.target.empty_table import replace_all_in_tx
+from pgonce.sink.target.keys.delete_actions import refuse_actions_between
 from pgonce.sink.target.publish import Turn, publish_rows_in_tx
 from pgonce.sink.target.routes.gathered_rows import gather_in_tx, indexed_in_tx, rows_of
 from pgonce.sink.target.routes.listed_tables import Listed, listed_tables, lock_listed_in_tx
@@ -95,6 +98,7 @@ def publish_routes_in_tx(
         source = indexed_in_tx(connection, gathered, len(due))
         targets = {table.qualified_name: table.oid for table in listed.values() if table.oid is not None}
         tables: dict[str, int] = {}
+        written: list[tuple[TargetTable, Changes | None]] = []
         for route in due:
             of_one, gathering = rows_of(route, rows, source)
             found = listed[route.value]
@@ -108,9 +112,11 @@ def publish_routes_in_tx(
                 raise
             name, number = result.table.qualified_name, of_one.number - result.put_aside
             targets[name], tables[name] = result.table.oid, number
+            written.append((result.table, route.destination.changes))
             counts.update({WRITTEN: number} if result.counts is None else result.counts)
             if result.table.note:
                 notes[name] = f"{notes.get(name, '')} {result.table.note}".strip()
+        refuse_actions_between(written)
         _refuse_too_many(routes, counts.get(COUNTED, 0), sum(tables.values()))
         return RoutedResult(
             targets, tables, dict(counts) if set(counts) - {WRITTEN} else None, sum(gathered.counts.values()), notes

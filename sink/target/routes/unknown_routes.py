@@ -17,8 +17,8 @@ from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.routes import Routes
 from pgonce.sink.target.dead_letters.letters import COUNTED, Letters
+from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.routes.gathered_rows import RowsByRoute
-from pgonce.sink.target.write_gathered import GatheredRows
 
 CODE = "ROUTE_UNKNOWN"
 _NAMED_IN_ERROR = 5

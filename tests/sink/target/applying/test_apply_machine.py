@@ -81,6 +81,24 @@ class Row(NamedTuple):
     extra: int
 
 
+def lacks_its_row(row: Row | None, change: Change, how: How) -> bool:
+    """Whether the change leaves out a value that no row of its key has: it is put aside."""
+    return how.keep and not change.gone and change.name == UNREAD and row is None
+
+
+def newest(table: dict, stones: dict, changes: Iterable[Change], how: How) -> None:
+    """The model where only newer changes count: newer than the row, and than the delete of its key."""
+    for change in sorted(changes, key=lambda change: change.seq):
+        key = tuple(getattr(change, name) for name in how.keys)
+        row, stone = table.get(key), stones.get(key, -1)
+        if change.seq < stone or (row and change.seq < row.seq):
+            continue
+        before = dict(table)
+        one_by_one(table, [change], how)
+        if change.gone and how.deletes != "ignore" and (how.deletes == "hard" or key not in before):
+            stones[key] = change.seq
+
+
 def one_by_one(table: dict, changes: Iterable[Change], how: How) -> dict:
     """The model: what each change does to the table, one after the other."""
     only = how.update_columns or ("name", "first", "seq")
@@ -89,6 +107,8 @@ def one_by_one(table: dict, changes: Iterable[Change], how: How) -> dict:
             continue
         key = tuple(getattr(change, name) for name in how.keys)
         row = table.get(key)
+        if lacks_its_row(row, change, how):
+            continue
         if change.gone and how.deletes == "hard":
             table.pop(key, None)
         elif change.gone:
@@ -135,15 +155,15 @@ class Changing(RuleBasedStateMachine):
     def begin(self, how: How) -> None:
         """An empty table of the drawn kind."""
         if how.coming == "in no order":
-            # What the source could not read is that of the change before, and what is inserted that of the first one.
-            how = how._replace(keep=False, update_columns=())
+            # What is inserted is that of the first change.
+            how = how._replace(update_columns=())
         if how.keep or how.update_columns:
             # A value that a bad row has may stand for one that a later row does not have, or does not update.
             how = how._replace(diverts=False)
         if how.table == WHOLE:
             # It has no column for a soft delete, and no CHECK.
             how = how._replace(deletes="hard", diverts=False)
-        self.how, self.feed, self.read, self.came = how, [], 0, set()
+        self.how, self.feed, self.read, self.stones = how, [], 0, {}
         self.model: dict = {}
         self.name = f"events_{len(how.keys) - 1}_{how.table}"
         self.connection = psycopg.connect(self.url)
@@ -198,6 +218,8 @@ class Changing(RuleBasedStateMachine):
         if len(bad) == len(numbers) > 1:
             # A batch of which no row can be written stops the query.
             return
+        if how.keep:
+            bad |= {number for number, change in zip(numbers, changes, strict=True) if change.name == UNREAD}
         with patch.object(upsert, "MERGED_ROWS", 0 if how.table == WHOLE else upsert.MERGED_ROWS):
             counts = apply(
                 self.connection,
@@ -210,7 +232,7 @@ class Changing(RuleBasedStateMachine):
                 only_newer=how.coming != "in order",
                 update_columns=how.update_columns,
                 keep_where=UNREAD if how.keep else None,
-                dead_letters=how.diverts,
+                dead_letters=how.diverts or how.keep,
             )
         found = self.connection.execute(
             "DELETE FROM pgonce.dead_letters RETURNING (row_data ->> 'seq')::int"
@@ -218,11 +240,10 @@ class Changing(RuleBasedStateMachine):
         assert {seq for (seq,) in found} <= bad
         assert len(found) == counts.get("dead_letters", 0)
         self.connection.commit()
-        if how.coming == "in no order":
-            self.came |= set(numbers)
-            self.model = one_by_one({}, [self.feed[n] for n in sorted(self.came)], how)
+        if how.coming == "in order":
+            self.model = one_by_one(self.model, changes, how)
         else:
-            self.model = one_by_one(self.model, [self.feed[n] for n in numbers if n >= self.read], how)
+            newest(self.model, self.stones, changes, how)
         self.read = max(self.read, numbers[-1] + 1)
         note(f"{numbers} by {transport}: {counts}")
         self.compare()

@@ -1,0 +1,132 @@
+"""A change that lacks a value is never written as a new row without it."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.applied_changes import DELETE, PLAIN, WRITE, apply
+from support.sent_rows import publish
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+
+TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
+UNREAD = {"keep_where": "?"}
+
+
+@pytest.fixture(autouse=True)
+def events(url, admin):
+    """A table with a primary key, and a ledger."""
+    ensure_ledger(url)
+    admin.execute(TABLE.encode())
+
+
+def stored(admin):
+    """The table's rows."""
+    return admin.execute("TABLE events ORDER BY id").fetchall()
+
+
+def letters(admin):
+    """The rows that were put aside."""
+    return admin.execute("SELECT row_data ->> 'seq', code, column_name FROM pgonce.dead_letters ORDER BY 1").fetchall()
+
+
+@pytest.mark.parametrize("only_newer", [False, True])
+def test_an_update_that_overtakes_its_insert_is_refused(only_newer, url, admin):
+    """The value comes with a change that comes later: written now, it would be passed over then."""
+    with pytest.raises(TargetError, match=r"VALUE_NOT_READ.*\(name\)"):
+        apply(url, (1, "?", 20, WRITE), only_newer=only_newer, **UNREAD)
+    assert stored(admin) == []
+
+
+@pytest.mark.parametrize("transport", ["inline", "staged"])
+@pytest.mark.parametrize("only_newer", [False, True])
+def test_it_is_put_aside_if_there_are_dead_letters(only_newer, transport, url, admin):
+    """All changes of its key are, as none of them has the value, and the others are written."""
+    how = {"only_newer": only_newer, "dead_letters": True, "transport": transport, **UNREAD}
+    rows = [(1, "?", 20, WRITE), (1, "?", 21, WRITE), (2, "b", 1, WRITE), (3, "c", 1, WRITE), (3, "?", 2, WRITE)]
+    assert apply(url, *rows, **how) == {"written": 2, "superseded": 1, "dead_letters": 2}
+    assert stored(admin) == [(2, "b", 1), (3, "c", 2)]
+    assert letters(admin) == [("20", "VALUE_NOT_READ", "name"), ("21", "VALUE_NOT_READ", "name")]
+
+
+def test_a_batch_of_nothing_else_is_put_aside(url, admin):
+    """Such changes say nothing about the table, so a quiet stream does not stop for them."""
+    how = {"dead_letters": True, **UNREAD}
+    assert apply(url, (1, "?", 20, WRITE), (1, "?", 21, WRITE), **how) == {"dead_letters": 2}
+
+
+def test_a_change_before_the_delete_of_its_key_is_not_put_aside(url, admin):
+    """Only what comes after the delete would have become a row."""
+    apply(url, (1, "a", 1, WRITE))
+    rows = [(1, "?", 2, WRITE), (1, None, 3, DELETE), (1, "?", 4, WRITE), (2, "b", 1, WRITE)]
+    assert apply(url, *rows, dead_letters=True, **UNREAD) == {
+        "written": 1, "deleted": 1, "superseded": 1, "dead_letters": 1
+    }  # fmt: skip
+    assert stored(admin) == [(2, "b", 1)]
+    assert letters(admin) == [("4", "VALUE_NOT_READ", "name")]
+
+
+def test_what_a_delete_has_overtaken_is_neither(url, admin):
+    """A change that is older than the delete of its key is passed over, as any other."""
+    how = {"only_newer": True, **UNREAD}
+    apply(url, (1, None, 5, DELETE), **how)
+    assert apply(url, (1, "?", 4, WRITE), **how) == {"passed_over": 1}
+
+
+ENVELOPE = t.StructType([*PLAIN.fields[:3], t.StructField("op", t.StringType()), PLAIN.fields[3]])
+
+
+def test_an_insert_without_a_value_is_written_and_counted(url, admin, caplog):
+    """Of a row whose key has changed, no change has the value: Debezium calls it an insert."""
+    struct = t.StructType([*ENVELOPE.fields[:4], t.StructField("pgonce_deleted", t.BooleanType())])
+    how = {"delete_when": None, "change_feed": "debezium", "struct": struct, **UNREAD}
+    with caplog.at_level(logging.WARNING, "pgonce"):
+        result = publish(
+            url, "inline", struct, [(1, "?", 2, "c", WRITE), (1, "?", 3, "u", WRITE), (2, "b", 4, "c", WRITE)],
+            "apply", order_by="seq", change_feed="debezium", **UNREAD,
+        )  # fmt: skip
+    assert (result.counts["written"], result.counts["superseded"], result.counts["not_read"]) == (2, 1, 1)
+    assert stored(admin) == [(1, None, 3), (2, "b", 4)]
+    assert "1 rows were written to public.events without a value" in caplog.text
+    with pytest.raises(TargetError, match="VALUE_NOT_READ"):
+        apply(url, (3, "?", 2, "u", WRITE), **how)
+
+
+def test_an_upsert_without_a_value_is_refused_too(url, admin):
+    """The option means the same where no row deletes."""
+    struct = t.StructType(PLAIN.fields[:3])
+    with pytest.raises(TargetError, match="VALUE_NOT_READ"):
+        publish(url, "inline", struct, [(1, "?", 1)], "upsert", order_by="seq", **UNREAD)
+    publish(url, "inline", struct, [(1, "a", 1), (1, "?", 2)], "upsert", order_by="seq", **UNREAD)
+    assert stored(admin) == [(1, "a", 2)]
+
+
+def test_a_column_may_be_called_as_one_of_ours(url, admin):
+    """The table of changes has columns of its own, whose names no column of a user has."""
+    names = ["pgonce_new", "pgonce_rank", "pgonce_order", "pgonce_place", "pgonce_unread_0", "pgonce_deleted"]
+    admin.execute("DROP TABLE events")
+    columns = ", ".join(f"{name} text" for name in names)
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, {columns}, seq bigint)".encode())
+    struct = t.StructType([
+        t.StructField("id", t.LongType()),
+        *(t.StructField(name, t.StringType()) for name in names),
+        t.StructField("seq", t.LongType()),
+        t.StructField("gone", t.BooleanType()),
+    ])  # fmt: skip
+    apply(url, (1, *names, 1, WRITE), struct=struct, only_newer=True, **UNREAD)
+    apply(url, (1, *["?"] * len(names), 2, WRITE), struct=struct, only_newer=True, **UNREAD)
+    assert stored(admin) == [(1, *names, 2)]
+    apply(url, (1, *[None] * len(names), 3, DELETE), struct=struct, only_newer=True, **UNREAD)
+    assert stored(admin) == []
+
+
+def test_the_transaction_cannot_be_committed_without_the_rows(url):
+    """A refused batch leaves its transaction failed, so that a function cannot commit without these rows."""
+    with psycopg.connect(url) as connection:
+        with pytest.raises(TargetError):
+            apply(connection, (1, "?", 20, WRITE), **UNREAD)
+        assert connection.info.transaction_status.name == "INERROR"

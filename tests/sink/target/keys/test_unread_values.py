@@ -1,0 +1,69 @@
+"""The placeholder of a value that the source could not read is known in every form in which Debezium sends it."""
+
+from __future__ import annotations
+
+import json
+from uuid import UUID
+
+import pytest
+from pyspark.sql import types as t
+from support.applied_changes import WRITE, apply, changes
+
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+
+UNREAD = "__debezium_unavailable_value"
+AS_MAP = json.dumps({UNREAD: UNREAD}, separators=(",", ":"))
+NUMBERS = list(UNREAD.encode())
+MAP = t.MapType(t.StringType(), t.StringType())
+FORMS = {
+    "text": (t.StringType(), "text", "large", UNREAD, "large"),
+    "hstore as JSON": (t.StringType(), "jsonb", '{"a": "b"}', AS_MAP, {"a": "b"}),
+    "hstore as a map": (MAP, "jsonb", [("a", "b")], [(UNREAD, UNREAD)], {"a": "b"}),
+    "bytea": (t.BinaryType(), "bytea", b"large", UNREAD.encode(), b"large"),
+    "text[]": (t.ArrayType(t.StringType()), "text[]", ["large"], [UNREAD], ["large"]),
+    "bytea[]": (t.ArrayType(t.BinaryType()), "bytea[]", [b"large"], [UNREAD.encode()], [b"large"]),
+    "int[]": (t.ArrayType(t.IntegerType()), "int[]", [1], NUMBERS, [1]),
+    "bigint[]": (t.ArrayType(t.LongType()), "bigint[]", [1], NUMBERS, [1]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("only_newer", [False, True])
+def test_the_stored_value_stays(form, only_newer, url, admin):
+    """Whatever type the column has, the placeholder does not overwrite what is stored."""
+    ensure_ledger(url)
+    spark_type, postgres_type, value, placeholder, kept = FORMS[form]
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, large {postgres_type}, seq bigint)".encode())
+    how = {
+        "struct": changes(id=t.LongType(), large=spark_type, seq=t.LongType()),
+        "keep_where": UNREAD,
+        "only_newer": only_newer,
+    }
+    assert apply(url, (1, value, 1, WRITE), **how) == {"written": 1}
+    assert apply(url, (1, placeholder, 2, WRITE), **how) == {"written": 1}
+    assert admin.execute("TABLE events").fetchall() == [(1, kept, 2)]
+
+
+def test_values_that_only_look_like_the_placeholder_are_written(url, admin):
+    """An array that has it among others, or an object that has it as a value, is a value."""
+    ensure_ledger(url)
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, tags text[], doc jsonb, seq bigint)")
+    struct = changes(id=t.LongType(), tags=t.ArrayType(t.StringType()), doc=t.StringType(), seq=t.LongType())
+    how = {"struct": struct, "keep_where": UNREAD}
+    doc = {"name": UNREAD}
+    apply(url, (1, ["a"], "{}", 1, WRITE), **how)
+    apply(url, (1, ["a", UNREAD], json.dumps(doc), 2, WRITE), **how)
+    assert admin.execute("TABLE events").fetchall() == [(1, ["a", UNREAD], doc, 2)]
+
+
+def test_uuids_are_made_as_java_makes_them(url, admin):
+    """A column of type uuid[] comes as texts, and its placeholder is one UUID of the text's bytes."""
+    ensure_ledger(url)
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, ids uuid[], seq bigint)")
+    struct = changes(id=t.LongType(), ids=t.ArrayType(t.StringType()), seq=t.LongType())
+    kept = UUID("12345678-1234-5678-1234-567812345678")
+    how = {"struct": struct, "keep_where": "hello"}
+    apply(url, (1, [str(kept)], 1, WRITE), **how)
+    # MD5 of "hello" is 5d41402abc4b2a76b9719d911017c592; a UUID of version 3 has some bits of its own.
+    apply(url, (1, ["5d41402a-bc4b-3a76-b971-9d911017c592"], 2, WRITE), **how)
+    assert admin.execute("TABLE events").fetchall() == [(1, [kept], 2)]
