@@ -32,9 +32,10 @@ from pgonce.sink.target.dead_letters.bad_row import BadRow, RowsRefusedError, re
 from pgonce.sink.target.dead_letters.refusals import is_of_target
 from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.keys.delete_actions import delete_action, deletes_act_on_itself
-from pgonce.sink.target.keys.key_plan import Upsert
+from pgonce.sink.target.keys.key_plan import ComparedUpsert, Upsert
+from pgonce.sink.target.keys.upsert import compare_in_tx
 from pgonce.sink.target.refused_values import BACK, Written
-from pgonce.sink.target.statements import value_of
+from pgonce.sink.target.statements import value_as_assigned
 
 Counts = Mapping[str, int] | None
 Write = Callable[[GatheredRows], Counts]
@@ -88,7 +89,8 @@ class _InOrder:
         self._written = written
         self._write = write
         self._table = sql.Identifier("pg_temp", f"pgonce_turns_{next(_counter)}")
-        connection.execute(_numbered(self._table, gathered, written), prepare=False)
+        _, compared = compare_in_tx(connection, written.table, _by_key(written), sql.SQL("SELECT"))
+        connection.execute(_numbered(self._table, gathered, written, compared), prepare=False)
         rows = connection.execute(
             sql.SQL("SELECT turn, deletes, before, place::pg_catalog.text FROM {} ORDER BY number").format(self._table)
         ).fetchall()
@@ -173,12 +175,12 @@ def _added(counts: Mapping[str, int], more: Mapping[str, int]) -> dict[str, int]
     return {name: counts.get(name, 0) + number for name, number in more.items()}
 
 
-def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written) -> sql.Composed:
+def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, upsert: ComparedUpsert) -> sql.Composed:
     """The statement that numbers the rows; ``before`` is the turn in which the row's key comes before."""
-    upsert = _by_key(written)
-    order = value_of(upsert.order_by) if upsert.order_by else sql.SQL("1")
+    order = value_as_assigned(upsert.order_by, upsert) if upsert.order_by else sql.SQL("1")
     keys = sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(value_of(key), sql.Identifier(f"key_{n}")) for n, key in enumerate(upsert.keys)
+        sql.SQL("{} AS {}").format(value_as_assigned(key, upsert), sql.Identifier(f"key_{n}"))
+        for n, key in enumerate(upsert.keys)
     )
     names = sql.SQL(", ").join(sql.Identifier(f"key_{n}") for n, _ in enumerate(upsert.keys))
     deletes = sql.Identifier(written.changes.deleted) if written.changes else sql.SQL("false")

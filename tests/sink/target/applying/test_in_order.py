@@ -167,6 +167,19 @@ class TestMovedValues:
         assert stored(admin) == [(1, -2, 2), (2, 3, 1)]
         assert letters(admin) == [(4, "23505")]
 
+    @pytest.mark.parametrize(("collation", "seqs"), [("C", "Ba"), ("und-x-icu", "aB")])
+    def test_texts_are_ordered_as_the_table_orders_them(self, collation, seqs, icu_url):
+        """By the collation of the column, whatever that of the database is."""
+        ensure_ledger(icu_url)
+        struct = changes(id=t.LongType(), u=t.LongType(), seq=t.StringType())
+        with psycopg.connect(icu_url, autocommit=True) as admin:
+            admin.execute(
+                f'CREATE TABLE events (id bigint PRIMARY KEY, u bigint UNIQUE, seq text COLLATE "{collation}");'
+                "INSERT INTO events VALUES (1, 1, ''), (2, 2, '')".encode()
+            )
+            apply(icu_url, (1, 2, seqs[1], WRITE), (2, 3, seqs[0], WRITE), struct=struct, dead_letters=True)
+            assert stored(admin) == [(1, 2, seqs[1]), (2, 3, seqs[0])]
+
     def test_a_large_batch(self, url, admin, events):
         """A value moves along four thousand rows, and a hundred rows want one that belongs to another row."""
         admin.execute("TRUNCATE events; INSERT INTO events SELECT n, n, 0 FROM generate_series(1, 4000) AS n")
