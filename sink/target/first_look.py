@@ -17,10 +17,10 @@ from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.routes import Routes
-from pgonce.sink.settings import DEAD_LETTERS, Destination
+from pgonce.sink.settings import DEAD_LETTERS, DeadLetters, Destination
 from pgonce.sink.target.catalogue import TargetTable, look_up_table
 from pgonce.sink.target.checked_table import check_table, plan_columns
-from pgonce.sink.target.dead_letters.letters import letters_table
+from pgonce.sink.target.dead_letters.letters import checked_letters_table
 from pgonce.sink.target.evolution.new_columns import as_altered, changes_for, without_extra
 from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
 from pgonce.sink.target.keys.delete_actions import refuse_actions_between
@@ -81,17 +81,22 @@ def look_once(
 
 def _look_at_all(connection: psycopg.Connection, routes: Routes, columns: Sequence[EncodedColumn]) -> None:
     refuse_doubled(routes, resolve_tables(connection, [route.destination.table for route in routes]))
+    _look_at_letters(connection, routes.dead_letters)
     seen = [(_look(connection, route.destination, route.written(columns)), route.destination) for route in routes]
     refuse_actions_between([(table, destination.changes) for table, destination in seen if table is not None])
+
+
+def _look_at_letters(connection: psycopg.Connection, letters: DeadLetters | None) -> None:
+    # The ledger's own may be there only when the first batch is committed.
+    if letters and letters.table != DEAD_LETTERS:
+        checked_letters_table(*look_up_table(connection, letters.table))
 
 
 def _look(
     connection: psycopg.Connection, destination: Destination, columns: Sequence[EncodedColumn]
 ) -> TargetTable | None:
     """Refuse the table if it is unfit, and return it as it will be; None if it is to be created."""
-    if destination.dead_letters and destination.dead_letters.table != DEAD_LETTERS:
-        # The ledger's own may be there only when the first batch is committed.
-        letters_table(connection, destination.dead_letters.table)
+    _look_at_letters(connection, destination.dead_letters)
     found, table = look_up_table(connection, destination.table)
     if table is not None:
         check_table(table, destination)

@@ -28,6 +28,7 @@ from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.target.dead_letters.bounds import none_fits, of_one, too_many
 from pgonce.sink.target.dead_letters.letters import COUNTED, Letters
 from pgonce.sink.target.dead_letters.recorded_destination import recorded
+from pgonce.sink.target.dead_letters.write_what_fits import Constraints
 from pgonce.sink.target.evolution.too_narrow import written_to_wider
 from pgonce.sink.target.gathering import Gathered, GatheredRows, Gathering
 from pgonce.sink.target.lock import unsafe_partition
@@ -43,12 +44,15 @@ class TableResult:
     The table that rows were written to, as it is now.
 
     ``counts`` says what became of the rows, if they do more than replace stored ones. ``put_aside`` of them could not
-    be written, and are dead letters now.
+    be written, and are dead letters now; ``why`` says of one of them why, as a sentence. ``too_early``
+    of them say nothing about the table, because only their rows are not there yet.
     """
 
     table: TargetTable
     counts: Counts | None
     put_aside: int = 0
+    too_early: int = 0
+    why: str = ""
 
 
 @dataclass(frozen=True)
@@ -128,11 +132,19 @@ def publish_rows_in_tx(
         with whole_or_failed(connection):
             if letters is None or batch is None:
                 return TableResult(table, for_table.write_in_tx(table, plan, over))
-            if not may_divert:
-                result = TableResult(table, for_table.write_in_tx(table, plan, over))
-                return _with_dead_letters(for_table, batch, letters, result, None, ())
-            counts, among, bad = for_table.write_what_fits_in_tx(table, plan, over, letters.most, is_last=turn.is_last)
-            return _with_dead_letters(for_table, batch, letters, TableResult(table, counts, len(bad)), among, bad)
+            among: GatheredRows | None = None
+            bad: Sequence[BadRow] = ()
+            if may_divert:
+                counts, among, bad = for_table.write_what_fits_in_tx(
+                    table, plan, over, letters.most, is_last=turn.is_last
+                )
+            else:
+                constraints = Constraints(connection, table, is_last=turn.is_last)
+                counts = for_table.write_in_tx(table, plan, over)
+                constraints.check()
+            result = TableResult(table, counts, len(bad))
+            # The rows of several tables are judged together.
+            return _with_dead_letters(for_table, batch, letters, result, among, bad, is_whole=turn.gathering is None)
 
     if destination.schema_evolution == "addColumns":
         result = written_to_wider(connection, destination, rows.columns, gathering, write)
@@ -151,8 +163,10 @@ def _with_dead_letters(
     result: TableResult,
     gathered: GatheredRows | None,
     bad: Sequence[BadRow],
+    *,
+    is_whole: bool,
 ) -> TableResult:
-    """Write the rows that are left as dead letters, and count them."""
+    """Write the rows that are left as dead letters, and count them; ``is_whole``: these are all rows of the batch."""
     rows, unfit, table = for_table.rows, for_table.rows.unfit(), result.table.qualified_name
     if not bad and not unfit:
         return result
@@ -161,9 +175,8 @@ def _with_dead_letters(
     written = rows.count() - stored_before - len(bad)
     if len(bad) + len(unfit) > settings.most:
         raise too_many(table, settings.most, of_one(first))
-    # A change whose row is not there says nothing about the table.
-    codes = {row.code for row in bad} | {row.code for row in unfit}
-    if not written and len(bad) + len(unfit) > 1 and codes != {VALUE_NOT_READ}:
+    too_early = sum(row.code == VALUE_NOT_READ for row in bad)
+    if is_whole and not written and len(bad) + len(unfit) > max(1, too_early):
         raise none_fits(table, of_one(first))
     named = replace(for_table.destination, table=result.table.identifier.as_string(None), dead_letters=None)
     how = recorded(named, rows.columns, result.table.oid)
@@ -172,4 +185,4 @@ def _with_dead_letters(
     if gathered is not None:
         letters.write_refused_in_tx(for_table.connection, gathered, bad, rows.columns, rows.positions)
     counts = {**(result.counts or {WRITTEN: written}), COUNTED: len(bad) + len(unfit)}
-    return replace(result, counts=counts)
+    return replace(result, counts=counts, too_early=too_early, why=of_one(first))

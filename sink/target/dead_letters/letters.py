@@ -22,11 +22,14 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
-from pgonce.sink.settings import DeadLetters
+from pgonce.sink.settings import DeadLetters, Destination
 from pgonce.sink.staging.table import ATTEMPT_COLUMN
+from pgonce.sink.target.catalogue import TargetTable
+from pgonce.sink.target.checked_table import check_table, not_durable
 from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.target.gathering import GatheredRows
-from pgonce.sink.target.table_name import resolve_table
+from pgonce.sink.target.lock import lock_table, unsafe_partition
+from pgonce.sink.target.table_name import ResolvedName
 from pgonce.sink.unfit_row import UnfitRow
 
 _log = logging.getLogger("pgonce")
@@ -57,8 +60,7 @@ class Letters:
             ((_position(row), row.row_data, row.column_name, row.code, row.message) for row in rows),
         )
         bad = sql.SQL("(VALUES {}) AS s(position, row_data, column_name, code, message)").format(values)
-        self._say(len(rows))
-        search_path.execute_in_tx(connection.cursor(), self._insert(self._table(connection), bad))
+        self._write(connection, bad, len(rows))
 
     def write_refused_in_tx(
         self,
@@ -77,8 +79,7 @@ class Letters:
         why = sql.SQL("JOIN (VALUES {}) AS why(place, column_name, code, message) ON given.ctid = why.place")
         reasons = [sql.Identifier("why", name) for name in _REASONS]
         bad = _whole_rows(gathered.source, columns, positions, reasons, why.format(values))
-        self._say(len(rows))
-        self._write(connection, bad)
+        self._write(connection, bad, len(rows))
 
     def write_all_in_tx(
         self,
@@ -93,21 +94,26 @@ class Letters:
         # Nothing is joined: the condition names the rows' columns, which may be called as anything else is.
         wanted = sql.SQL("WHERE {}").format(gathered.wanted)
         bad = _whole_rows(gathered.source, columns, positions, reasons, wanted)
-        self._say(gathered.count)
-        self._write(connection, bad)
+        self._write(connection, bad, gathered.count)
 
-    def _say(self, count: int) -> None:
-        batch = self.batch
-        said = "batch %s of query %s: rows for %s that cannot be written, put aside in %s: %s (`pgonce dead-letters`)"
-        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count)
-
-    def _write(self, connection: psycopg.Connection, rows: sql.Composable) -> None:
+    def _write(self, connection: psycopg.Connection, rows: sql.Composable, count: int) -> None:
+        """:raises TargetError: if the table of the letters is unfit, or does not take just ``count`` of them."""
+        found, table = lock_table(connection, self.settings.table)
+        table = checked_letters_table(found, table)
         # JSON would have fewer digits of a float if the role's settings say so.
         digits = connection.execute("SELECT pg_catalog.current_setting('extra_float_digits')").fetchone()
         connection.execute("SET LOCAL extra_float_digits = 1")
-        search_path.execute_in_tx(connection.cursor(), self._insert(self._table(connection), rows))
+        cursor = connection.cursor()
+        search_path.execute_in_tx(cursor, self._insert(table.identifier, rows))
+        if cursor.rowcount != count:
+            raise _left_out(table, cursor.rowcount, count)
         if digits:
             connection.execute(sql.SQL("SET LOCAL extra_float_digits = {}").format(sql.Literal(digits[0])))
+        if (culprit := unsafe_partition(connection, table)) is not None:
+            raise not_durable(culprit).beginning(_OF_LETTERS)
+        batch = self.batch
+        said = "batch %s of query %s: rows for %s that cannot be written, put aside in %s: %s (`pgonce dead-letters`)"
+        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count)
 
     def _insert(self, table: sql.Identifier, rows: sql.Composable) -> sql.Composed:
         return sql.SQL(
@@ -121,18 +127,18 @@ class Letters:
             rows,
         )
 
-    def _table(self, connection: psycopg.Connection) -> sql.Identifier:
-        return letters_table(connection, self.settings.table)
+
+_OF_LETTERS = "The table of the dead letters"
 
 
-def letters_table(connection: psycopg.Connection, name: str) -> sql.Identifier:
+def checked_letters_table(found: ResolvedName, table: TargetTable | None) -> TargetTable:
     """
-    The table of this name, as the user's search_path finds it.
+    The table that deadLetters names, which has to keep the letters as a target keeps its rows.
 
-    :raises TargetError: DEAD_LETTERS_MISSING.
+    :param found: what Postgres says of its name.
+    :raises TargetError: DEAD_LETTERS_MISSING, and as :func:`check_table`.
     """
-    found = resolve_table(connection, name)
-    if found.kind is None:
+    if table is None:
         raise TargetError(
             "DEAD_LETTERS_MISSING",
             f"The table {found.qualified_name}, which deadLetters names, does not exist.",
@@ -140,7 +146,21 @@ def letters_table(connection: psycopg.Connection, name: str) -> sql.Identifier:
             f"CREATE TABLE {found.qualified_name} (LIKE {SCHEMA}.dead_letters INCLUDING ALL). Or set deadLetters to "
             "true: then it is the ledger's.",
         )
-    return sql.Identifier(found.schema, found.name)
+    try:
+        check_table(table, Destination(table.qualified_name))
+    except TargetError as error:
+        raise error.beginning(_OF_LETTERS) from None
+    return table
+
+
+def _left_out(table: TargetTable, inserted: int, count: int) -> TargetError:
+    return TargetError(
+        "TRIGGER_CHANGED_ROWS",
+        f"{table.qualified_name} took {inserted} of {count} dead letters: a BEFORE trigger left the others out, and "
+        "their rows would be nowhere.",
+        NOTHING,
+        "Let the table of the dead letters keep all of them: drop the trigger, or let it return every row.",
+    )
 
 
 _REASONS = ("column_name", "code", "message")
@@ -156,9 +176,30 @@ def _whole_rows(
     """The rows of ``source`` that are ``chosen``, each with the ``reasons`` why it is refused."""
     named = (sql.SQL("{} AS {}").format(*each) for each in zip(reasons, map(sql.Identifier, _REASONS), strict=True))
     return sql.SQL(
-        "(SELECT {} AS position, to_jsonb(given.*) - {}::text AS row_data, {} FROM {} AS given {} "
+        "(SELECT {} AS position, (to_jsonb(given.*) - {}::text){} AS row_data, {} FROM {} AS given {} "
         "ORDER BY given.ctid) AS s"
-    ).format(_position_of(columns, positions), sql.Literal(ATTEMPT_COLUMN), sql.SQL(", ").join(named), source, chosen)
+    ).format(
+        _position_of(columns, positions),
+        sql.Literal(ATTEMPT_COLUMN),
+        _negative_zeros(columns),
+        sql.SQL(", ").join(named),
+        source,
+        chosen,
+    )
+
+
+def _negative_zeros(columns: Sequence[EncodedColumn]) -> sql.Composable:
+    """What is added to a row's JSON so that its negative zeros are read back as such: they are texts, as NaN is."""
+    # A number in jsonb is a numeric, which has no negative zero.
+    added = []
+    for column in columns:
+        kind, _, is_array = column.postgres_type.partition("[")
+        if kind in ("float4", "float8"):
+            value = sql.SQL("{}::text[]" if is_array else "{}::text").format(sql.Identifier("given", column.name))
+            values = value if is_array else sql.SQL("ARRAY[{}]").format(value)
+            add = sql.SQL(" || CASE WHEN '-0' = ANY ({}) THEN jsonb_build_object({}, {}) ELSE '{{}}' END")
+            added.append(add.format(values, sql.Literal(column.name), value))
+    return sql.Composed(added)
 
 
 def _values(types: Sequence[str], rows: Iterable[tuple[str | None, ...]]) -> sql.Composable:

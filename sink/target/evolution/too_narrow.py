@@ -17,8 +17,10 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
-from pgonce.sink.target.catalogue import TargetColumn, look_up_table
+from pgonce.sink.target.catalogue import TargetColumn, TargetTable, look_up_table
 from pgonce.sink.target.dead_letters.refusals import may_be_a_rows
+from pgonce.sink.target.evolution.new_columns import NOT_ALTERED, changes_for
+from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
 from pgonce.sink.target.evolution.widening import is_limited
 from pgonce.sink.target.gathering import Gathered
 from pgonce.sink.target.whole_or_failed import whole_or_failed
@@ -50,7 +52,8 @@ def written_to_wider(
     """
     What ``write`` returns; if Postgres refuses a value as too large, it is called again for wider columns.
 
-    Rows are put aside as dead letters only at the second time, because a wider column may take them.
+    Rows are put aside as dead letters only at the second time, because a wider column may take them; those for which a
+    column cannot be widened, too.
 
     :param write: takes the columns of the rows that are too narrow in the table.
     """
@@ -65,11 +68,44 @@ def written_to_wider(
         gathering.undone()
         with whole_or_failed(connection):
             names = _too_narrow(connection, destination, encoded, gathering(), gathering.wanted)
-            if not names and not diverts:
+            if diverts:
+                names = _that_may_be_widened(connection, destination, encoded, names)
+            elif not names:
                 raise
-            done = write(names)
+            try:
+                done = write(names)
+            except TargetError as not_widened:
+                if not (diverts and names and not_widened.code == NOT_ALTERED):
+                    raise
+                # Only Postgres knew that. The values that are too large are put aside, as without addColumns.
+                connection.execute(_BACK)
+                gathering.undone()
+                done = write(())
     connection.execute(_KEEP)
     return done
+
+
+def _that_may_be_widened(
+    connection: psycopg.Connection, destination: Destination, encoded: Sequence[EncodedColumn], names: Collection[str]
+) -> frozenset[str]:
+    """Those of the columns that nothing keeps as they are, as far as the catalogue tells."""
+    _, table = look_up_table(connection, destination.table)
+    return frozenset(name for name in names if table and _may_be_widened(connection, table, destination, encoded, name))
+
+
+def _may_be_widened(
+    connection: psycopg.Connection,
+    table: TargetTable,
+    destination: Destination,
+    encoded: Sequence[EncodedColumn],
+    name: str,
+) -> bool:
+    changes = changes_for(table, [column for column in encoded if column.name == name], destination, (name,))
+    try:
+        refuse_what_stands_in_the_way(connection, table, changes)
+    except TargetError:
+        return False
+    return True
 
 
 def _too_narrow(

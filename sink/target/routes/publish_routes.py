@@ -99,6 +99,7 @@ def publish_routes_in_tx(
         targets = {table.qualified_name: table.oid for table in listed.values() if table.oid is not None}
         tables: dict[str, int] = {}
         written: list[tuple[TargetTable, Changes | None]] = []
+        why, too_early = "", 0
         for route in due:
             of_one, gathering = rows_of(route, rows, source)
             found = listed[route.value]
@@ -113,22 +114,23 @@ def publish_routes_in_tx(
             name, number = result.table.qualified_name, of_one.number - result.put_aside
             targets[name], tables[name] = result.table.oid, number
             written.append((result.table, route.destination.changes))
+            why, too_early = why or result.why, too_early + result.too_early
             counts.update({WRITTEN: number} if result.counts is None else result.counts)
             if result.table.note:
                 notes[name] = f"{notes.get(name, '')} {result.table.note}".strip()
         refuse_actions_between(written)
-        _refuse_too_many(routes, counts.get(COUNTED, 0), sum(tables.values()))
+        _refuse_too_many(routes, counts.get(COUNTED, 0), sum(tables.values()), why, too_early)
         return RoutedResult(
             targets, tables, dict(counts) if set(counts) - {WRITTEN} else None, sum(gathered.counts.values()), notes
         )
 
 
-def _refuse_too_many(routes: Routes, aside: int, written: int) -> None:
+def _refuse_too_many(routes: Routes, aside: int, written: int, why: str, too_early: int) -> None:
     """A batch may have no more dead letters than any of its tables, and must have rows that are none."""
     settings = [routes.dead_letters, *(route.destination.dead_letters for route in routes)]
     most = max((each.most for each in settings if each is not None), default=0)
     where = f"the tables of {routes.sink_name}"
     if aside > most:
-        raise too_many(where, most)
-    if not written and aside > 1:
-        raise none_fits(where)
+        raise too_many(where, most, why)
+    if not written and aside > max(1, too_early):
+        raise none_fits(where, why)

@@ -17,6 +17,7 @@ from support.fixtures.driver import wait_until
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.route_options import where_to
 from pgonce.sink.settings import destination
 from pgonce.sink.target.first_look import look_once
 
@@ -28,7 +29,8 @@ _queries = itertools.count()
 
 def look(url, table="events", mode="append", keys=(), query=None, **arguments):
     """A look of a query of its own."""
-    how = {name: arguments.pop(name) for name in ("create_table", "schema_evolution") if name in arguments}
+    named = ("create_table", "schema_evolution", "dead_letters")
+    how = {name: arguments.pop(name) for name in named if name in arguments}
     to = destination(table, mode, keys, None, **how)
     look_once(next(_queries) if query is None else query, url, to, COLUMNS, **arguments)
 
@@ -52,6 +54,32 @@ def test_what_the_commit_would_refuse_is_refused_before(admin, url, ddl, argumen
     admin.execute(ddl)
     with pytest.raises(TargetError, match=says):
         look(url, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "code"),
+    [
+        ("SELECT", "DEAD_LETTERS_MISSING"),
+        ("CREATE UNLOGGED TABLE rejected (LIKE pgonce.dead_letters)", "TARGET_NOT_DURABLE"),
+        ("CREATE VIEW rejected AS TABLE pgonce.dead_letters", "TARGET_NOT_A_TABLE"),
+        (
+            "CREATE TABLE rejected (LIKE pgonce.dead_letters); "
+            "CREATE RULE r AS ON INSERT TO rejected DO INSTEAD NOTHING",
+            "TARGET_HAS_RULES",
+        ),
+    ],
+)
+def test_a_table_that_cannot_keep_dead_letters_is_refused_before(admin, url, ddl, code):
+    """As a target is, whichever option names it."""
+    migrate(admin)
+    admin.execute(TABLE)
+    admin.execute(ddl)
+    with pytest.raises(TargetError, match=code):
+        look(url, dead_letters="rejected")
+    entry = {"events": {"dead_letters": True}}
+    routes = where_to("", "name", entry, "deadLetters", "append", (), None, dead_letters="rejected")
+    with pytest.raises(TargetError, match=code):
+        look_once(next(_queries), url, routes, COLUMNS)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 
 import psycopg
+import pytest
 from pyspark.sql import types as t
+from support.bad_rows import committed, unfit_row
 from support.batches import make_batch, make_planned_batch
+from support.dead_letters import replayed
+from support.routed_rows import commit as commit_routed
+from support.routed_rows import routed, routes
 from support.rows import GivenRows
 from support.sent_rows import arrow_rows
-from support.typed_rows import struct_of, typed_rows
+from support.typed_rows import commit_typed, struct_of, typed_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
@@ -126,3 +133,123 @@ def test_it_names_the_table_that_refused_it_and_the_log_says_how_many_there_are(
     assert message == 'null value in column "name" of relation "events" violates not-null constraint'
     said = "batch 0 of query q1: rows for public.events that cannot be written, put aside in pgonce.dead_letters: 2"
     assert any(record.message.startswith(said) for record in caplog.records)
+
+
+LIKE = "(LIKE pgonce.dead_letters INCLUDING ALL)"
+DROPS = """
+CREATE FUNCTION dropped() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER dropped BEFORE INSERT ON rejected FOR EACH ROW {when} EXECUTE FUNCTION dropped()
+"""
+# How a table of letters loses them: what makes it, and the code with which it is refused.
+UNFIT_TABLES = {
+    "unlogged": (f"CREATE UNLOGGED TABLE rejected {LIKE}", "TARGET_NOT_DURABLE"),
+    "rule": (
+        f"CREATE TABLE rejected {LIKE}; CREATE RULE r AS ON INSERT TO rejected DO INSTEAD NOTHING",
+        "TARGET_HAS_RULES",
+    ),
+    "view": (f"CREATE TABLE under {LIKE}; CREATE VIEW rejected AS TABLE under", "TARGET_NOT_A_TABLE"),
+    "foreign table": (
+        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; "
+        "CREATE FOREIGN TABLE rejected (query_id text) SERVER s",
+        "TARGET_NOT_A_TABLE",
+    ),
+    "unlogged partition": (
+        "CREATE TABLE rejected (LIKE pgonce.dead_letters INCLUDING DEFAULTS) PARTITION BY LIST (query_id); "
+        "CREATE UNLOGGED TABLE rejected_too PARTITION OF rejected DEFAULT",
+        "TARGET_NOT_DURABLE",
+    ),
+}
+FOR_SOME = "WHEN (new.code = '22001')"
+# What only the commit meets.
+LOSING_TABLES = {
+    "trigger": (f"CREATE TABLE rejected {LIKE}; {DROPS.format(when='')}", "TRIGGER_CHANGED_ROWS"),
+    "trigger for some": (
+        f"CREATE TABLE rejected {LIKE}; {DROPS.format(when=FOR_SOME)}",
+        "TRIGGER_CHANGED_ROWS",
+    ),
+    "policy": (
+        f"CREATE TABLE rejected {LIKE}; ALTER TABLE rejected ENABLE ROW LEVEL SECURITY; "
+        "GRANT SELECT, INSERT ON rejected TO PUBLIC",
+        "TARGET_NOT_PERMITTED",
+    ),
+}
+EVENTS = "CREATE TABLE events (id bigint, name varchar(3) NOT NULL, amount bigint)"
+BAD = [(1, "abc", 1), (2, "long", 1), (3, None, 1)]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", {**UNFIT_TABLES, **LOSING_TABLES})
+def test_a_table_that_would_lose_them_refuses_the_batch(kind, staged, url, admin, login):
+    """Nothing is written, because the rows that cannot be would be nowhere."""
+    ensure_ledger(url)
+    ddl, code = {**UNFIT_TABLES, **LOSING_TABLES}[kind]
+    admin.execute(ddl)
+    admin.execute(EVENTS)
+    for grant in (*grants(login.user), f"GRANT INSERT, SELECT ON events TO {login.user}"):
+        admin.execute(grant)
+    with pytest.raises(TargetError) as raised:
+        committed(login.url if kind == "policy" else url, BAD, dead_letters="rejected", staged=staged)
+    assert raised.value.code == code
+    assert "rejected" in str(raised.value)
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("kind", UNFIT_TABLES)
+def test_rows_that_could_not_be_encoded_or_have_no_route_are_kept_from_it_too(kind, url, admin):
+    """Whatever puts a row aside looks at the table in the same way."""
+    ensure_ledger(url)
+    ddl, code = UNFIT_TABLES[kind]
+    admin.execute(ddl)
+    admin.execute(
+        "CREATE TABLE events (id bigint, name text, amount bigint); CREATE TABLE orders (id bigint, name text)"
+    )
+    with pytest.raises(TargetError, match=code):
+        committed(url, BAD[:1], dead_letters="rejected", not_encoded=(unfit_row(id=9),))
+    where = routes({"orders": {}}, unknown_routes="deadLetters", dead_letters="rejected")
+    with pytest.raises(TargetError, match=code):
+        commit_routed(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("taxes", 2, "b")))
+
+
+def test_the_ledgers_own_table_is_looked_at_as_well(url, admin):
+    """Somebody may have put a rule there."""
+    ensure_ledger(url)
+    admin.execute(EVENTS)
+    admin.execute("CREATE RULE r AS ON INSERT TO pgonce.dead_letters DO INSTEAD NOTHING")
+    with pytest.raises(TargetError, match="TARGET_HAS_RULES.*pgonce.dead_letters"):
+        committed(url, BAD)
+
+
+def test_a_trigger_that_keeps_all_of_them_is_all_right(url, admin):
+    """And so is a partitioned table whose partitions outlive a crash."""
+    ensure_ledger(url)
+    admin.execute(EVENTS)
+    admin.execute(
+        "CREATE TABLE rejected (LIKE pgonce.dead_letters INCLUDING DEFAULTS) PARTITION BY LIST (query_id); "
+        "CREATE TABLE part PARTITION OF rejected DEFAULT; "
+        "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.message := ''x''; RETURN new; END'; "
+        "CREATE TRIGGER noted BEFORE INSERT ON rejected FOR EACH ROW EXECUTE FUNCTION noted()"
+    )
+    admin.execute("ALTER TABLE rejected ALTER dead_letter_id SET DEFAULT 1")
+    committed(url, BAD, dead_letters="rejected")
+    assert admin.execute("SELECT message FROM part").fetchall() == [("x",), ("x",)]
+
+
+FLOATS = {"name": t.StringType(), "one": t.DoubleType(), "few": t.ArrayType(t.FloatType())}
+
+
+def test_a_negative_zero_comes_back_from_a_letter_as_one(url, admin):
+    """Also within an array; a number in jsonb would have lost its sign."""
+    admin.execute("CREATE TABLE events (name varchar(3), one float8, few float4[])")
+    values = [(-0.0, [-0.0, 0.0, None, 1.5]), (0.0, [0.0]), (-1.0, None), (None, [float("nan"), -0.0])]
+    rows = [("abc", 1.0, []), *(("long", one, few) for one, few in values)]
+    commit_typed(url, 0, WHERE, FLOATS, rows)
+    admin.execute("ALTER TABLE events ALTER name TYPE text")
+    replayed(url, "q1")
+    stored = "SELECT one::text, few::text FROM events WHERE name = 'long' ORDER BY ctid"
+    assert admin.execute(stored).fetchall() == [
+        ("-0", "{-0,0,NULL,1.5}"),
+        ("0", "{0}"),
+        ("-1", None),
+        (None, "{NaN,-0}"),
+    ]

@@ -13,7 +13,7 @@ from support.typed_rows import commit_typed, typed_rows
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.settings import destination
-from pgonce.sink.target.evolution import too_narrow
+from pgonce.sink.target.evolution import alter, too_narrow
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "price": t.DecimalType(12, 2), "bits": t.StringType()}
@@ -143,3 +143,67 @@ def test_a_function_that_swallows_the_error_commits_nothing(admin, url, view):
             publish_rows_in_tx(connection, ADD, rows)
         assert connection.execute("COMMIT").statusmessage == "ROLLBACK"
     assert admin.execute("SELECT to_regclass('other')").fetchone() == (None,)
+
+
+LETTERS = destination("events", schema_evolution="addColumns", dead_letters=True)
+
+
+def put_aside(admin):
+    """The ids of the dead letters, and why they are such."""
+    return admin.execute(
+        "SELECT (row_data ->> 'id')::int, column_name, code FROM pgonce.dead_letters ORDER BY 1"
+    ).fetchall()
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_value_too_long_for_a_column_that_cannot_be_widened_is_put_aside(admin, url, staged):
+    """As it is without addColumns; another column is widened all the same."""
+    admin.execute(TABLE)
+    admin.execute("CREATE VIEW report AS SELECT name FROM events")
+    rows = [FITS, (2, "longer", None, None), (3, None, Decimal("1000.00"), None), (4, "longer", Decimal(2000), None)]
+    commit_typed(url, 0, LETTERS, COLUMNS, rows, staged=staged)
+    assert put_aside(admin) == [(2, "name", "22001"), (4, "name", "22001")]
+    assert rows_in(admin, "events") == [FITS, rows[2]]
+    assert types_of(admin)["price"] == "numeric(12,2)"
+
+
+def test_a_row_is_put_aside_where_only_postgres_knows_that_a_column_cannot_be_widened(admin, url, monkeypatch):
+    """The table is then left as it is."""
+    monkeypatch.setattr(too_narrow, "refuse_what_stands_in_the_way", lambda *_: None)
+    monkeypatch.setattr(alter, "refuse_what_stands_in_the_way", lambda *_: None)
+    admin.execute(TABLE)
+    admin.execute("CREATE VIEW report AS SELECT name FROM events")
+    commit_typed(url, 0, LETTERS, COLUMNS, [FITS, (2, "longer", None, None)])
+    assert put_aside(admin) == [(2, "name", "22001")]
+    assert rows_in(admin, "events") == [FITS]
+
+
+def test_a_column_that_the_rows_need_and_nobody_may_add_still_stops_the_batch(admin, url):
+    """That is about every row."""
+    admin.execute(
+        "CREATE TABLE whole (id bigint, name varchar(5)) PARTITION BY LIST (id); "
+        "CREATE TABLE events PARTITION OF whole DEFAULT"
+    )
+    with pytest.raises(TargetError, match="TARGET_NOT_ALTERED"):
+        commit_typed(url, 0, LETTERS, COLUMNS, [FITS, (2, "longer", None, None)])
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(
+    ("constraint", "bad"),
+    [("REFERENCES parents", (2, "b", 9)), ("UNIQUE", (2, "b", 7))],
+)
+def test_a_deferred_constraint_is_met_before_commit(admin, url, mode, staged, constraint, bad):
+    """So that the row which it refuses is put aside, whether the table may be altered or not."""
+    admin.execute("CREATE TABLE parents (id bigint PRIMARY KEY); INSERT INTO parents VALUES (1), (7)")
+    admin.execute(
+        f"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(5), ref bigint {constraint} "
+        "DEFERRABLE INITIALLY DEFERRED); INSERT INTO events VALUES (0, 'x', 7)"
+    )
+    columns = {"id": t.LongType(), "name": t.StringType(), "ref": t.LongType()}
+    keys = ("id",) if mode == "upsert" else ()
+    where = destination("events", mode, keys, schema_evolution="addColumns", dead_letters=True)
+    commit_typed(url, 0, where, columns, [(1, "a", 1), bad], staged=staged)
+    assert rows_in(admin, "events") == [(0, "x", 7), (1, "a", 1)]
+    assert [(key, code[:2]) for key, _, code in put_aside(admin)] == [(2, "23")]

@@ -335,3 +335,23 @@ def test_nobody_sees_one_table_without_the_other(admin, url):
             commit(url, make_planned_batch(number), routes(BOTH), rows)
     assert len(set(seen)) > 1
     assert all(orders == clicks for orders, clicks in seen)
+
+
+@pytest.mark.parametrize("aside", [1, 2, 5])
+def test_bad_rows_of_a_quiet_table_do_not_stop_the_good_ones_of_another(admin, url, aside):
+    """Whether all rows are bad is asked of the whole batch."""
+    admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3)")
+    bad = [("clicks", n, "long") for n in range(aside)]
+    commit(url, make_planned_batch(0), routes({"orders": {}, "clicks": {}}, dead_letters=True), routed(
+        *(("orders", n, "a") for n in range(9)), *bad
+    ))  # fmt: skip
+    assert recorded(admin)[2:] == ({"written": 9, "dead_letters": aside}, {"public.orders": 9, "public.clicks": 0})
+
+
+def test_a_batch_of_which_no_row_of_any_table_fits_is_refused(admin, url):
+    """It says why one of them does not."""
+    admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3); ALTER TABLE orders ALTER name TYPE varchar(3)")
+    rows = routed(("orders", 1, "long"), ("clicks", 1, "long"))
+    with pytest.raises(TargetError, match=r"ALL_ROWS_REFUSED.*route:kind.*22001"):
+        commit(url, make_planned_batch(0), routes({"orders": {}, "clicks": {}}, dead_letters=True), rows)
+    assert contents(admin) == ([], [])
