@@ -12,10 +12,12 @@ not reset it.
 from __future__ import annotations
 
 import itertools
+import math
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import psycopg
 from psycopg import sql
@@ -42,12 +44,13 @@ RELEASE = sql.SQL("RELEASE SAVEPOINT pgonce_rows")
 BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_rows")
 """To be sent where an error of such a statement does not end the batch."""
 
-# A table of any size is read in one order, so that a row can be found by its number. There is a time limit, because the
-# writer's row is locked.
+# The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.
+_MOST_SECONDS = 60
+# A table of any size is read in one order, so that a row can be found by its number.
 _IN_ORDER = sql.SQL(
-    "SET LOCAL statement_timeout = '60s'; SET LOCAL synchronize_seqscans = off; "
+    "SET LOCAL statement_timeout = '{}s'; SET LOCAL synchronize_seqscans = off; "
     "SET LOCAL max_parallel_workers_per_gather = 0; CREATE TEMPORARY SEQUENCE pgonce_row_number"
-)
+).format(_MOST_SECONDS)
 _LONGEST_KEY = 100
 
 
@@ -179,6 +182,7 @@ class _Search:
     written: Written
     source: sql.Identifier
     wanted: sql.Composable
+    ends: float = field(default_factory=lambda: time.monotonic() + _MOST_SECONDS)
 
     def null(self) -> str | None:
         """For a NOT NULL violation Postgres names the column."""
@@ -197,22 +201,25 @@ class _Search:
             # A constraint of the table, not of a column's type.
             return None
         for column in sorted(self.written.plan, key=lambda c: c.fitting.fit is Fit.EXACT and "(" not in c.full_type):
-            number = self._first_refused(column)
+            seconds = self.ends - time.monotonic()
+            number = self._first_refused(column, seconds) if seconds > 0 else None
             if number is not None:
                 row = self._telling(self.wanted, number)
                 return f"It is {self.written.described(column)} in {self.written.row(row, number)}"
         return None
 
-    def _first_refused(self, column: ColumnPlan) -> int | None:
-        """The number of the first wanted row whose value is refused."""
+    def _first_refused(self, column: ColumnPlan, seconds: float) -> int | None:
+        """The number of the first wanted row whose value is refused; found in so many seconds, or cancelled."""
         # A number is drawn before the value is cast or assigned: nextval is volatile, so the inner SELECT is kept.
         try_all = sql.SQL(
+            "SET LOCAL statement_timeout = {timeout}; "
             "CREATE TEMPORARY TABLE pgonce_probe ON COMMIT DROP AS SELECT {name} FROM {table} WITH NO DATA; "
             "SELECT pg_catalog.setval('pg_temp.pgonce_row_number', 1, false); "
             "INSERT INTO pg_temp.pgonce_probe SELECT s.value FROM ("
             "SELECT pg_catalog.nextval('pg_temp.pgonce_row_number') AS number, {value} AS value "
             "FROM {source} WHERE {wanted}) AS s"
         ).format(
+            timeout=math.ceil(seconds * 1000),
             name=sql.Identifier(column.target),
             table=self.written.table.identifier,
             value=value_of(column),

@@ -1,17 +1,55 @@
 """
-How many rows of a batch may be put aside?
+How many rows of a batch may be put aside, and how long may they be looked for?
 
-Pure; runs in the commit. Invariant: a batch of several rows of which none can be written is never put aside as a whole.
+Runs in the commit, and reads nothing but the clock. Invariant: a batch of several rows of which none can be written is
+never put aside as a whole; and a search ends.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.unfit_row import UnfitRow
+
+MOST_TRIES = 5_000
+"""As many as it takes to find 100 bad rows (the default of maxDeadLetters) among some millions by halves."""
+MOST_SECONDS = 300
+"""All the while the transaction holds its locks, and what was tried stays in the table's file until it is vacuumed."""
+
+
+@dataclass
+class SearchBound:
+    """
+    How many tries a search for bad rows has made, and since when; ``why`` says what Postgres has refused.
+
+    A try that has begun is not cut short, so that a search may take longer by the time that writing the batch takes.
+    """
+
+    table: str
+    why: str = ""
+    tries: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def refuse_longer(self, tries: int = 0) -> None:
+        """Count more ``tries``. :raises TargetError: SEARCH_TOO_LONG."""
+        self.tries += tries
+        seconds = time.monotonic() - self.began
+        if self.tries > MOST_TRIES or seconds > MOST_SECONDS:
+            raise TargetError(
+                "SEARCH_TOO_LONG",
+                f"Postgres refuses rows of the batch for {self.table}, and which they are was not found in "
+                f"{self.tries - tries} tries and {seconds:.0f} seconds (at most {MOST_TRIES} tries and {MOST_SECONDS} "
+                f"seconds).{self.why}",
+                NOTHING,
+                "Find such rows in the source or in the table, and repair them or filter them out: many at once often "
+                "have one cause. Or let batches have fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), in which "
+                "there are fewer to find and each try is shorter.",
+            )
 
 
 def refuse_too_many(table: TargetTable, rows: Iterable[BadRow], most: int) -> None:

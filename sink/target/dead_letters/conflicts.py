@@ -40,7 +40,7 @@ def conflicting_rows(
             if query is None:
                 return []
             cursor = connection.cursor()
-            limited = sql.SQL("SELECT place::text FROM ({}) AS found ORDER BY place LIMIT {}").format(query, most)
+            limited = sql.SQL("SELECT place::text AS at FROM ({}) AS found ORDER BY place LIMIT {}").format(query, most)
             search_path.execute_in_tx(cursor, limited)
             places = [row[0] for row in cursor.fetchall()]
     except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):

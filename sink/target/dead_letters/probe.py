@@ -21,6 +21,7 @@ from psycopg import sql
 from pgonce.sink.by_key import Existing
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.dead_letters.bad_row import FIRST, BadRow, after, at, refused_by
+from pgonce.sink.target.dead_letters.bounds import SearchBound
 from pgonce.sink.target.dead_letters.probe_table import PROBE, ProbeTable, made_in_tx, may_refuse_value
 from pgonce.sink.target.dead_letters.refusals import Kind, kind_of
 from pgonce.sink.target.fitting.fit import Fit
@@ -42,11 +43,14 @@ _BACK_ANSWERS = 2
 _START = sql.SQL("SELECT pg_catalog.setval({}, 1, false)").format(sql.Literal(_NUMBERS))
 
 
-def refused_rows(connection: psycopg.Connection, gathered: GatheredRows, written: Written, most: int) -> list[BadRow]:
+def refused_rows(
+    connection: psycopg.Connection, gathered: GatheredRows, written: Written, most: int, bound: SearchBound
+) -> list[BadRow]:
     """
     The gathered rows that are refused, with their columns where these are known; if there are too many, some of them.
 
     :param most: how many there may be.
+    :param bound: how long it may take; its tries are not counted, because each row is assigned once.
     :raises psycopg.Error: if this cannot be found out (CREATE TABLE ... LIKE needs SELECT on the target).
     """
     bad: dict[str, BadRow] = {}
@@ -55,6 +59,7 @@ def refused_rows(connection: psycopg.Connection, gathered: GatheredRows, written
         probe = _Probe(connection, written, made_in_tx(connection, written))
         for row in _refused(probe, gathered):
             bad[row.place] = row
+            bound.refuse_longer()
             if len(bad) > most:
                 break
         _name_columns(probe, gathered, bad)

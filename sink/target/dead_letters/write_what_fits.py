@@ -19,7 +19,7 @@ from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
 from pgonce.sink.staging.staged_rows import check_staged_rows
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.dead_letters.bad_row import BadRow, RowsRefusedError, at, refused_by, without
-from pgonce.sink.target.dead_letters.bounds import refuse_too_many
+from pgonce.sink.target.dead_letters.bounds import SearchBound, of_one, refuse_too_many
 from pgonce.sink.target.dead_letters.refusals import may_be_a_rows
 from pgonce.sink.target.dead_letters.search import Search
 from pgonce.sink.target.gathering import GatheredRows
@@ -79,7 +79,7 @@ def write_what_fits_in_tx(
 
     :param constraints: made since the rows were gathered.
     :param error: with which Postgres has refused the whole batch, if that was tried.
-    :raises TargetError: TOO_MANY_DEAD_LETTERS; and if the batch cannot be written whatever its rows are.
+    :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch can be written, whatever its rows.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
     written = replace(written, most_bad=most + 1)
@@ -101,7 +101,9 @@ def write_what_fits_in_tx(
         go_back(connection)
         if gathered.staged is not None:
             check_staged_rows(connection, gathered.staged)
-        search = Search(connection, written, attempt, most)
+        why = of_one(refused_by(error, "")) if isinstance(error, psycopg.Error) else ""
+        bound = SearchBound(written.table.qualified_name, why)
+        search = Search(connection, written, attempt, most, bound)
         return _written_without(search, replace(gathered, staged=None), error)
 
 

@@ -14,10 +14,13 @@ import pytest
 from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.sent_rows import publish, sent
+from support.typed_rows import commit_typed
 
+from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.positions.columns import position_columns
 from pgonce.sink.settings import destination
+from pgonce.sink.target import refused_values
 from pgonce.sink.target.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([
@@ -163,3 +166,15 @@ def test_where_nothing_can_be_found_out_the_error_is_postgress_own(admin, url, l
             sent(login.url, "staged", STRUCT, rows_with(N7, 2**40)),
         )
     assert "integer out of range" in str(target_error(error.value))
+
+
+def test_a_row_that_is_not_found_in_time_is_not_named(url, admin, monkeypatch):
+    """Postgres's own words are raised without it, because the writer's row is locked meanwhile."""
+    admin.execute("CREATE TABLE timed (id bigint, name varchar(3))")
+    columns = {"id": t.LongType(), "name": t.StringType()}
+    with pytest.raises(TargetError, match=r"22001.*It is column name"):
+        commit_typed(url, 0, destination("timed"), columns, [(1, "long")], staged=True)
+    monkeypatch.setattr(refused_values, "_MOST_SECONDS", 0)
+    with pytest.raises(TargetError, match="22001") as raised:
+        commit_typed(url, 0, destination("timed"), columns, [(1, "long")], staged=True)
+    assert "It is column name" not in str(raised.value)
