@@ -67,7 +67,12 @@ def dead_letters(
         else:
             groups = _replay(choice, url, reason, yes=yes)
             letters = [letter for group in groups for letter in group.letters]
-            print_lines([*_replayed(groups), _done("Replayed.", letters, yes=yes)])
+            kept = [one for group in groups for one in group.kept]
+            done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
+            done = _REFUSED if any(one.is_refused for one in kept) else _done(done, letters, yes=yes)
+            print_lines([*_replayed(groups), *_kept(groups, yes=yes), done])
+            if kept:
+                raise typer.Exit(ExitCode.FAILED)
 
 
 def _list(letters: Sequence[StoredLetter], *, as_json: bool) -> None:
@@ -95,12 +100,31 @@ def _discarded(letters: Sequence[StoredLetter]) -> Iterator[str]:
         yield "Once they are discarded, their rows are nowhere any more, and no restart of the query brings them back."
 
 
+_REFUSED = (
+    "Nothing was changed, and with --yes nothing would be, because rows are refused: repair them, choose others with "
+    "--id, or replay the others with --each."
+)
+
+
+def _kept(groups: Sequence[Group], *, yes: bool) -> Iterator[str]:
+    """The letters that stay, by the reason why."""
+    by_reason: dict[tuple[str, bool], list[StoredLetter]] = {}
+    for group in groups:
+        for one in group.kept:
+            by_reason.setdefault((one.why, one.is_refused), []).append(one.letter)
+    for (why, is_refused), letters in by_reason.items():
+        what = "is refused" if is_refused else "changes nothing, so its letter stays" if yes else "would change nothing"
+        yield f"{_ids(letters)}: the row {what}: {why}{'' if why.endswith('.') else '.'}"
+
+
 def _replayed(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
+        if group.letters and not group.replayed:
+            continue
         became = counts_text(group.counts).replace("\n", ", ")
         yield (
-            f"{len(group.letters)} into {group.destination.table} (mode {group.destination.mode}): "
-            f"{_ids(group.letters)}{f'; {became}' if became else ''}."
+            f"{len(group.replayed)} into {group.destination.table} (mode {group.destination.mode}): "
+            f"{_ids(group.replayed)}{f'; {became}' if became else ''}."
         )
 
 
@@ -118,15 +142,16 @@ def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[
 def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> None:
     """Replay each letter by itself, and go on after those that are refused."""
     letters = found_letters(url, choice)
-    refused = 0
+    left = 0
     for letter in letters:
         try:
             groups = _replay(replace(choice, ids=frozenset({letter.dead_letter_id})), url, reason, yes=yes)
         except (TargetError, RecoveryError) as error:
-            refused += 1
+            left += 1
             print_error(f"Dead letter {letter.dead_letter_id}: {error}")
         else:
-            print_lines(_replayed(groups))
-    print_lines([_done(f"Replayed {len(letters) - refused} of {len(letters)}.", letters, yes=yes)])
-    if refused:
+            left += sum(len(group.kept) for group in groups)
+            print_lines([*_replayed(groups), *_kept(groups, yes=yes)])
+    print_lines([_done(f"Replayed {len(letters) - left} of {len(letters)}.", letters, yes=yes)])
+    if left:
         raise typer.Exit(ExitCode.FAILED)

@@ -17,7 +17,11 @@ from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.unfit_row import UnfitRow
 
 MOST_TRIES = 5_000
-"""As many as it takes to find 100 bad rows (the default of maxDeadLetters) among some millions by halves."""
+"""
+As many as it takes to find 100 bad rows (the default of maxDeadLetters) among some millions by halves.
+
+Each row that was found is tried once more by itself; that is not counted, because maxDeadLetters bounds it.
+"""
 MOST_SECONDS = 300
 """All the while the transaction holds its locks, and what was tried stays in the table's file until it is vacuumed."""
 
@@ -25,7 +29,7 @@ MOST_SECONDS = 300
 @dataclass
 class SearchBound:
     """
-    How many tries a search for bad rows has made, and since when; ``why`` says what Postgres has refused.
+    How often a search for bad rows has tried a part of them, and since when; ``why`` says what Postgres has refused.
 
     A try that has begun is not cut short, so that a search may take longer by the time that writing the batch takes.
     """

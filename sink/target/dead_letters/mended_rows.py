@@ -8,13 +8,14 @@ nothing else is made of it: what cannot be read so is an error that names the le
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.sink.encoding.copy_bodies import body_rows
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
@@ -51,6 +52,11 @@ class MendedRows:
         """All of them: by position they are stored already, although they are not in the table."""
         return self
 
+    def only(self, numbers: Sequence[int]) -> MendedRows:
+        """Those of these numbers, from 0, in this order."""
+        rows = list(body_rows(memoryview(self.body)))
+        return replace(self, number=len(numbers), body=b"".join(self.body[slice(*rows[n])] for n in numbers))
+
 
 def mended_rows_in_tx(
     connection: psycopg.Connection,
@@ -75,6 +81,33 @@ def mended_rows_in_tx(
         # Each value by itself can be read, so it is not for a value that the rows cannot.
         raise error from None
     return MendedRows(columns, len(ids), body[len(HEADER) : -len(TRAILER)])
+
+
+def ids_in_order_in_tx(
+    connection: psycopg.Connection,
+    table: sql.Identifier,
+    ids: Sequence[int],
+    by: Sequence[EncodedColumn],
+) -> list[int]:
+    """
+    The ids of these letters in the order of their changes, under our search_path. Their rows can be read.
+
+    :param by: the columns that say which change is the later one: the greater value; of booleans, false.
+    """
+    if not by:
+        return list(ids)
+    data = sql.SQL(", ").join(sql.SQL("{} {}").format(sql.Identifier(c.name), _read_as(c)) for c in by)
+    order = [
+        sql.SQL("{} DESC" if column.postgres_type == "bool" else "{} NULLS FIRST").format(
+            sql.Identifier("data", column.name)
+        )
+        for column in by
+    ]
+    query = sql.SQL(
+        "SELECT letter.dead_letter_id FROM {} AS letter, LATERAL pg_catalog.jsonb_to_record(letter.row_data) AS data "
+        "({}) WHERE letter.dead_letter_id = ANY ({}) ORDER BY {}, letter.dead_letter_id"
+    ).format(table, data, _literal(ids), sql.SQL(", ").join(order))
+    return [row[0] for row in connection.execute(query, prepare=False).fetchall()]
 
 
 def _selected(table: sql.Identifier, ids: Sequence[int], columns: Sequence[EncodedColumn]) -> sql.Composed:

@@ -1,14 +1,15 @@
 """
 Write rows that were put aside, and have been repaired since, into the table that they were for.
 
-Runs in the command ``pgonce``, without Spark's JVM. Invariant: the rows are written, the letters deleted and that is
-noted in one transaction, or nothing is; the rows pass every check that a batch's rows pass.
+Runs in the command ``pgonce``, without Spark's JVM. Invariant: the rows are written, their letters deleted and that is
+noted in one transaction, or nothing is; the rows pass every check that a batch's rows pass; a letter whose row changes
+nothing stays.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -25,7 +26,7 @@ from pgonce.offsets_store.errors import UNCHANGED, CommitError, LedgerError, Pgo
 from pgonce.offsets_store.ledger.begin import TransactionState, begin_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.offsets_store.postgres.refused_rows import add_note, target_error
+from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.search_path import leave_in_tx
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
 from pgonce.offsets_store.recovery.begun_again import begun_again_in_tx
@@ -38,7 +39,8 @@ from pgonce.offsets_store.recovery.dead_letters import (
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
-from pgonce.sink.target.dead_letters.mended_rows import MendedRows, mended_rows_in_tx
+from pgonce.sink.target.dead_letters.kept_letters import Kept, LetterRows, Replay
+from pgonce.sink.target.dead_letters.mended_rows import MendedRows, ids_in_order_in_tx, mended_rows_in_tx
 from pgonce.sink.target.dead_letters.recorded_destination import recalled, recorded_oid
 from pgonce.sink.target.dead_letters.replay_rules import refuse_begun_again, refuse_other_table, refuse_unsafe
 from pgonce.sink.target.dead_letters.unrecorded_aside import lacks_aside, with_aside_in_tx
@@ -55,7 +57,7 @@ class Group:
     """
     Letters whose rows go into one table in one way, with what became of these, where the mode counts that.
 
-    ``oid`` is that of the table that they were for; None where it was not recorded.
+    ``oid`` is that of the table that they were for; None where it was not recorded. ``kept`` are the letters that stay.
     """
 
     destination: Destination
@@ -63,6 +65,13 @@ class Group:
     letters: tuple[StoredLetter, ...]
     oid: int | None = None
     counts: dict[str, int] | None = None
+    kept: tuple[Kept, ...] = ()
+
+    @property
+    def replayed(self) -> tuple[StoredLetter, ...]:
+        """The letters that are done."""
+        kept = {one.letter.dead_letter_id for one in self.kept}
+        return tuple(letter for letter in self.letters if letter.dead_letter_id not in kept)
 
 
 def replay_letters(
@@ -74,7 +83,10 @@ def replay_letters(
     settings: CommitSettings | None = None,
 ) -> list[Group]:
     """
-    Write the rows of the chosen letters, take these out, and note it; only look at them in a dry run.
+    Write the rows of the chosen letters, take these out, and note it.
+
+    A letter whose row changes nothing stays. A dry run does all of it in a transaction that is rolled back; there a row
+    that is refused does not keep the others from being tried.
 
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
@@ -89,11 +101,13 @@ def replay_letters(
             # Whatever the role's default: deletes that were committed while we wait must be seen (onlyNewer).
             connection = pooled.execution_options(isolation_level="READ COMMITTED")
             began = begin_in_tx(connection, _APPLICATION, settings.lock_timeout)
-            if dry_run:
-                found = _read_in_tx(connection, choice, letters_in_tx(connection, choice, lock=False))
-                return [group for group, _ in found]
-            one_transaction.refuse_lost_on_crash(began)
+            if not dry_run:
+                one_transaction.refuse_lost_on_crash(began)
             with watch.looking(began.backend_pid, may_end=False):
+                if dry_run:
+                    groups = _tried_in_tx(connection, choice)
+                    connection.rollback()
+                    return groups
                 groups = _replay_in_tx(connection, choice, began, reason)
             one_transaction.send_commit(url, connection, began.backend_pid, _WHAT, outcome)
             return groups
@@ -108,32 +122,64 @@ def _replay_in_tx(connection: Connection, choice: Choice, began: TransactionStat
     groups = _read_in_tx(connection, choice, letters)
     driver = driver_connection(connection)
     leave_in_tx(driver)
-    done = []
-    for group, rows in groups:
-        try:
-            where = with_aside_in_tx(driver, group.destination, group.columns, group.letters[0])
-            result = publish_rows_in_tx(driver, where, rows)
-        except psycopg.Error as error:
-            # Postgres knows rows by their place; this is their order.
-            ids = ", ".join(str(letter.dead_letter_id) for letter in group.letters[:_MOST_NAMED])
-            more = ", ..." if len(group.letters) > _MOST_NAMED else ""
-            add_note(error, f"The rows are those of the dead letters {ids}{more}, in this order")
-            raise
-        # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
-        refuse_other_table(group.letters, group.oid, result.table.oid)
-        done.append(replace(group, counts=None if result.counts is None else dict(result.counts)))
+    done = _written_in_tx(driver, groups, tolerates=False)
     one_transaction.refuse_another_in_tx(connection, began)
-    if letters:
+    replayed = [letter for group in done for letter in group.replayed]
+    if replayed:
         why = reason.strip() if reason else None
-        remove_letters_in_tx(connection, choice.table, letters, writer_ids, "replay-dead-letters", why)
+        remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
     # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
     leave_in_tx(driver)
     return done
 
 
+def _tried_in_tx(connection: Connection, choice: Choice) -> list[Group]:
+    """What a replay would do; it is done, and must be rolled back."""
+    # Nothing of the ledger is locked, so that the role needs no more than to write its rows.
+    groups = _read_in_tx(connection, choice, letters_in_tx(connection, choice, lock=False))
+    driver = driver_connection(connection)
+    leave_in_tx(driver)
+    try:
+        with driver.transaction():
+            done = _written_in_tx(driver, groups, tolerates=False)
+            # COMMIT would check them.
+            driver.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            return done
+    except psycopg.OperationalError:
+        raise
+    except (psycopg.Error, TargetError):
+        return _written_in_tx(driver, groups, tolerates=True)
+
+
+def _written_in_tx(
+    driver: psycopg.Connection, groups: Sequence[tuple[Group, LetterRows]], *, tolerates: bool
+) -> list[Group]:
+    done = []
+    for group, given in groups:
+        counts, kept = Replay(driver, _Into(driver, group), tolerates).write_in_tx(given)
+        done.append(replace(group, counts=None if counts is None else dict(counts), kept=tuple(kept)))
+    return done
+
+
+@dataclass(frozen=True)
+class _Into:
+    """Writes rows of a group into its table."""
+
+    driver: psycopg.Connection
+    group: Group
+
+    def __call__(self, rows: MendedRows) -> Mapping[str, int] | None:
+        group = self.group
+        where = with_aside_in_tx(self.driver, group.destination, group.columns, group.letters[0])
+        result = publish_rows_in_tx(self.driver, where, rows)
+        # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
+        refuse_other_table(group.letters, group.oid, result.table.oid)
+        return result.counts
+
+
 def _read_in_tx(
     connection: Connection, choice: Choice, letters: Sequence[StoredLetter]
-) -> list[tuple[Group, MendedRows]]:
+) -> list[tuple[Group, LetterRows]]:
     """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
     now = connection.execute(select(func.clock_timestamp())).scalar_one()
     table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
@@ -144,8 +190,20 @@ def _read_in_tx(
         group = _for_the_same_table(driver, recorded)
         ids, changes = [letter.dead_letter_id for letter in group.letters], group.destination.changes
         deleted = changes.deleted if changes else None
-        found.append((group, mended_rows_in_tx(driver, table, ids, group.columns, deleted)))
+        rows = mended_rows_in_tx(driver, table, ids, group.columns, deleted)
+        numbers = {one: number for number, one in enumerate(ids)}
+        order = [numbers[one] for one in ids_in_order_in_tx(driver, table, ids, _that_order(group.destination, rows))]
+        found.append((group, LetterRows(tuple(group.letters[number] for number in order), rows.only(order))))
     return found
+
+
+def _that_order(destination: Destination, rows: MendedRows) -> list[EncodedColumn]:
+    """The columns that say which change of a key is the later one."""
+    changes = destination.changes
+    # As the rows of a batch are ordered: a version that deletes a row and inserts it again has replaced it.
+    deletes = changes.deleted if changes and changes.feed in ("delta", "spark") else None
+    named = {column.name: column for column in rows.columns}
+    return [named[name] for name in (destination.order_by, deletes) if name in named]
 
 
 def _for_the_same_table(driver: psycopg.Connection, group: Group) -> Group:

@@ -85,7 +85,7 @@ class Search:
         :param is_kept: whether they stay, if it does not.
         :raises TargetError: SEARCH_TOO_LONG.
         """
-        self.bound.refuse_longer(1)
+        self.bound.refuse_longer()
         try:
             with self.connection.transaction() as tried:
                 self.attempt(gathered)
@@ -133,6 +133,7 @@ class Search:
         (place,) = self._places(rows, 1, behind=half - 1)
         # What fits stays: with it, the next rows need not be written again and again.
         for part, number in ((rows.only(up_to(place)), half), (rows.only(after(place)), count - half)):
+            self.bound.refuse_longer(1)
             refused = self.refusal(part, is_kept=True)
             if refused is not None:
                 yield from self._in_halves(refused, part, number)
@@ -145,6 +146,7 @@ class Search:
         while fails - fits > 1:
             middle = (fits + fails) // 2
             (place,) = self._places(gathered, 1, behind=middle - 1)
+            self.bound.refuse_longer(1)
             refused = self.refusal(gathered.only(up_to(place)))
             if refused is None:
                 fits = middle

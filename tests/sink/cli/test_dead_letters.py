@@ -12,7 +12,8 @@ import sys
 
 import psycopg
 import pytest
-from support.dead_letters import a_past, put_aside
+from pyspark.sql import types as t
+from support.dead_letters import STRUCT, a_past, by_key, put_aside
 from support.recoveries import noted
 from typer.testing import CliRunner
 
@@ -115,6 +116,37 @@ class TestReplay:
         put_aside(admin, {"id": 2}, None, code="ROUTE_UNKNOWN")
         assert command("--replay").exit_code == ExitCode.NEEDS_PERSON
         assert command("--replay", "--id", 99).exit_code == ExitCode.NOT_FOUND
+
+    def test_each_letter_is_tried_before(self, admin, command):
+        """Without --yes it shows which rows would be refused, and why, and that none would be written."""
+        ids = [put_aside(admin, {"id": n, "name": name}) for n, name in enumerate(("n0", "too long", "n2", "too long"))]
+        shown = command("--replay")
+        assert (shown.exit_code, in_table(admin)) == (ExitCode.FAILED, [])
+        assert f"2 into public.events (mode append): id {ids[0]}, {ids[2]}." in shown.stdout
+        for bad in (ids[1], ids[3]):
+            assert f"id {bad}: the row is refused: [VALUE_NOT_STORABLE]" in shown.stdout
+        assert "with --yes nothing would be" in shown.stdout
+        one = command("--replay", "--each")
+        assert one.stdout.count("the row is refused") == 2
+        assert command("--replay", "--id", ids[0]).exit_code == ExitCode.OK
+
+    def test_a_row_that_changes_nothing_keeps_its_letter(self, admin, command):
+        """The command says why, and its exit code is that something is left."""
+        admin.execute("ALTER TABLE events ADD seq bigint; INSERT INTO events VALUES (1, 'new', 9)")
+        struct = t.StructType([*STRUCT.fields, t.StructField("seq", t.LongType())])
+        where = by_key(only_newer=True)
+        older, done = (
+            put_aside(admin, {"id": n, "name": "n", "seq": 1}, where, struct) for n in (1, 2)
+        )  # fmt: skip
+        shown = command("--replay")
+        assert f"id {older}: the row would change nothing: a row of its key that is newer" in shown.stdout
+        for how in ([], ["--each"]):
+            replayed = command("--replay", "--yes", *how)
+            assert replayed.exit_code == ExitCode.FAILED
+            assert f"id {older}: the row changes nothing, so its letter stays: a row of its key" in replayed.stdout
+        assert f"id {done}" not in replayed.stdout
+        assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == [older]
+        assert in_table(admin) == [1, 2]
 
     def test_each_by_itself(self, admin, command):
         """With --each, rows that are refused again do not keep the others out; they stay, and are named."""

@@ -1,11 +1,12 @@
 """
 Rows that were put aside and mended get into their table as a batch's rows do, once, and their letters go with it.
 
-Covers: sink.target.dead_letters.replay_rules.
+Covers: sink.target.dead_letters.kept_letters, sink.target.dead_letters.replay_rules.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 
 import psycopg
@@ -26,6 +27,7 @@ from pgonce.offsets_store.ledger.grants import grants
 from pgonce.sink.settings import destination
 
 SEQ = t.StructType([*STRUCT.fields, t.StructField("seq", t.LongType())])
+CHANGES = t.StructType([*SEQ.fields, t.StructField("gone", t.BooleanType())])
 
 
 @pytest.fixture
@@ -45,6 +47,15 @@ def in_table(admin, columns="id, name"):
 def letters(admin):
     """The ids of the letters that are there."""
     return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
+
+
+def kept(group):
+    """The letters that stay, what is said of each, and whether its row is refused."""
+    words = ("newer", "none of its key", "deletes=ignore", "22001", "23514", "23505", "23503", "no table")
+    return [
+        (one.letter.dead_letter_id, next(word for word in words if word in one.why), one.is_refused)
+        for one in group.kept
+    ]
 
 
 def refused(code, url, **how):
@@ -68,7 +79,7 @@ class TestReplayed:
         assert len(noted(admin)) == 1
 
     def test_a_dry_run_changes_nothing(self, url, admin):
-        """It reads the rows, and finds a value that is not mended, but writes nothing."""
+        """It tries the rows, and finds a value that is not mended, but nothing of it stays."""
         put_aside(admin, {"id": 1, "name": "n1"})
         (group,) = replayed(url, dry_run=True)
         assert len(group.letters) == 1
@@ -217,15 +228,20 @@ class TestByKey:
         refused("REPLAY_UNSAFE", url, dry_run=True)
 
     def test_what_is_newer_stays(self, url, admin):
-        """With onlyNewer, a row is written if it is the newest of its key, and counted as passed over if it is not."""
+        """With onlyNewer, a row is written if it is the newest of its key; if it is not, its letter stays, and why."""
         where = by_key(only_newer=True)
         admin.execute("INSERT INTO events VALUES (1, 'new', 9)")
-        self.put(admin, where)
-        self.put(admin, where, id=2)
+        older = self.put(admin, where)
+        done = self.put(admin, where, id=2)
         (group,) = replayed(url)
         assert in_table(admin, "id, name, seq") == [(1, "new", 9), (2, "old", 5)]
         assert (group.counts["written"], group.counts["passed_over"]) == (1, 1)
-        assert letters(admin) == []
+        assert letters(admin) == [older]
+        assert [letter.dead_letter_id for letter in group.replayed] == [done]
+        assert kept(group) == [(older, "newer", False)]
+        assert [details["ids"] for *_, details in noted(admin)] == [[done]]
+        (again,) = replayed(url)
+        assert (kept(again), again.replayed, len(noted(admin))) == ([(older, "newer", False)], (), 1)
 
     def test_what_was_deleted_since_stays_away(self, url, admin):
         """A delete that is remembered is newer than the row."""
@@ -237,6 +253,7 @@ class TestByKey:
         keys = admin.execute("SELECT key FROM pgonce.tombstones").fetchone()[0]
         (group,) = replayed(url)
         assert (in_table(admin), group.counts["passed_over"], keys) == ([], 1, [1])
+        assert len(letters(admin)) == 1
 
     def test_an_expired_trace(self, url, admin):
         """Once deletes of that time may be forgotten, the replay is refused; a moment before it is not."""
@@ -255,7 +272,56 @@ class TestByKey:
         struct = t.StructType([*SEQ.fields, t.StructField("gone", t.BooleanType())])
         put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, struct)
         replayed(url)
-        assert in_table(admin) == []
+        assert (in_table(admin), letters(admin)) == ([], [])
+
+    def test_a_delete_of_nothing_keeps_its_letter(self, url, admin):
+        """Nobody can tell whether the row was never there or is still to come."""
+        where = by_key("apply", only_newer=True, delete_when="gone")
+        gone = put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, CHANGES)
+        older = [put_aside(admin, {"id": 2, "name": None, "seq": n, "gone": True}, where, CHANGES) for n in (4, 3)]
+        admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
+        done = put_aside(admin, {"id": 3, "name": "n", "seq": 5, "gone": False}, where, CHANGES)
+        (group,) = replayed(url)
+        assert letters(admin) == [gone, *older]
+        assert sorted(kept(group)) == [(gone, "none of its key", False), *((one, "newer", False) for one in older)]
+        assert [letter.dead_letter_id for letter in group.replayed] == [done]
+
+    def test_deletes_that_are_ignored_keep_their_letters(self, url, admin):
+        """They would never delete anything."""
+        where = by_key("apply", only_newer=True, delete_when="gone", deletes="ignore")
+        gone = put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, CHANGES)
+        put_aside(admin, {"id": 1, "name": "n", "seq": 4, "gone": False}, where, CHANGES)
+        replayed(url)
+        assert (in_table(admin), letters(admin)) == ([(1, "n")], [gone])
+
+    @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+    def test_letters_that_another_of_the_same_replay_supersedes_are_done(self, url, admin, order):
+        """In whichever order they were put aside, also beside one that stays."""
+        where = by_key("apply", only_newer=True, delete_when="gone")
+        admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
+        changes = [(1, "a", 3, False), (1, None, 4, True), (1, "c", 5, False), (2, "old", 1, False)]
+        ids = {}
+        for number in order:
+            row = dict(zip(("id", "name", "seq", "gone"), changes[number], strict=True))
+            ids[number] = put_aside(admin, row, where, CHANGES)
+        (group,) = replayed(url)
+        assert in_table(admin, "id, name, seq") == [(1, "c", 5), (2, "new", 9)]
+        assert letters(admin) == [ids[3]]
+        assert kept(group) == [(ids[3], "newer", False)]
+
+    @pytest.mark.parametrize("is_reversed", [False, True])
+    def test_a_row_that_was_replaced_is_deleted_before_it_is_written(self, url, admin, is_reversed):
+        """Both changes have one version in a feed of Delta's, and beside another letter they are tried apart."""
+        where = by_key("apply", only_newer=True, change_feed="delta")
+        struct = t.StructType([*SEQ.fields, t.StructField("pgonce_deleted", t.BooleanType())])
+        admin.execute("INSERT INTO events VALUES (1, 'old', 1), (2, 'new', 9)")
+        changes = [(1, "old", 5, True), (1, "b", 5, False), (2, "old", 1, False)]
+        for change in changes[::-1] if is_reversed else changes:
+            row = dict(zip(("id", "name", "seq", "pgonce_deleted"), change, strict=True))
+            put_aside(admin, row, where, struct)
+        replayed(url)
+        assert in_table(admin, "id, name, seq") == [(1, "b", 5), (2, "new", 9)]
+        assert len(letters(admin)) == 1
 
 
 class TestBesideOthers:
@@ -322,3 +388,67 @@ class TestBesideOthers:
         admin.execute(f"GRANT UPDATE, DELETE ON pgonce.dead_letters TO {login.user}".encode())
         replayed(login.url)
         assert (in_table(admin), letters(admin)) == ([(1, "n1")], [])
+
+
+class TestTried:
+    """A dry run shows of each letter whether its row would be written."""
+
+    def test_each_letter_has_its_reason(self, url, admin):
+        """Several are refused, and the others are tried beside what fits; nothing of it stays."""
+        rows = [(1, "n1"), (2, "too long"), (3, "n3"), (4, "bad"), (1, "again"), (5, "n5")]
+        ids = [put_aside(admin, {"id": key, "name": name}) for key, name in rows]
+        (group,) = replayed(url, dry_run=True)
+        assert kept(group) == [(ids[1], "22001", True), (ids[3], "23514", True), (ids[4], "23505", True)]
+        assert [letter.dead_letter_id for letter in group.replayed] == [ids[0], ids[2], ids[5]]
+        assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
+
+    def test_what_changes_nothing_and_what_is_refused(self, url, admin):
+        """Both are told apart."""
+        admin.execute("ALTER TABLE events ADD seq bigint; INSERT INTO events VALUES (1, 'new', 9)")
+        where = by_key(only_newer=True)
+        rows = [(1, "old", 1), (2, "n2", 1), (3, "too long", 1)]
+        ids = [put_aside(admin, dict(zip(("id", "name", "seq"), row, strict=True)), where, SEQ) for row in rows]
+        (group,) = replayed(url, dry_run=True)
+        assert sorted(kept(group)) == [(ids[0], "newer", False), (ids[2], "22001", True)]
+        assert in_table(admin) == [(1, "new")]
+
+    @pytest.mark.parametrize("fits", [False, True])
+    def test_what_only_commit_would_refuse(self, url, admin, fits):
+        """Deferred constraints are checked once all rows are there, and for each letter if one breaks them."""
+        admin.execute("CREATE TABLE lines (id bigint REFERENCES events DEFERRABLE INITIALLY DEFERRED, name text)")
+        lines = destination("public.lines")
+        orders = destination("public.zz_orders")
+        admin.execute("ALTER TABLE events RENAME TO zz_orders")
+        line = put_aside(admin, {"id": 1, "name": "child"}, lines)
+        if fits:
+            put_aside(admin, {"id": 1, "name": "n1"}, orders)
+        groups = replayed(url, dry_run=True)
+        assert [kept(group) for group in groups] == ([[], []] if fits else [[(line, "23503", True)]])
+        assert admin.execute("SELECT count(*) FROM lines").fetchone() == (0,)
+
+    def test_a_missing_table_is_a_reason_too(self, url, admin):
+        """The letters of another one are tried all the same."""
+        gone = put_aside(admin, {"id": 1, "name": "n1"}, destination("public.gone"))
+        put_aside(admin, {"id": 1, "name": "n1"})
+        one, other = replayed(url, dry_run=True)
+        assert (kept(one), kept(other)) == ([], [(gone, "no table", True)])
+
+    def test_a_lock_is_none(self, url, admin):
+        """It is waited for, and then it is an error, as in the replay."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        with psycopg.connect(url, application_name="an editor") as editor:
+            editor.execute("LOCK TABLE events")
+            settings = CommitSettings(url, lock_timeout=0.5)
+            assert "an editor" in refused("LEDGER_LOCKED", url, settings=settings, dry_run=True)
+
+    def test_it_locks_nothing_of_the_ledger(self, url, admin, login):
+        """A role that may write the rows and read the letters may try."""
+        one = put_aside(admin, {"id": 1, "name": "too long"})
+        admin.execute(f"GRANT SELECT ON pgonce.dead_letters, pgonce.writers TO {login.user}")
+        for grant in grants(login.user):
+            admin.execute(grant.encode())
+        (group,) = replayed(login.url, dry_run=True)
+        assert "TARGET_NOT_PERMITTED" in group.kept[0].why
+        admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}")
+        (group,) = replayed(login.url, dry_run=True)
+        assert kept(group) == [(one, "22001", True)]
