@@ -21,7 +21,6 @@ from pgonce.sink.target.evolution.widening import wider_type
 from pgonce.sink.target.fitting.fit import Fit
 from pgonce.sink.target.fitting.fit_column import fit_column
 
-NOT_ALTERED = "TARGET_NOT_ALTERED"
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 
 
@@ -160,7 +159,7 @@ def not_altered(
     """
     statement = alter_statement(sql.SQL(altered) if altered else table.identifier, changes).as_string(None)
     return TargetError(
-        NOT_ALTERED,
+        "TARGET_NOT_ALTERED",
         f"{table.qualified_name} does not take the rows as it is, and schemaEvolution=addColumns cannot alter it: "
         f"{reason}.",
         NOTHING,

@@ -19,7 +19,7 @@ from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
 from pgonce.sink.target.catalogue import TargetColumn, TargetTable, look_up_table
 from pgonce.sink.target.dead_letters.refusals import may_be_a_rows
-from pgonce.sink.target.evolution.new_columns import NOT_ALTERED, changes_for
+from pgonce.sink.target.evolution.new_columns import changes_for
 from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
 from pgonce.sink.target.evolution.widening import is_limited
 from pgonce.sink.target.gathering import Gathered
@@ -75,7 +75,7 @@ def written_to_wider(
             try:
                 done = write(names)
             except TargetError as not_widened:
-                if not (diverts and names and not_widened.code == NOT_ALTERED):
+                if not (diverts and names and not_widened.code == "TARGET_NOT_ALTERED"):
                     raise
                 # Only Postgres knew that. The values that are too large are put aside, as without addColumns.
                 connection.execute(_BACK)

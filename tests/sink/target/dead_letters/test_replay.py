@@ -1,7 +1,7 @@
 """
 Rows that were put aside and mended get into their table as a batch's rows do, once, and their letters go with it.
 
-Covers: sink.target.dead_letters.kept_letters, sink.target.dead_letters.replay_rules.
+Covers: sink.target.dead_letters.replay_rules.
 """
 
 from __future__ import annotations
