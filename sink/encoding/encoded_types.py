@@ -61,7 +61,7 @@ class EncodedColumn:
     :param spark_type: Spark's ``simpleString``, for messages.
     :param postgres_type: the type whose binary form the encoder writes (``int8``, ``jsonb``, ``int8[]``).
     :param ddl_type: what ``createTable`` writes (``bigint``, ``numeric(10,2)``).
-    :param data_type: Spark's type, where it is encoded as JSON, and the table's type decides what becomes of its parts.
+    :param data_type: Spark's type; where it is encoded as JSON, the table's type decides what becomes of its parts.
     """
 
     name: str
@@ -92,9 +92,7 @@ def encoded_column(name: str, data_type: t.DataType) -> EncodedColumn:
     :raises TypeMappingError: TYPE_UNSUPPORTED, FIELD_TWICE.
     """
     postgres_type, ddl_type = _encoded_as(data_type, name)
-    return EncodedColumn(
-        name, data_type.simpleString(), postgres_type, ddl_type, data_type if postgres_type == "jsonb" else None
-    )
+    return EncodedColumn(name, data_type.simpleString(), postgres_type, ddl_type, data_type)
 
 
 def refuse_more_columns_than(struct_type: t.StructType, most: int, why: str) -> None:

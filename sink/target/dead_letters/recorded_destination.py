@@ -1,33 +1,31 @@
 """
-How was a row that was put aside to be written?
+How a row that was put aside was to be written, as JSON and back.
 
-Pure: runs in the commit that puts rows aside, and in their replay. Invariant: what is recalled is what was recorded, or
-an error; nothing in it becomes part of a statement unless it is one of the words that pgonce itself writes.
+Pure: runs in the commit that puts rows aside, and in their replay. Invariant: roles that may do less than the one that
+replays can write letters, so nothing in a letter is believed. What is recalled has passed the checks that options and
+the columns of a frame pass, or it is an error. A replay never creates or alters a table.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any, cast, get_args
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from pyspark.sql import types as t
 
-from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
-from pgonce.sink.by_key import ChangeFeed, Changes, Deletes, Existing, OnConflict
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.settings import Destination, Mode, SchemaEvolution
+from pgonce.offsets_store.errors import UNCHANGED, PgonceError, RecoveryError
+from pgonce.sink.by_key import DELETED_COLUMN, Changes, Existing
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
+from pgonce.sink.encoding.recorded_types import as_json, from_json
+from pgonce.sink.settings import Destination, destination
 
-VERSION = 1
+VERSION = 2
 """A reader that does not know it cannot replay the letter."""
 ASIDE = "aside"
 """What has the names of the columns that are not of the row; letters of an earlier pgonce lack it."""
-
-# Types become part of statements as they are, and letters may have been written by a role that may do less than the one
-# that replays them.
-_POSTGRES_TYPE = re.compile(r"(bool|int2|int4|int8|float4|float8|text|bytea|date|timestamptz|timestamp|interval|numeric|time|jsonb)(\[\])?")  # fmt: skip # noqa: E501
-_DDL_TYPE = re.compile(r"[a-z]+( precision)?(\(\d{1,8}(,\d{1,4})?\))?(\[\])?")
+_ALL_DELETE = "all_delete"
+"""No option, but what ``tx.delete`` does: every row deletes."""
 
 
 def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: int | None = None) -> dict[str, Any]:
@@ -35,22 +33,18 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
     What a replay needs to know, as JSON.
 
     ``destination.table`` must have its schema, and the quotes that SQL needs: a replay may find another search_path.
-    Where dead letters go is left out, because a replay puts none aside. By its ``oid`` the table is known even if its
-    name means another one later on.
+    Where dead letters go is left out, because a replay puts none aside; so is what would create or alter the table,
+    because the batch has done that. By its ``oid`` the table is known even if its name means another one later on.
+
+    :raises ValueError: for a column without Spark's type, or with one that cannot be encoded.
     """
     return {
         "version": VERSION,
         "table": destination.table,
         "oid": oid,
-        "mode": destination.mode,
-        "keys": list(destination.keys),
-        "order_by": destination.order_by,
-        "create_table": destination.create_table,
-        "schema_evolution": destination.schema_evolution,
-        "changes": asdict(destination.changes) if destination.changes else None,
-        "existing": {**asdict(destination.existing), "update_columns": list(destination.existing.update_columns)},
+        "options": _options(destination),
         ASIDE: sorted(destination.aside),
-        "columns": [_recorded_column(column) for column in columns],
+        "columns": [{"name": column.name, "type": as_json(_spark_type(column))} for column in columns],
     }
 
 
@@ -58,7 +52,7 @@ def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
     """
     The destination and the columns that :func:`recorded` has written down.
 
-    :raises RecoveryError: REPLAY_IMPOSSIBLE, where nothing was, or by a newer pgonce, or somebody has changed it.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, where nothing was, or by another pgonce, or somebody has changed it.
     """
     if not isinstance(value, Mapping) or not value:
         raise _impossible("it is not recorded how the row was to be written")
@@ -68,9 +62,12 @@ def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
             f"version {VERSION}"
         )
     try:
-        return _recalled_destination(value), tuple(_recalled_column(column) for column in value["columns"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise _impossible(f"what is recorded about how the row was to be written makes no sense ({error!r})") from error
+        struct = t.StructType([_recalled_field(column) for column in _list(value["columns"])])
+        return _recalled_destination(value), encoded_columns(struct)
+    except PgonceError as error:
+        raise _makes_no_sense(error.what.removesuffix(".")) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise _makes_no_sense(repr(error)) from error
 
 
 def recorded_oid(value: Mapping[str, Any]) -> int | None:
@@ -85,66 +82,55 @@ def recorded_oid(value: Mapping[str, Any]) -> int | None:
     return oid
 
 
-def _recorded_column(column: EncodedColumn) -> dict[str, Any]:
-    # As a field of a struct, because there Spark keeps the collations of texts.
-    data_type = t.StructType([t.StructField("type", column.data_type)]).jsonValue() if column.data_type else None
-    return {
-        "name": column.name,
-        "spark_type": column.spark_type,
-        "postgres_type": column.postgres_type,
-        "ddl_type": column.ddl_type,
-        "data_type": data_type,
+def _spark_type(column: EncodedColumn) -> t.DataType:
+    if column.data_type is None:
+        raise ValueError(column.name)
+    return column.data_type
+
+
+def _options(of: Destination) -> dict[str, Any]:
+    """The options that a user would give for such a destination; those that keep their defaults are left out."""
+    changes, existing, usual = of.changes, of.existing, Existing()
+    given: dict[str, Any] = {
+        # Without createTable, mode=append refuses keys: they would have become the table's primary key.
+        "keys": [] if of.mode == "append" else list(of.keys),
+        "order_by": of.order_by,
+        "schema_evolution": "ignoreExtra" if of.schema_evolution == "ignoreExtra" else None,
+        "only_newer": existing.only_newer,
+        "tombstone_days": None if existing.tombstone_days == usual.tombstone_days else existing.tombstone_days,
+        "on_conflict": None if existing.on_conflict == usual.on_conflict else existing.on_conflict,
+        "update_columns": list(existing.update_columns),
+        "keep_where": existing.keep_where,
     }
+    if changes is not None:
+        soft = f":{changes.soft_column}" if changes.soft_column else ""
+        given |= {
+            "delete_when": changes.delete_when,
+            "change_feed": changes.feed,
+            "deletes": None if changes.deletes == "hard" else changes.deletes + soft,
+            _ALL_DELETE: changes.all_delete,
+        }
+    return {"mode": of.mode} | {name: value for name, value in given.items() if value not in (None, False, [])}
 
 
-def _recalled_column(value: Mapping[str, Any]) -> EncodedColumn:
-    data_type = value["data_type"]
-    return EncodedColumn(
-        _text(value["name"]),
-        _text(value["spark_type"]),
-        _matching(_POSTGRES_TYPE, value["postgres_type"]),
-        _matching(_DDL_TYPE, value["ddl_type"]),
-        None if data_type is None else t.StructType.fromJson(data_type)["type"].dataType,
-    )
+def _recalled_field(value: Any) -> t.StructField:
+    if not isinstance(value, Mapping) or set(value) != {"name", "type"}:
+        raise TypeError(value)
+    return t.StructField(_text(value["name"]), from_json(value["type"]))
 
 
 def _recalled_destination(value: Mapping[str, Any]) -> Destination:
-    changes, existing = value["changes"], value["existing"]
-    return Destination(
-        _text(value["table"]),
-        cast("Mode", _one_of(get_args(Mode), value["mode"])),
-        tuple(map(_text, value["keys"])),
-        _text_or_none(value["order_by"]),
-        _boolean(value["create_table"]),
-        cast("SchemaEvolution", _one_of(get_args(SchemaEvolution), value["schema_evolution"])),
-        None if changes is None else _recalled_changes(changes),
-        _recalled_existing(existing),
-        aside=frozenset(map(_text, value.get(ASIDE, ()))),
-    )
-
-
-def _recalled_changes(value: Mapping[str, Any]) -> Changes:
-    feed = value["feed"]
-    return Changes(
-        _text_or_none(value["delete_when"]),
-        None if feed is None else cast("ChangeFeed", _one_of(get_args(ChangeFeed), feed)),
-        _boolean(value["all_delete"]),
-        cast("Deletes", _one_of(get_args(Deletes), value["deletes"])),
-        _text_or_none(value["soft_column"]),
-    )
-
-
-def _recalled_existing(value: Mapping[str, Any]) -> Existing:
-    days = value["tombstone_days"]
-    if not isinstance(days, int) or days < 1:
-        raise ValueError(days)
-    return Existing(
-        cast("OnConflict", _one_of(get_args(OnConflict), value["on_conflict"])),
-        _boolean(value["only_newer"]),
-        days,
-        tuple(map(_text, value["update_columns"])),
-        _text_or_none(value["keep_where"]),
-    )
+    aside = frozenset(map(_text, _list(value.get(ASIDE, []))))
+    given = value["options"]
+    if not isinstance(given, Mapping):
+        raise TypeError(given)
+    options = {name: _CHECKS[name](setting) for name, setting in given.items()}
+    all_delete = options.pop(_ALL_DELETE, False)
+    if all_delete:
+        options["delete_when"] = DELETED_COLUMN
+    # The way that options of a query take: whatever they refuse is refused here.
+    found = destination(_text(value["table"]), **options)
+    return replace(found, changes=Changes(all_delete=True) if all_delete else found.changes, aside=aside)
 
 
 def _text(value: Any) -> str:
@@ -153,26 +139,54 @@ def _text(value: Any) -> str:
     return value
 
 
-def _text_or_none(value: Any) -> str | None:
-    return None if value is None else _text(value)
-
-
-def _boolean(value: Any) -> bool:
-    if not isinstance(value, bool):
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
         raise TypeError(value)
     return value
 
 
-def _one_of(words: Sequence[str], value: Any) -> str:
-    if value not in words:
-        raise ValueError(value)
-    return cast("str", value)
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(_text, _list(value)))
 
 
-def _matching(pattern: re.Pattern[str], value: Any) -> str:
-    if not pattern.fullmatch(_text(value)):
+def _true(value: Any) -> bool:
+    if value is not True:
+        raise TypeError(value)
+    return True
+
+
+def _ignore_extra(value: Any) -> str:
+    # To add columns would alter the table with the rights of whoever replays.
+    if value != "ignoreExtra":
         raise ValueError(value)
-    return cast("str", value)
+    return _text(value)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(value)
+    return value
+
+
+_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
+    "mode": _text,
+    "keys": _texts,
+    "order_by": _text,
+    "schema_evolution": _ignore_extra,
+    "delete_when": _text,
+    "change_feed": _text,
+    "deletes": _text,
+    _ALL_DELETE: _true,
+    "only_newer": _true,
+    "tombstone_days": _number,
+    "on_conflict": _text,
+    "update_columns": _texts,
+    "keep_where": _text,
+}
+
+
+def _makes_no_sense(why: str) -> RecoveryError:
+    return _impossible(f"what is recorded about how the row was to be written makes no sense ({why})")
 
 
 def _impossible(why: str) -> RecoveryError:

@@ -42,7 +42,12 @@ from pgonce.sink.settings import Destination
 from pgonce.sink.target.dead_letters.kept_letters import Kept, LetterRows, Replay
 from pgonce.sink.target.dead_letters.mended_rows import MendedRows, ids_in_order_in_tx, mended_rows_in_tx
 from pgonce.sink.target.dead_letters.recorded_destination import recalled, recorded_oid
-from pgonce.sink.target.dead_letters.replay_rules import refuse_begun_again, refuse_other_table, refuse_unsafe
+from pgonce.sink.target.dead_letters.replay_rules import (
+    refuse_begun_again,
+    refuse_other_table,
+    refuse_other_target,
+    refuse_unsafe,
+)
 from pgonce.sink.target.dead_letters.unrecorded_aside import lacks_aside, with_aside_in_tx
 from pgonce.sink.target.publish import publish_rows_in_tx
 from pgonce.sink.target.table_name import resolve_table
@@ -207,11 +212,12 @@ def _that_order(destination: Destination, rows: MendedRows) -> list[EncodedColum
 
 
 def _for_the_same_table(driver: psycopg.Connection, group: Group) -> Group:
+    found = resolve_table(driver, group.destination.table)
+    refuse_other_target(group.letters, group.destination.table, found.qualified_name)
     if group.oid is None:
         return group
-    now = resolve_table(driver, group.destination.table).oid
+    now = found.oid
     refuse_other_table(group.letters, group.oid, now)
-    # A table that is gone has none of the rows, so createTable may create it once more.
     return replace(group, oid=now)
 
 
@@ -242,7 +248,8 @@ def _routes(letters: Sequence[StoredLetter]) -> str:
     column = letters[0].column_name
     if letters[0].code != "ROUTE_UNKNOWN" or column is None:
         return ""
-    values = dict.fromkeys(repr(json.loads(letter.row_data).get(column)) for letter in letters)
+    rows = (json.loads(letter.row_data) for letter in letters)
+    values = dict.fromkeys(ascii(row.get(column) if isinstance(row, dict) else row) for row in rows)
     return f"; {column} is {' or '.join(list(values)[:_MOST_NAMED])}"
 
 

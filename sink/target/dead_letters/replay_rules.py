@@ -103,6 +103,22 @@ def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, no
         )
 
 
+def refuse_other_target(letters: Sequence[StoredLetter], table: str, qualified_name: str) -> None:
+    """
+    Refuse letters whose ``destination`` names another table than ``target``, which is the one that people look at.
+
+    :param table: the table that ``destination`` names, and ``qualified_name`` what that is called.
+    :raises RecoveryError: REPLAY_UNSAFE.
+    """
+    if letters[0].target not in (table, qualified_name):
+        raise _unsafe(
+            letters,
+            f"its destination names the table {table}, and no batch writes such a letter",
+            "Find out who has changed it: streaming roles can write letters (`pgonce explain security`). If the row "
+            f"is wanted, write one and the same table into `target` and `destination`. {_DISCARD}",
+        )
+
+
 def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryError:
     shown = ", ".join(str(letter.dead_letter_id) for letter in letters[:_MOST_SHOWN])
     shown += ", ..." if len(letters) > _MOST_SHOWN else ""

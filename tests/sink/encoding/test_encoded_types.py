@@ -64,9 +64,7 @@ def test_every_type_that_can_be_held_has_one_postgres_type(
     data_type: t.DataType, postgres_type: str, ddl_type: str
 ) -> None:
     """A Spark type is encoded as one Postgres type, and createTable writes a column that holds it."""
-    assert encoded(data_type) == EncodedColumn(
-        "c", data_type.simpleString(), postgres_type, ddl_type, data_type if postgres_type == "jsonb" else None
-    )
+    assert encoded(data_type) == EncodedColumn("c", data_type.simpleString(), postgres_type, ddl_type, data_type)
 
 
 class Point(t.UserDefinedType):

@@ -6,90 +6,62 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
 from pyspark.sql import types as t
+from support.spark_types import NAMES, TYPES
 
-from pgonce.offsets_store.errors import RecoveryError
-from pgonce.sink.by_key import Changes, Existing
+from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
+from pgonce.sink.by_key import Changes
 from pgonce.sink.encoding.encoded_types import encoded_column, encoded_columns
-from pgonce.sink.settings import DeadLetters, Destination, destination
+from pgonce.sink.settings import DeadLetters, destination
 from pgonce.sink.target.dead_letters.recorded_destination import recalled, recorded, recorded_oid
 
-NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=15)
-SCALARS = st.sampled_from(
-    [
-        t.BooleanType(),
-        t.ByteType(),
-        t.ShortType(),
-        t.IntegerType(),
-        t.LongType(),
-        t.FloatType(),
-        t.DoubleType(),
-        t.StringType(),
-        t.StringType("UTF8_LCASE"),
-        t.VarcharType(10),
-        t.CharType(3),
-        t.BinaryType(),
-        t.DateType(),
-        t.TimestampType(),
-        t.TimestampNTZType(),
-        t.DayTimeIntervalType(0, 3),
-        t.VariantType(),
-    ]
-) | st.builds(
-    lambda precision, scale: t.DecimalType(precision, min(scale, precision)), st.integers(1, 38), st.integers(0, 38)
+COLUMNS = st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=4, unique_by=lambda column: column[0]).map(
+    lambda columns: encoded_columns(t.StructType([t.StructField(*column) for column in columns]))
 )
-
-
-def containers(inner):
-    """Types that are made of others."""
-    fields = st.lists(st.tuples(NAMES, inner, st.booleans()), min_size=1, max_size=3, unique_by=lambda field: field[0])
-    return (
-        st.builds(t.ArrayType, inner, st.booleans())
-        | st.builds(t.MapType, st.just(t.StringType()), inner, st.booleans())
-        | fields.map(lambda given: t.StructType([t.StructField(*field) for field in given]))
-    )
-
-
-COLUMNS = st.lists(
-    st.builds(encoded_column, NAMES, st.recursive(SCALARS, containers, max_leaves=4)), min_size=1, max_size=4
+OPTIONS = st.fixed_dictionaries(
+    {"table": NAMES.filter(str.strip), "mode": st.sampled_from(["append", "upsert", "apply", "complete"])},
+    optional={
+        "keys": st.lists(NAMES, max_size=2, unique=True),
+        "order_by": NAMES,
+        "create_table": st.booleans(),
+        "schema_evolution": st.sampled_from(["strict", "addColumns", "ignoreExtra"]),
+        "delete_when": NAMES,
+        "change_feed": st.sampled_from(["debezium", "delta", "spark"]),
+        "deletes": st.sampled_from(["hard", "ignore", "soft:gone_at"]),
+        "only_newer": st.booleans(),
+        "tombstone_days": st.integers(1, 100),
+        "on_conflict": st.sampled_from(["update", "ignore"]),
+        "update_columns": st.lists(NAMES, max_size=2),
+        "keep_where": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5),
+    },
 )
-CHANGES = st.builds(
-    Changes,
-    st.none() | NAMES,
-    st.sampled_from([None, "debezium", "delta", "spark"]),
-    st.booleans(),
-    st.sampled_from(["hard", "soft", "ignore"]),
-    st.none() | NAMES,
-)
-EXISTING = st.builds(
-    Existing,
-    st.sampled_from(["update", "ignore"]),
-    st.booleans(),
-    st.integers(1, 1000),
-    st.lists(NAMES, max_size=2).map(tuple),
-    st.none() | NAMES,
-)
-DESTINATIONS = st.builds(
-    Destination,
-    NAMES,
-    st.sampled_from(["append", "upsert", "apply", "complete"]),
-    st.lists(NAMES, max_size=2).map(tuple),
-    st.none() | NAMES,
-    st.booleans(),
-    st.sampled_from(["strict", "addColumns", "ignoreExtra"]),
-    st.none() | CHANGES,
-    EXISTING,
-    aside=st.frozensets(NAMES, max_size=2),
-)
+OF_A_MODE = {
+    "append": {"keys", "create_table", "schema_evolution"},
+    "complete": {"keys", "create_table", "schema_evolution"},
+}
 
 
-@given(DESTINATIONS, COLUMNS)
-def test_what_is_recorded_is_recalled(where, columns):
-    """Whatever the settings and types, also once the ledger has kept it as JSON."""
+@given(OPTIONS, COLUMNS, st.frozensets(NAMES, max_size=2), st.booleans())
+def test_what_is_recorded_is_recalled(options, columns, aside, all_delete):
+    """Whatever the options and types, also once the ledger has kept it as JSON, but for what would alter the table."""
+    wanted = OF_A_MODE.get(options["mode"], set(options)) | {"table", "mode"}
+    try:
+        where = destination(**{name: value for name, value in options.items() if name in wanted})
+    except ConfigurationError:
+        reject()
+    where = replace(where, aside=aside)
+    if all_delete and where.mode == "apply":
+        where = replace(where, changes=Changes(all_delete=True))
     kept = json.loads(json.dumps(recorded(where, columns)))
-    assert recalled(kept) == (where, tuple(columns))
+    alters_nothing = replace(
+        where,
+        create_table=False,
+        keys=() if where.mode == "append" else where.keys,
+        schema_evolution="ignoreExtra" if where.schema_evolution == "ignoreExtra" else "strict",
+    )
+    assert recalled(kept) == (alters_nothing, tuple(columns))
 
 
 def test_where_dead_letters_go_is_left_out():
@@ -105,6 +77,11 @@ def test_a_letter_that_does_not_say_which_columns_are_aside_has_none():
     assert recalled({name: value for name, value in kept.items() if name != "aside"})[0].aside == frozenset()
 
 
+def with_options(**options):
+    """What is recorded, with other options."""
+    return {**KEPT, "options": {"mode": "append", **options}}
+
+
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("parts", t.StructType().add("a", "string"))])
 KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
 
@@ -115,19 +92,44 @@ KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
         {},
         None,
         [],
-        {**KEPT, "version": 2},
-        {**KEPT, "mode": "truncate"},
-        {**KEPT, "keys": [1]},
-        {**KEPT, "create_table": "yes"},
-        {**KEPT, "schema_evolution": "anything"},
-        {**KEPT, "existing": {**KEPT["existing"], "tombstone_days": 0}},
+        {**KEPT, "version": 1},
+        {**KEPT, "options": []},
+        {**KEPT, "options": None},
+        with_options(mode="truncate"),
+        with_options(mode=["append"]),
+        with_options(keys=[1]),
+        with_options(mode="upsert", keys="id"),
+        with_options(keys=["id"]),
+        with_options(mode="upsert", keys=["id", "id"]),
+        with_options(create_table=True, keys=["id"]),
+        with_options(schema_evolution="addColumns"),
+        with_options(dead_letters=True),
+        with_options(dead_letters="public.payroll"),
+        with_options(deletes="hard"),
+        with_options(mode="upsert", deletes="hard"),
+        with_options(mode="apply"),
+        with_options(mode="apply", delete_when="gone", deletes="all"),
+        with_options(mode="apply", delete_when="gone", change_feed="delta"),
+        with_options(mode="upsert", all_delete=True),
+        with_options(mode="upsert", only_newer="yes", order_by="seq"),
+        with_options(mode="upsert", only_newer=True),
+        with_options(mode="upsert", tombstone_days=0),
+        with_options(mode="upsert", tombstone_days=True),
+        with_options(mode="upsert", on_conflict="do nothing; DROP TABLE events; --"),
         {**KEPT, "aside": [1]},
         {**KEPT, "aside": None},
+        {**KEPT, "table": ""},
+        {**KEPT, "table": 1},
+        {**KEPT, "columns": []},
+        {**KEPT, "columns": {"name": "id", "type": "long"}},
         {**KEPT, "columns": [{"name": "id"}]},
-        {**KEPT, "columns": [{**KEPT["columns"][0], "postgres_type": "int8); DROP TABLE events; --"}]},
-        {**KEPT, "columns": [{**KEPT["columns"][0], "postgres_type": "regclass"}]},
-        {**KEPT, "columns": [{**KEPT["columns"][0], "ddl_type": "bigint DEFAULT evil()"}]},
-        {**KEPT, "columns": [{**KEPT["columns"][1], "data_type": {"type": "nothing"}}]},
+        {**KEPT, "columns": [{"name": "id", "type": "long", "data_type": {"type": "udt"}}]},
+        {**KEPT, "columns": [{"name": "x" * 64, "type": "long"}]},
+        {**KEPT, "columns": [{"name": "id", "type": "long"}] * 2},
+        {**KEPT, "columns": [{"name": "id", "type": "int8); DROP TABLE events; --"}]},
+        {**KEPT, "columns": [{"name": "id", "type": "regclass"}]},
+        {**KEPT, "columns": [{"name": "id", "type": "void"}]},
+        {**KEPT, "columns": [{"name": "id", "type": {"type": "udt", "pyClass": "this.No", "sqlType": "string"}}]},
         {name: value for name, value in KEPT.items() if name != "table"},
     ],
 )
