@@ -11,6 +11,8 @@ import traceback
 
 from typing_extensions import Self
 
+from pgonce.offsets_store.shown import one_line
+
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
 # What an error means for the data where no batch was written: a person asked a question.
@@ -41,7 +43,8 @@ class PgonceError(Exception):
         return type(self)(self.code, f"{where}: {self.what}", self.data, self.remedy)
 
     def __str__(self) -> str:
-        return f"[{self.code}] {self.what} {self.data} Help: {self.remedy}"
+        # One line, because it is logged by Spark too, and names in it may come from anywhere.
+        return one_line(f"[{self.code}] {self.what} {self.data} Help: {self.remedy}")
 
 
 class ConfigurationError(PgonceError):

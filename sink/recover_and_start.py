@@ -7,6 +7,7 @@ Spark would run without delivering rows does not stay started.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -71,7 +72,8 @@ def _refuse_old_executors(planned: Recovery) -> None:
             f"A recovery of the stateful query's checkpoint {planned.location} {planned.does}, but executors of this "
             "Spark application may still write state of the batch that was refused.",
             NOTHING,
-            f"End this application, run `pgonce recover {planned.location} --yes`, and start the query in a new one.",
+            f"End this application, run `pgonce recover {shlex.quote(planned.location)} --yes`, and start the query in "
+            "a new one.",
         )
 
 

@@ -130,6 +130,20 @@ def without_credentials(location: str) -> str:
     return _LOGIN.sub("//", shown, count=1)
 
 
+def open_recorded(location: str | None) -> CheckpointFiles:
+    """
+    As :func:`open_location`, for a location that the ledger has: streaming roles can write it.
+
+    What pgonce records has neither user information nor a query, and these could name another server, to which the
+    credentials of this process would be shown.
+
+    :raises CheckpointError: CHECKPOINT_LOCATION.
+    """
+    if location and without_credentials(location) != location:
+        raise _bad_location(f"The checkpoint location {without_credentials(location)} was not recorded by pgonce.")
+    return open_location(location or "")
+
+
 class LocalFiles(CheckpointFiles):
     """A folder on this machine."""
 

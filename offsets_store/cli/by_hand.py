@@ -91,7 +91,10 @@ def _forget_lines(found: Forgetting) -> list[str]:
     lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}" for sink in found.sinks]
     lines.append(
         "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
-        "beginning of its source.\nThe rows stay where they are, and a query that reads the same again would double "
+        "beginning of its source."
+    )
+    lines.append(
+        "The rows stay where they are, and a query that reads the same again would double "
         "them. So empty the tables before you start it:"
     )
     lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]

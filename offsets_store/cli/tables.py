@@ -14,7 +14,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from pgonce.offsets_store.cli.output import counts_text, json_text, offsets_text, printable, tables_text, text_of
+from pgonce.offsets_store.cli.output import counts_text, json_text, offsets_text, tables_text, text_of
+from pgonce.offsets_store.shown import one_line
 from pgonce.offsets_store.status.batch_jobs import StoredJob
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.lag import Status, total_lag
@@ -51,19 +52,19 @@ def status_table(status: Sequence[Status]) -> Table:
                 writer.query_name or "-",
                 writer.query_id,
                 f"run {text_of(writer.run_id)}",
-                f"replaced by\n{writer.replaced_by}" if writer.replaced_by else "",
+                *(["replaced by", writer.replaced_by] if writer.replaced_by else []),
                 f"retired {_time(writer.retired_at)}" if writer.retired_at else "",
             ),
             _lines(writer.sink_name, f"at {writer.target_change}" if writer.target_change else ""),
             _lines(
                 text_of(writer.batch_id),
                 _time(writer.updated_at),
-                counts_text(writer.counts),
+                *counts_text(writer.counts).split("\n"),
                 "judged by ids (weaker)" if writer.guarantee == "ids" else "",
                 _READ_BY.get(writer.offsets_read_by or "", ""),
                 f"{writer.disagreements} disagree" if writer.disagreements else "",
             ),
-            offsets_text(writer.end_offsets),
+            offsets_text(writer.end_offsets).split("\n"),
             text_of(total_lag(lag)),
             str(writer.replays),
             style="dim" if old else None,
@@ -98,7 +99,7 @@ _POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offse
 def offsets_table(writer: StoredWriter, lag: Iterable[PartitionLag]) -> Table:
     """One row a topic and partition, or a source."""
     table = _table("Source", "Topic", "Partition", "End offset", "Newest", "Lag")
-    table.title = printable(
+    table.title = one_line(
         f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {text_of(writer.batch_id)}"
     )
     for row in lag:
@@ -134,11 +135,11 @@ def history_table(batches: Iterable[StoredBatch]) -> Table:
             _lines(
                 str(batch.rows),
                 f"{batch.dropped_rows} dropped" if batch.dropped_rows else "",
-                counts_text(batch.counts),
-                tables_text(batch.tables),
+                *counts_text(batch.counts).split("\n"),
+                *tables_text(batch.tables).split("\n"),
             ),
-            offsets_text(batch.start_offsets),
-            offsets_text(batch.end_offsets),
+            offsets_text(batch.start_offsets).split("\n"),
+            offsets_text(batch.end_offsets).split("\n"),
             str(batch.replays),
         )
     return table
@@ -157,7 +158,7 @@ def job_table(jobs: Iterable[StoredJob]) -> Table:
             table,
             _lines(job.batch_key, f"{_time(job.committed_at)}, {job.transport}", f"run {job.attempt}"),
             job.sink_name,
-            _lines(str(job.rows), counts_text(job.counts), "hashed" if job.content_hash else ""),
+            _lines(str(job.rows), *counts_text(job.counts).split("\n"), "hashed" if job.content_hash else ""),
             _lines(str(job.skips), f"last {_time(job.last_skipped_at)}" if job.last_skipped_at else ""),
         )
     return table
@@ -202,12 +203,14 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _add_row(table: Table, *cells: str, style: str | None = None) -> None:
-    table.add_row(*map(printable, cells), style=style)
+def _add_row(table: Table, *cells: str | list[str], style: str | None = None) -> None:
+    """A cell is one line, whatever is in it, or a list of lines."""
+    lines = ([cell] if isinstance(cell, str) else cell for cell in cells)
+    table.add_row(*("\n".join(map(one_line, cell)) for cell in lines), style=style)
 
 
-def _lines(*parts: str) -> str:
-    return "\n".join(part for part in parts if part)
+def _lines(*parts: str) -> list[str]:
+    return [part for part in parts if part]
 
 
 def _time(when: datetime) -> str:

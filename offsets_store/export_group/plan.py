@@ -7,6 +7,7 @@ hold, and an offset that somebody else has stored is overwritten only if a perso
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -58,7 +59,7 @@ def ends_to_export(living: Sequence[StoredWriter], query: str) -> dict[TopicPart
             "NOT_KAFKA",
             f"Query {query!r} does not read Kafka, so there is nothing that a consumer group could say of it.",
             UNCHANGED,
-            f"`pgonce offsets {query}` shows where it stands.",
+            f"`pgonce offsets {shlex.quote(query)}` shows where it stands.",
         )
     return held
 

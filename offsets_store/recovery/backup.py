@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,6 +23,8 @@ from pgonce.offsets_store.recovery.stopped_query import Change
 FOLDER = "pgonce-kept"
 _MANIFEST = "manifest.json"
 _UNDONE = "undone.json"
+_CHANGED = re.compile(r"(offsets|commits|state)(/[^/\0]+)+")
+"""The files that a recovery changes. A manifest is a file as others are, and an undo writes nothing else."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
             continue
         try:
             manifest = json.loads(text)
-            files = tuple((file["name"], file["before"], file["after"]) for file in manifest["files"])
+            files = tuple((_changed(file["name"]), file["before"], file["after"]) for file in manifest["files"])
             return Kept(folder, manifest["recovery"], files, tuple(manifest["newest"]))
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
@@ -136,6 +139,12 @@ def undoing(
 def mark_undone(writer: CheckpointWriter, kept: Kept, undo: str) -> None:
     """Note that this recovery was undone, so that the next undo takes back the one before it."""
     writer.write(f"{kept.folder}/{_UNDONE}", json.dumps({"undo": undo}).encode())
+
+
+def _changed(name: str) -> str:
+    if not _CHANGED.fullmatch(name) or not {".", ".."}.isdisjoint(name.split("/")):
+        raise ValueError(name)
+    return name
 
 
 def _hash(data: bytes | None) -> str | None:

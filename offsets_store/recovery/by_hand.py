@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, update
 
-from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.checkpoint.files import open_location, open_recorded
 from pgonce.offsets_store.errors import CheckpointError, ConfigurationError, RecoveryError
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import writers
@@ -152,7 +152,7 @@ def _read_if_possible(given: str | None, recorded: str | None) -> CheckpointFact
             raise no_checkpoint(named)
         return named
     try:
-        found = read_checkpoint(open_location(recorded)) if recorded else None
+        found = read_checkpoint(open_recorded(recorded)) if recorded else None
     except CheckpointError:
         return None
     return found if found is not None and found.query_id is not None else None

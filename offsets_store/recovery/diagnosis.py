@@ -7,6 +7,7 @@ recovery themselves use.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -99,7 +100,7 @@ def diagnose(
     else:
         if plan.changes:
             finding = Finding.RECOVERABLE
-            advice = f"`pgonce recover {checkpoint.location}` repairs this: it {plan.does}."
+            advice = f"`pgonce recover {shlex.quote(checkpoint.location)}` repairs this: it {plan.does}."
         else:
             finding, advice = Finding.AGREE, f"Nothing to repair: `pgonce recover` {plan.does}."
     if finding is Finding.AGREE and checkpoint.is_continuous:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select, text
 
-from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.checkpoint.files import open_recorded
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError
 from pgonce.offsets_store.ledger.session import reading
@@ -123,7 +123,8 @@ def _others(connection: Connection, sink: SinkFacts, query_id: str) -> tuple[str
 def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
     """The query's checkpoint, which shows whether it runs; None where it is gone, or another query's is there."""
     with suppress(CheckpointError):
-        facts = read_checkpoint(open_location(location or ""))
+        files = open_recorded(location)
+        facts = read_checkpoint(files)
         if facts.query_id == query_id:
-            return CheckpointWriter(location or ""), facts
+            return CheckpointWriter(files), facts
     return None, None

@@ -8,6 +8,7 @@ written, and every sink goes on from it. It is written only to a place that is e
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -190,6 +191,6 @@ def _perhaps_stateful(query_id: str) -> RecoveryError:
         f"Query {query_id} keeps state, or its batches (of older versions) did not record that it keeps none.",
         NOTHING_CHANGED,
         "State cannot be made from the ledger. Start a new checkpoint at the stored offsets (Kafka): "
-        f"`pgonce offsets {query_id} --starting-offsets`, with replaces={query_id}. A stateful query then begins "
-        "with empty state.",
+        f"`pgonce offsets {shlex.quote(query_id)} --starting-offsets`, with replaces={query_id}. A stateful "
+        "query then begins with empty state.",
     )

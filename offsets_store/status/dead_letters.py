@@ -50,7 +50,8 @@ def letters_table(url: str, name: str | None) -> Table:
     """
     The table that has the dead letters: the ledger's, or the one that ``name`` means along the user's search_path.
 
-    :raises OffsetsError: DEAD_LETTERS_TABLE, where there is no such table, or it lacks a column.
+    :raises OffsetsError: DEAD_LETTERS_TABLE, where there is no such table, or it lacks a column, or code of somebody
+        else would run when it is read or changed.
     """
     if name is None:
         return dead_letters
@@ -63,13 +64,19 @@ def letters_table(url: str, name: str | None) -> Table:
         raise ledger_error(error, "looking for the table of the dead letters") from error
     if found is None:
         raise _no_such_table(f"There is no table {name!r}.")
-    schema, table, columns, is_unique = found
+    schema, table, columns, is_unique, strange = found
     missing = [column.name for column in dead_letters.columns if column.name not in columns]
     if missing:
         raise _no_such_table(f"{schema}.{table} has no column {', '.join(missing)}: it does not hold dead letters.")
     if not is_unique:
         # A letter is chosen, written and deleted by its id.
         raise _no_such_table(f"{schema}.{table} has no primary key or unique index on dead_letter_id.")
+    if strange:
+        raise _no_such_table(
+            f"{schema}.{table}, or a part of it, belongs to role {strange} and has triggers, rules or row-level "
+            "security, which would run with the rights of this role.",
+            f"Look at them and drop them, or give the command as {strange}.",
+        )
     return dead_letters.to_metadata(MetaData(), schema=schema, name=table)
 
 
@@ -91,7 +98,20 @@ SELECT n.nspname::pg_catalog.text, c.relname::pg_catalog.text,
               JOIN pg_catalog.pg_attribute AS a ON a.attrelid OPERATOR(pg_catalog.=) c.oid
                 AND a.attname OPERATOR(pg_catalog.=) 'dead_letter_id'
               WHERE i.indrelid OPERATOR(pg_catalog.=) c.oid AND i.indisunique AND i.indpred IS NULL
-                AND i.indnatts OPERATOR(pg_catalog.=) 1 AND i.indkey[0] OPERATOR(pg_catalog.=) a.attnum)
+                AND i.indnatts OPERATOR(pg_catalog.=) 1 AND i.indkey[0] OPERATOR(pg_catalog.=) a.attnum),
+       (WITH RECURSIVE part (oid) AS (
+            SELECT c.oid UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i
+            JOIN part ON i.inhparent OPERATOR(pg_catalog.=) part.oid)
+        SELECT r.rolname::pg_catalog.text FROM part
+        JOIN pg_catalog.pg_class AS p ON p.oid OPERATOR(pg_catalog.=) part.oid
+        JOIN pg_catalog.pg_roles AS r ON r.oid OPERATOR(pg_catalog.=) p.relowner
+        WHERE NOT r.rolsuper AND r.rolname OPERATOR(pg_catalog.<>) current_user
+          AND r.oid OPERATOR(pg_catalog.<>) ALL (SELECT o.nspowner FROM pg_catalog.pg_namespace AS o
+                                                 WHERE o.nspname OPERATOR(pg_catalog.=) 'pgonce')
+          AND (p.relrowsecurity OR EXISTS(SELECT FROM pg_catalog.pg_trigger AS t
+                                          WHERE t.tgrelid OPERATOR(pg_catalog.=) p.oid AND NOT t.tgisinternal)
+               OR EXISTS(SELECT FROM pg_catalog.pg_rewrite AS w WHERE w.ev_class OPERATOR(pg_catalog.=) p.oid))
+        LIMIT 1)
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)::pg_catalog.oid
@@ -116,11 +136,12 @@ def as_letters(connection: Connection, chosen: Select[Any]) -> list[StoredLetter
     return [StoredLetter(**row) for row in connection.execute(chosen).mappings()]
 
 
-def _no_such_table(what: str) -> OffsetsError:
+def _no_such_table(what: str, remedy: str | None = None) -> OffsetsError:
     return OffsetsError(
         "DEAD_LETTERS_TABLE",
         what,
         UNCHANGED,
-        "Name the table that the query's option deadLetters names, with odd names in double quotes; leave the name out "
-        "for pgonce.dead_letters. Such a table is made by CREATE TABLE ... (LIKE pgonce.dead_letters INCLUDING ALL).",
+        remedy
+        or "Name the table that the query's option deadLetters names, with odd names in double quotes; leave the name "
+        "out for pgonce.dead_letters. CREATE TABLE ... (LIKE pgonce.dead_letters INCLUDING ALL) makes such a table.",
     )

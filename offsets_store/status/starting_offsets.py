@@ -8,6 +8,7 @@ published row. A query that cannot be continued exactly gets an OffsetsError.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 
 from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
@@ -41,7 +42,7 @@ def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
             "SEVERAL_SOURCES",
             f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
             UNCHANGED,
-            f"`pgonce offsets {writer.query_id}` shows the end of each.",
+            f"`pgonce offsets {shlex.quote(writer.query_id)}` shows the end of each.",
         )
     offset = next(iter(end.values()), None)
     if not is_kafka(offset):

@@ -31,7 +31,7 @@ def _writer(batch: Batch) -> str:
 
 
 def _doctor(batch: Batch) -> str:
-    where = batch.checkpoint_location or "<checkpoint>"
+    where = shlex.quote(batch.checkpoint_location) if batch.checkpoint_location else "<checkpoint>"
     return f"`pgonce doctor {where}` tells where both stand, and `pgonce recover {where}` repairs what can be proven."
 
 
@@ -42,7 +42,7 @@ def _repair(ledger: Ledger, batch: Batch) -> str:
 
 
 def _stored(batch: Batch) -> str:
-    return f"`pgonce offsets {batch.query_id} --starting-offsets`, with replaces={batch.query_id}"
+    return f"`pgonce offsets {shlex.quote(batch.query_id)} --starting-offsets`, with replaces={batch.query_id}"
 
 
 def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
@@ -104,7 +104,7 @@ _BOTH = "If both queries are meant to feed this sink, with different rows, set i
 
 def _ways_on(rival: Rival, batch: Batch) -> str:
     """How to go on where another query ended, which depends on its source's offsets; or to load everything again."""
-    query, end = rival.query_id, rival.end_offsets
+    query, end = shlex.quote(rival.query_id), rival.end_offsets
     if rival.other_sink:
         # What replaces a query has its sink's name.
         return (
@@ -114,7 +114,7 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
     if says_which_rows(end):
         way = (
             "To go on where the old query ended, start the new checkpoint with Kafka's startingOffsets set to what "
-            f"`pgonce offsets {query} --starting-offsets` prints, and set replaces={query}."
+            f"`pgonce offsets {query} --starting-offsets` prints, and set replaces={rival.query_id}."
         )
     elif end and all(map(tells_which_rows, end.values())):
         way = (
@@ -128,8 +128,8 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
             "come next."
         )
     return (
-        f"{way} To load the table again from the beginning, set startOver=truncate and replaces={query}: this query's "
-        "batch 0 then replaces all rows in one transaction. (Or empty the table and run "
+        f"{way} To load the table again from the beginning, set startOver=truncate and replaces={rival.query_id}: this "
+        "query's batch 0 then replaces all rows in one transaction. (Or empty the table and run "
         f"`pgonce forget {query} --sink {shlex.quote(batch.sink_name)} --reason ... --yes`.)"
     )
 
@@ -139,7 +139,8 @@ def _swapped(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         f"The table of {_writer(batch)} was exchanged for another (`pgonce swap`). Its rows are in what is called "
         f"{ledger.swapped_to!r} now.",
         f"To let the query go on there, set table to that, and start it again on the same checkpoint. If the other "
-        f"table has taken its place for good, leave it stopped, and run `pgonce retire {batch.query_id}`.",
+        f"table has taken its place for good, leave it stopped, and run `pgonce retire "
+        f"{shlex.quote(batch.query_id)}`.",
     )
 
 
@@ -162,8 +163,7 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
             f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`): it was to "
             "publish no more.",
             "Leave this query stopped, or take the sink out of it. If that was a mistake, start a new "
-            f"checkpoint at the stored offsets (`pgonce offsets {batch.query_id} --starting-offsets`), with "
-            f"replaces={batch.query_id}.",
+            f"checkpoint at the stored offsets ({_stored(batch)}).",
         )
     if writer and writer.replaced_by:
         return (
@@ -199,7 +199,7 @@ def _changed(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
         "an older copy or advanced elsewhere, or the source was replaced.",
         f"{_repair(ledger, batch)} Or bring back its newest copy. If that is lost, start a new checkpoint "
         f"at the stored offsets: {_stored(batch)}. "
-        f"`pgonce history {batch.query_id}` shows what is recorded.",
+        f"`pgonce history {shlex.quote(batch.query_id)}` shows what is recorded.",
     )
 
 

@@ -71,7 +71,8 @@ def as_json(data_type: t.DataType) -> Any:
         return "string"
     if isinstance(data_type, VariantType):
         return "variant"
-    name = data_type.simpleString() if isinstance(data_type, t.DayTimeIntervalType) else data_type.jsonValue()
+    is_interval = isinstance(data_type, t.DayTimeIntervalType)
+    name = data_type.simpleString() if is_interval else str(data_type.jsonValue())
     _scalar(name)
     return name
 

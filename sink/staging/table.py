@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,9 @@ _log = logging.getLogger("pgonce.staging")
 ATTEMPT_COLUMN = "pgonce_task_attempt"
 # Inline rows of the same batch join the staged ones in the commit; marks count from 0.
 INLINE_ATTEMPT = -1
+
+# What the sweep drops: whoever may register a staging table could name any other table of the schema.
+_NAME = re.compile(r"staged_[0-9a-f]{24}_[0-9]+", re.ASCII)
 
 # The next sweep finds what is still in use now.
 _SWEEP_LOCK_SECONDS = 1.0
@@ -174,11 +178,16 @@ def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id:
 
 
 def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
-    """Drop one staging table and its registration, unless somebody still writes to it."""
+    """
+    Drop one staging table and its registration, unless somebody still writes to it.
+
+    Of a name that no task registers, only the registration goes.
+    """
     try:
         with connection.transaction():
             enter_in_tx(connection, _SWEEP_LOCK_SECONDS)
-            connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
+            if _NAME.fullmatch(name):
+                connection.execute(sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(SCHEMA, name)))
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         _log.info("staging table %s is still written to; the next sweep drops it", name)

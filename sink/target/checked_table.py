@@ -210,7 +210,7 @@ _said: set[tuple[int, str]] = set()
 def _say_once(table: TargetTable, sentence: str) -> None:
     if (table.oid, sentence) not in _said:
         _said.add((table.oid, sentence))
-        _log.warning(sentence)
+        _log.warning("%s", sentence)
 
 
 def target_for(

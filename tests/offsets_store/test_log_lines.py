@@ -33,6 +33,18 @@ def test_a_line_is_the_users_to_lay_out_where_there_is_a_handler():
     assert lines_of("pgonce", setup) == "mine: 100% of it\n"
 
 
+@pytest.mark.parametrize("logger", LOGGERS)
+def test_a_name_forges_no_line(logger):
+    """Line ends and terminal sequences in what is said of somebody else's name are escaped; numbers stay numbers."""
+    code = (
+        "import logging, pgonce.offsets_store\n"
+        "logging.basicConfig(format='%(levelname)s %(message)s')\n"
+        f"logging.getLogger({logger!r}).warning('query %s: %.1f s', 'a\\nCRITICAL \\x1b[2J all lost', 1.25)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=True)
+    assert done.stderr == "WARNING query a\\nCRITICAL \\x1b[2J all lost: 1.2 s\n"
+
+
 def test_all_loggers_are_known():
     """A logger with a name that is not in the list would write lines without a time."""
     sources = [*(ROOT / "sink").rglob("*.py"), *(ROOT / "offsets_store").rglob("*.py")]

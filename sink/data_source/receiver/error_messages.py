@@ -66,7 +66,8 @@ def in_words(error: Exception) -> PgonceError:
     """
     if isinstance(error, PgonceError):
         return error
-    _log.error("%s", without_its_words(error))
+    # Not as an argument, which the log keeps to one line.
+    _log.error(without_its_words(error))
     what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
     # It may have failed after COMMIT.
     return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")

@@ -6,6 +6,9 @@ Covers: offsets_store.recovery.backup.
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 import pytest
 from support.ledger_history import publish
 from support.recoveries import noted, recover_at_once
@@ -45,6 +48,22 @@ class TestUndo:
         (ahead / done.kept_in / "manifest.json").write_text("{}")
         with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
             undo_recovery(str(ahead), url, quiet_seconds=0)
+
+    @pytest.mark.parametrize(
+        "name", ["../beside", "offsets/../../beside", "/beside", "offsets//5", "metadata", 5, None]
+    )
+    def test_a_manifest_that_names_other_files(self, url, ahead, name):
+        """Whoever may write to the checkpoint could send an undo of somebody else anywhere."""
+        done = recover_at_once(ahead, url)
+        manifest = ahead / done.kept_in / "manifest.json"
+        known = json.loads(manifest.read_text())
+        beside = ahead.parent / "beside"
+        beside.write_text("another's")
+        files = [{"name": name, "before": None, "after": hashlib.sha256(b"another's").hexdigest()}]
+        manifest.write_text(json.dumps({**known, "files": files}))
+        with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
+            undo_recovery(str(ahead), url, quiet_seconds=0)
+        assert beside.read_text() == "another's"
 
     def test_too_late_for_the_checkpoint(self, url, ahead):
         """After the query has planned a batch, the old files stay where they lie."""
