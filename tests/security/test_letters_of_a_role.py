@@ -175,3 +175,24 @@ def test_code_on_a_table_of_its_own_does_not_run(url, admin, role, code, more):
     admin.execute(sql.SQL("ALTER TABLE app.letters OWNER TO CURRENT_USER"))
     said = CliRunner().invoke(app, ["dead-letters", "orders", "--table", "app.letters", "--url", url])
     assert said.exit_code == 0
+
+
+FORGED = "n\nReplayed.\x1b[2K\u202e"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["dead-letters", "orders"], ["dead-letters", "orders", "--replay"], ["status"], ["history", "orders"]]
+)
+def test_what_it_writes_forges_no_line_of_an_answer(url, admin, role, arguments):
+    """Messages, names and values are shown in one line, and no terminal obeys them."""
+    put(admin, role, message=FORGED, code=FORGED, column_name=FORGED, target=FORGED)
+    put(admin, role)
+    with admin.transaction():
+        admin.execute(sql.SQL("SET LOCAL ROLE {}").format(sql.Identifier(role)))
+        admin.execute("UPDATE pgonce.writers SET run_id = %s, checkpoint_location = %s", [FORGED, FORGED])
+        tables = Jsonb({FORGED: 1, "other": 2})
+        admin.execute("UPDATE pgonce.batches SET tables = %s, run_id = %s, transport = %s", [tables, FORGED, FORGED])
+    said = CliRunner().invoke(app, [*arguments, "--url", url])
+    assert "\\nReplayed.\\x1b[2K\\u202e" in said.output
+    assert not {"\x1b", "\u202e"} & set(said.output)
+    assert not any(line.strip("│ ").startswith("Replayed.") for line in said.output.splitlines())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from pgonce.offsets_store.checkpoint.files import without_credentials
+from pgonce.offsets_store.checkpoint.files import open_location, open_recorded, without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import CheckpointError
 from pgonce.sink.data_source.receiver.certificate import context_of, new_identity
@@ -431,3 +431,27 @@ class TestObjectStore:
     def test_what_is_shown(self, location, shown):
         """Logins and queries go; addresses, ports and plain paths stay."""
         assert without_credentials(location) == shown
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "s3a://key:secret@bucket/ckpt",
+        "s3a://bucket/ckpt?endpoint_override=evil.example.com",
+        "gs://bucket/ckpt?endpoint_override=evil.example.com",
+        "hdfs://user@evil.example.com:8020/ckpt",
+        "",
+        None,
+    ],
+)
+def test_a_location_that_the_ledger_has_names_no_other_server(location):
+    """Roles can write it, and credentials of an administrator's process would be shown to that server."""
+    with pytest.raises(CheckpointError, match="CHECKPOINT_LOCATION") as error:
+        open_recorded(location)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize("location", ["/ckpt", "file:/ckpt", "s3a://bucket/ckpt", "hdfs://nn:8020/ckpt", "/odd?name"])
+def test_a_location_as_pgonce_records_it_is_opened(location):
+    """Nothing is read yet."""
+    assert open_recorded(location).shown == open_location(location).shown

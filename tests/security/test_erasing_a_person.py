@@ -1,0 +1,80 @@
+"""After what docs/erasing-a-person.md says, no table of the ledger's schema holds the value any more."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import types as t
+from support.sent_rows import arrow_rows
+from support.typed_rows import commit_typed, struct_of
+from typer.testing import CliRunner
+
+from pgonce.command_line import app
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.settings import destination
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+
+PAGE = Path(__file__).parents[2] / "docs" / "erasing-a-person.md"
+PERSON = "ann@example.com"
+COLUMNS = {"email": t.StringType(), "name": t.StringType(), "seq": t.LongType(), "gone": t.BooleanType()}
+HOW = {"delete_when": "gone", "only_newer": True, "dead_letters": True}
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything; a table of people."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE people (email text PRIMARY KEY, name varchar(5), seq bigint)")
+        yield connection
+
+
+def holding(admin: psycopg.Connection) -> set[str]:
+    """The tables of the ledger's schema with a row in which the person is."""
+    names = admin.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = 'pgonce'::regnamespace AND relkind = 'r'"
+    ).fetchall()
+    found = set()
+    for (name,) in names:
+        asked = sql.SQL("SELECT count(*) FROM pgonce.{} AS row WHERE row::text LIKE {}")
+        if admin.execute(asked.format(sql.Identifier(name), sql.Literal(f"%{PERSON}%"))).fetchone() != (0,):
+            found.add("staged" if name.startswith("staged_") else name)
+    return found
+
+
+def statement(beginning: str) -> bytes:
+    """The one statement of the page that begins so."""
+    (found,) = [
+        part
+        for block in re.findall(r"^```sql\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+        for part in block.split(";")
+        if part.strip().startswith(beginning)
+    ]
+    return found.encode()
+
+
+def test_nothing_of_the_person_is_left(url, admin):
+    """Their rows were deleted, refused and staged; the page's statements find all three."""
+    where = destination("people", "apply", ("email",), "seq", **HOW)
+    commit_typed(url, 0, where, COLUMNS, [(PERSON, "ann", 1, False), ("bob@example.com", "bob", 1, False)])
+    commit_typed(url, 1, where, COLUMNS, [(PERSON, "too long", 2, False), ("bob@example.com", "bobby", 2, False)])
+    commit_typed(url, 2, where, COLUMNS, [(PERSON, None, 3, True)])
+    struct, staging = struct_of(COLUMNS), StagingTable("killed", "people", "run", 3)
+    rows = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, [(PERSON, "ann", 4, False)]))
+    stage_rows(url, staging, encoded_columns(struct), [rows])
+    assert holding(admin) == {"dead_letters", "tombstones", "staged"}
+
+    ((letter, query, _),) = admin.execute(statement("SELECT dead_letter_id")).fetchall()
+    discard = ["dead-letters", query, "--discard", "--id", str(letter), "--reason", "erasure request 42", "--yes"]
+    assert CliRunner().invoke(app, [*discard, "--url", url]).exit_code == 0
+    admin.execute(statement("DELETE FROM pgonce.tombstones"))
+    ((table, *_),) = admin.execute(statement("SELECT table_name")).fetchall()
+    admin.execute(sql.SQL("DROP TABLE pgonce.{}").format(sql.Identifier(table)))
+    admin.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [table])
+
+    assert holding(admin) == set()
+    assert admin.execute("SELECT email FROM people").fetchall() == [("bob@example.com",)]
