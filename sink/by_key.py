@@ -28,6 +28,8 @@ _OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, "_commit_version", "_commit_timestamp
 
 TOMBSTONE_DAYS = 7
 """Kafka keeps records as long by default, so nothing older comes again from there."""
+MOST_TOMBSTONE_DAYS = 36_500
+"""A century: with millions of days, neither Python nor Postgres could say when a delete may be forgotten."""
 
 
 class ByKeyOptions(TypedDict, total=False):
@@ -142,8 +144,12 @@ def existing(mode: str, order_by: str | None, options: ByKeyOptions) -> Existing
     refuse_unstorable(keepWhere=asked.keep_where, updateColumns="".join(asked.update_columns))
     if asked.on_conflict not in get_args(OnConflict):
         raise bad_option("BAD_OPTION", f"onConflict={asked.on_conflict!r} is not allowed.", "Use update or ignore.")
-    if asked.tombstone_days < 1:
-        raise bad_option("BAD_OPTION", f"tombstoneDays={asked.tombstone_days} is less than a day.", "Set 1 or more.")
+    if not 1 <= asked.tombstone_days <= MOST_TOMBSTONE_DAYS:
+        raise bad_option(
+            "BAD_OPTION",
+            f"tombstoneDays={asked.tombstone_days} is not a number of days from 1 to {MOST_TOMBSTONE_DAYS}.",
+            "Set one.",
+        )
     if mode not in ("upsert", "apply"):
         for name, given in (
             ("onConflict", options.get("on_conflict")),

@@ -15,7 +15,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger
 from pgonce.offsets_store.postgres.bounds import outlast_locks
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 
@@ -30,7 +30,11 @@ def session_of_a_try(settings: CommitSettings) -> Iterator[Connection]:
     """A session whose database has a ledger; what the block has not committed is rolled back."""
     with checked_out(settings.url) as connection, _discarded_on_error(connection):
         outlast_locks(driver_connection(connection), settings.url, settings.lock_timeout)
+        # SQLAlchemy keeps ``info`` as long as the session: a new one may have found the ledger of a restored database.
+        if connection.info.setdefault("pgonce_new", True):
+            forget_ledger(settings.url)
         ensure_ledger(settings.url, driver_connection(connection))
+        connection.info["pgonce_new"] = False
         yield connection
 
 

@@ -16,8 +16,8 @@ from pgonce.offsets_store.postgres.search_path import SET_OURS
 
 # A test revokes them one by one.
 PRIVILEGES = {
-    "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs"),
-    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones"),
+    "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs", "home"),
+    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones", "tombstone_sets"),
     "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
     "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),
     "SELECT": ("schema_version", *VIEWS),

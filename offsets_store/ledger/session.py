@@ -17,6 +17,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.ledger.migrations import require_ledger
+from pgonce.offsets_store.ledger.restored import follow_restore_in_tx
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
@@ -57,6 +58,8 @@ def _opened(url: str, doing: str, lock_seconds: float, options: dict[str, Any]) 
             with connection.begin():
                 enter_in_tx(driver_connection(connection), lock_seconds)
                 require_ledger(driver_connection(connection))
+                if not options.get("postgresql_readonly"):
+                    follow_restore_in_tx(driver_connection(connection))
                 yield connection
     except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
         cause = driver_error(error)

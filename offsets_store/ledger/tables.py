@@ -27,7 +27,7 @@ from sqlalchemy import (
     func,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, REGCLASS
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, OID
 
 SCHEMA = "pgonce"
 VIEWS = ("current_offsets", "replays_skipped")
@@ -185,12 +185,34 @@ staged_tables = Table(
 tombstones = Table(
     "tombstones",
     metadata,
-    Column("target", REGCLASS, primary_key=True),
+    Column("tombstone_set_id", BigInteger, primary_key=True, autoincrement=False),
     Column("key", JSONB, primary_key=True),
     Column("order_value", JSONB, nullable=False),
     _now("deleted_at"),
     Column("expires_at", DateTime(timezone=True), nullable=False),
     Index("tombstones_expiry", "expires_at"),
+)
+
+tombstone_sets = Table(
+    "tombstone_sets",
+    metadata,
+    Column("tombstone_set_id", BigInteger, Identity(always=True), primary_key=True),
+    Column("target", OID, nullable=False),
+    Column("target_name", Text, nullable=False),
+    Column("key_columns", ARRAY(Text), nullable=False),
+    Column("key_types", ARRAY(Text), nullable=False),
+    Column("order_column", Text, nullable=False),
+    Column("order_type", Text, nullable=False),
+    Column("expires_at", DateTime(timezone=True), nullable=False),
+)
+
+home = Table(
+    "home",
+    metadata,
+    Column("is_only_row", Boolean, primary_key=True, server_default=text("true")),
+    Column("written_in", BigInteger, nullable=False),
+    _now("since"),
+    CheckConstraint("is_only_row", name="home_is_only_row_check"),
 )
 
 interventions = Table(

@@ -15,6 +15,8 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
+from pgonce.offsets_store.postgres.qualified_name import qualified_name
+
 
 @dataclass(frozen=True)
 class Column:
@@ -75,8 +77,8 @@ class Table:
 
     @property
     def qualified_name(self) -> str:
-        """Schema and name as people write them; the default sink name."""
-        return f"{self.schema}.{self.name}"
+        """Schema and name as SQL and the option ``table`` take them; the default sink name."""
+        return qualified_name(self.schema, self.name)
 
     @property
     def identifier(self) -> sql.Identifier:

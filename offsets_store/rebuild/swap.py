@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import Connection, func, insert, select
+from sqlalchemy import Connection, func, insert, select, update
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.ledger.session import reading, writing
-from pgonce.offsets_store.ledger.tables import interventions
+from pgonce.offsets_store.ledger.tables import interventions, tombstone_sets
 from pgonce.offsets_store.postgres.connect import connect, driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.rebuild.caught_up import NotComparableError, missing
@@ -105,6 +105,7 @@ def swap_tables(
                 driver_connection(connection).execute(statement)
         exchange_keys(connection, swap.living, swap.new)
         exchange_letters(connection, swap.living, swap.new)
+        _rename_tombstones(connection, swap)
         _note(connection, swap, reason.strip(), back=allowed.back)
     return swap
 
@@ -267,6 +268,13 @@ def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
             UNCHANGED,
             "Let the query that fills it go on; if the other one runs ahead all the time, stop that one first.",
         )
+
+
+def _rename_tombstones(connection: Connection, swap: Swap) -> None:
+    """Deletes are remembered by the oid of a table. Its name is what they are found by where a dump is restored."""
+    for oid, name in swap.names.items():
+        sets = update(tombstone_sets).where(tombstone_sets.c.target == oid)
+        connection.execute(sets.values(target_name=name))
 
 
 def _note(connection: Connection, swap: Swap, reason: str, *, back: bool) -> None:

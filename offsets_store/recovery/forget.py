@@ -18,6 +18,7 @@ from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import writers
+from pgonce.offsets_store.postgres.qualified_name import QUALIFIED_NAME
 from pgonce.offsets_store.recovery.by_hand import put_out_of_the_way, refuse_gone, refuse_no_reason
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_neighbours, read_sinks
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
@@ -90,9 +91,9 @@ def forget_query(
 
 # By oid, or by the text of the name. Never by a cast to regclass: a sink may have any name.
 _TABLES = text(
-    "SELECT format('%I.%I', n.nspname, c.relname) FROM pg_catalog.pg_class AS c "
+    f"SELECT {QUALIFIED_NAME} FROM pg_catalog.pg_class AS c "
     "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
-    "WHERE c.relkind IN ('r', 'p') AND (c.oid::bigint = ANY(:oids) OR n.nspname || '.' || c.relname = ANY(:names)) "
+    f"WHERE c.relkind IN ('r', 'p') AND (c.oid::bigint = ANY(:oids) OR {QUALIFIED_NAME} = ANY(:names)) "
     "ORDER BY 1"
 )
 

@@ -17,6 +17,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.feeders import Feeder, feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
+from pgonce.sink.target.applying.tombstone_sets import forget_in_tx
 from pgonce.sink.target.applying.tombstones import lock_tombstones_in_tx
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.empty_table import ALL_OF_IT, delete_all_in_tx
@@ -68,8 +69,9 @@ def _unfit(connection: psycopg.Connection, table: TargetTable) -> str:
 def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
     """Deletes that are remembered go with the rows: they would keep out older rows, with which a new query begins."""
     lock_tombstones_in_tx(connection, table)
-    forget = sql.SQL("DELETE FROM pgonce.tombstones WHERE target = {}::oid").format(sql.Literal(table.oid))
-    search_path.execute_in_tx(connection.cursor(), forget)
+    root = forget_in_tx(connection, table)
+    if root is not None:
+        raise _refused(table, f"deletes from it are remembered together with those from all partitions of {root}")
 
 
 def _asked(connection: psycopg.Connection, statement: sql.Composable) -> tuple[object, ...]:

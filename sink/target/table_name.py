@@ -16,6 +16,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres.qualified_name import qualified_name
 
 TEMPORARY = "pg_temp"
 """An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""
@@ -38,8 +39,8 @@ class QualifiedName:
 
     @property
     def qualified_name(self) -> str:
-        """Schema and name as people write them; the default sink name."""
-        return f"{self.schema}.{self.name}"
+        """Schema and name as SQL and the option ``table`` take them; the default sink name."""
+        return qualified_name(self.schema, self.name)
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ def test_changes_are_applied_and_evil_is_never_called(transport, evil_url, admin
         apply(evil_url, (1, "one", first, WRITE), (2, "two", second, WRITE), **how, **options)
         apply(evil_url, (1, "?", third, WRITE), (2, None, third, DELETE), (3, None, third, DELETE), **how, **options)
         apply(evil_url, (2, "late", first, WRITE), (1, "old", first, DELETE), **how, **options)
-        admin.execute("TRUNCATE changed, pgonce.tombstones")
+        admin.execute("TRUNCATE changed, pgonce.tombstones, pgonce.tombstone_sets")
 
 
 def test_an_administrators_ledger_means_what_it_says(evil_url, admin):

@@ -62,6 +62,8 @@ def test_an_argument_means_what_the_option_of_its_name_means():
         ({"mode": "upsert", "deletes": "hard"}, "CLASHING_OPTIONS"),
         ({"mode": "upsert", "onConflict": "merge"}, "BAD_OPTION"),
         ({"mode": "upsert", "tombstoneDays": "0"}, "BAD_OPTION"),
+        ({"mode": "upsert", "tombstoneDays": "36501"}, "BAD_OPTION"),
+        ({"mode": "upsert", "tombstoneDays": "3000000000"}, "BAD_OPTION"),
         ({"mode": "upsert", "onConflict": "ignore", "updateColumns": "a"}, "CLASHING_OPTIONS"),
         ({"mode": "upsert", "onConflict": "ignore", "keepWhere": ""}, "CLASHING_OPTIONS"),
         ({"mode": "upsert", "onConflict": "ignore", "onlyNewer": "true", "orderBy": "seq"}, "CLASHING_OPTIONS"),

@@ -1,8 +1,8 @@
 """
 Is the ledger there, and may this code use it?
 
-Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations only add.
-They are applied in order, inside one transaction that holds a lock, and nothing is ever dropped.
+Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
+applied in order, inside one transaction that holds a lock. They only add, but for what a later one says of itself.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import LedgerError
+from pgonce.offsets_store.ledger.restored import follow_restore_in_tx
 from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
@@ -62,6 +63,9 @@ MIGRATIONS = (
     Migration(10, 1, "0010_offsets_read_by.sql"),
     # A function for those who read. The code itself does not call it, so a role that may not create it goes on without.
     Migration(11, 1, "0011_wait_for.sql", needed=False),
+    # It drops the tombstones that were there, because they do not say of which keys they are. Older code that writes
+    # with onlyNewer misses their columns and fails; all other code goes on.
+    Migration(12, 1, "0012_tombstone_sets.sql"),
 )
 NEWEST = MIGRATIONS[-1].version
 
@@ -74,6 +78,8 @@ _migrating = Lock()
 def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> None:
     """
     Create the ledger or bring it up to this code's version; a process does this only once.
+
+    A ledger that was restored from a dump has oids of another database; they are looked up again.
 
     :param connection: to ``url``, in no transaction; None to open one.
     :raises LedgerError: if the ledger is newer than this code can use, or may not be created.
@@ -92,6 +98,9 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
                     if url not in ledgers_seen:
                         _migrate_if_needed(session, missing, LockWatch(url, LOCK_SECONDS, armed=True))
                         ledgers_seen.add(url)
+            with session.transaction():
+                enter_in_tx(session)
+                follow_restore_in_tx(session)
         except psycopg.Error as error:
             if is_transient(error):
                 raise

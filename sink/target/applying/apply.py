@@ -37,8 +37,8 @@ from pgonce.sink.target.applying.delete_changes import (
     refuse_soft_column,
 )
 from pgonce.sink.target.applying.merge_changes import may_merge_changes, merge_changes_in_tx
+from pgonce.sink.target.applying.tombstone_sets import Tombstones, tombstones_in_tx
 from pgonce.sink.target.applying.tombstones import (
-    has_tombstones_in_tx,
     is_traceable,
     lock_tombstones_in_tx,
     pass_over_in_tx,
@@ -84,26 +84,27 @@ def apply_in_tx(
     rows, deletes = _checked_rows(found, compared, table)
     refuse_soft_column(table, changes, compared)
     traced = compared.existing.only_newer and is_traceable(batch)
+    tombstones: tuple[Tombstones, ...] = ()
     if compared.existing.only_newer:
         refuse_unordered(batch)
         if changes and changes.deletes != "ignore":
             refuse_untraceable(batch)
         lock_tombstones_in_tx(connection, table)
+        tombstones = tombstones_in_tx(connection, batch, traced=traced)
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
     has_deletes = deletes > counts["ignored"]
-    has_tombstones = traced and has_tombstones_in_tx(connection, table)
     if has_deletes and may_merge_changes(connection, batch, rows):
         merged = merge_changes_in_tx(connection, replace(batch, name=_name()), source, wanted, rows)
         if merged is not None:
             return {**counts, **merged}
     kept, counts["passed_over"], reduced = _reduce_in_tx(
-        connection, batch, source, wanted, has_deletes=has_deletes, has_tombstones=has_tombstones
+        connection, batch, source, wanted, has_deletes=has_deletes, tombstones=tombstones
     )
     counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
         raise _doubled(compared, counts["superseded"])
-    left = kept - (pass_over_in_tx(connection, batch) if has_tombstones else 0)
+    left = kept - pass_over_in_tx(connection, batch, tombstones)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
     outcome = Outcome(connection, batch, _name())
@@ -163,7 +164,7 @@ def _reduce_in_tx(
     wanted: sql.Composable,
     *,
     has_deletes: bool,
-    has_tombstones: bool,
+    tombstones: tuple[Tombstones, ...],
 ) -> tuple[int, int, sql.Composable]:
     """
     Fill ``batch`` with the changes that decide.
@@ -177,7 +178,7 @@ def _reduce_in_tx(
     given = replace(batch, name=_name())
     connection.execute(create_of_all(given, source, wanted), prepare=False)
     _lock_rows_in_tx(connection, given, deletes=has_deletes)
-    older = pass_over_in_tx(connection, given) if has_tombstones else 0
+    older = pass_over_in_tx(connection, given, tombstones)
     older += _pass_over_stored_in_tx(connection, given)
     return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
 

@@ -5,10 +5,12 @@ Runs in the commit, where only newer rows are written. Invariant: whoever writes
 lock on its tombstones, and reads them in a statement that began after it had the lock.
 
 A tombstone belongs to the table, not to the query or the sink that made it: another query's older change must not bring
-the row back either.
+the row back either. Which tombstones are the table's, :mod:`~pgonce.sink.target.applying.tombstone_sets` says.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import psycopg
 from psycopg import sql
@@ -16,6 +18,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres.local_settings import LocalSettings
 from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
+from pgonce.sink.target.applying.tombstone_sets import Tombstones, identified, own_set_in_tx
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.turns import turn_of_newer
 
@@ -25,6 +28,13 @@ _TRACEABLE = frozenset({
     "date", "timestamp without time zone", "timestamp with time zone",
 })  # fmt: skip
 _ORDERED = _TRACEABLE - {"boolean", "character", "bpchar"} | {"real", "double precision"}
+# As what remembered values of a kind are compared with those of a batch. The types that SQL itself names are found
+# whatever the search_path is; others are names like any other.
+_COMPARED_AS = {
+    "number": "numeric",
+    "float": "double precision",
+    **{name: f"pg_catalog.{name}" for name in ("text", "uuid", "date")},
+}
 _PRUNED_AT_LEAST = 1000
 
 # JSON has as many digits of a float as this setting says, and the role may have set less than all.
@@ -88,28 +98,28 @@ def refuse_untraceable(changes: ChangeTable) -> None:
         )
 
 
-def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
+def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable, tombstones: Sequence[Tombstones]) -> int:
     """Drop the changes that are older than the delete of their key; return how many."""
+    if not tombstones:
+        return 0
+    kind = identified(changes).order_kind
+    compared_as = sql.SQL(_COMPARED_AS.get(kind, kind))
     # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
     # through all changes for each of them. This finds each change's tombstone in the index.
-    return connection.execute(
-        sql.SQL(
-            "DELETE FROM {} AS change WHERE ("
-            "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
-            "FROM pgonce.tombstones AS stone "
-            "WHERE stone.target OPERATOR(pg_catalog.=) {}::pg_catalog.oid AND stone.key OPERATOR(pg_catalog.=) {}"
-            ") OPERATOR(pg_catalog.>) change.{}"
-        ).format(changes.name, _order_type(changes), changes.target.oid, _key(changes), _order(changes))
-    ).rowcount
-
-
-def has_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) -> bool:
-    """Whether any delete from ``table`` is remembered."""
-    row = connection.execute(
-        "SELECT EXISTS (SELECT FROM pgonce.tombstones WHERE target OPERATOR(pg_catalog.=) %s::pg_catalog.oid)",
-        [table.oid],
-    ).fetchone()
-    return bool(row and row[0])
+    statement = sql.SQL(
+        "DELETE FROM {} AS change WHERE ("
+        "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
+        "FROM pgonce.tombstones AS stone "
+        "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {}"
+        ") OPERATOR(pg_catalog.>) change.{}::{}"
+    )
+    passed_over = 0
+    for of in tombstones:
+        found = statement.format(
+            changes.name, compared_as, of.set_id, _key(changes, of.keys), _order(changes), compared_as
+        )
+        passed_over += connection.execute(found).rowcount
+    return passed_over
 
 
 def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent: sql.Composable) -> int:
@@ -118,21 +128,23 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
 
     :return: how many deletes are remembered.
     """
-    cursor = connection.cursor()
+    own_set, cursor = own_set_in_tx(connection, changes), connection.cursor()
+    until = sql.SQL(
+        "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {})"
+    ).format(changes.upsert.existing.tombstone_days)
     _ALL_DIGITS.execute_in_tx(
         cursor,
         sql.SQL(
-            "INSERT INTO pgonce.tombstones AS stone (target, key, order_value, deleted_at, expires_at) "
-            "SELECT {}::pg_catalog.oid, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), "
-            "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {}) "
+            "INSERT INTO pgonce.tombstones AS stone (tombstone_set_id, key, order_value, deleted_at, expires_at) "
+            "SELECT {}, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), {} "
             "FROM {} AS change WHERE change.{} AND {} "
-            "ON CONFLICT (target, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
+            "ON CONFLICT (tombstone_set_id, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
             "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at)"
         ).format(
-            changes.target.oid,
-            _key(changes),
+            own_set,
+            _key(changes, list(identified(changes).keys)),
             _order(changes),
-            changes.upsert.existing.tombstone_days,
+            until,
             changes.name,
             DELETED,
             absent,
@@ -140,6 +152,12 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
     )
     remembered = cursor.rowcount
     if remembered:
+        connection.execute(
+            sql.SQL(
+                "UPDATE pgonce.tombstone_sets SET expires_at = GREATEST(expires_at, {}) "
+                "WHERE tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint"
+            ).format(until, own_set)
+        )
         _prune_in_tx(connection, max(_PRUNED_AT_LEAST, 2 * remembered))
     return remembered
 
@@ -154,12 +172,17 @@ def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:
             "LIMIT {} FOR UPDATE SKIP LOCKED))"
         ).format(most)
     )
+    # A set of a table that is gone is of no use, and nobody else can be using it.
+    connection.execute(
+        "DELETE FROM pgonce.tombstone_sets AS gone WHERE NOT EXISTS ("
+        "SELECT FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) gone.target)"
+    )
 
 
-def _key(changes: ChangeTable) -> sql.Composable:
+def _key(changes: ChangeTable, keys: Sequence[str]) -> sql.Composable:
     """The key of ``change`` as JSON, whatever the session's time zone, and without what does not count in it."""
     values = []
-    for name in sorted(key.target for key in changes.upsert.keys):
+    for name in keys:
         value = sql.SQL("change.{}").format(sql.Identifier(name))
         base_type = _base_type(changes, name)
         if base_type == "timestamp with time zone":
@@ -173,13 +196,6 @@ def _key(changes: ChangeTable) -> sql.Composable:
 
 def _order(changes: ChangeTable) -> sql.Identifier:
     return sql.Identifier(changes.upsert.newer_by or "")
-
-
-def _order_type(changes: ChangeTable) -> sql.SQL:
-    # One of _ORDERED, and pg_catalog's: the types that SQL itself names are found whatever the search_path is, except
-    # those that are names like any other.
-    base_type = _base_type(changes, changes.upsert.newer_by or "")
-    return sql.SQL(f"pg_catalog.{base_type}" if base_type in ("text", "uuid", "date") else base_type)
 
 
 def _base_type(changes: ChangeTable, name: str) -> str:

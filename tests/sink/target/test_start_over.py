@@ -15,6 +15,7 @@ from support.batches import make_batch
 from support.committed_rows import ids, rows, settings
 from support.fixtures.postgres import url_with
 from support.meanwhile import meanwhile
+from support.tombstones import put_tombstone
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
@@ -105,9 +106,9 @@ class TestReplaced:
         admin.execute("CREATE TABLE others ()")
         commit(url, "old", 0, 1)
         for table in ("events", "others"):
-            admin.execute("INSERT INTO pgonce.tombstones VALUES (%s::regclass, '[5]', '9', now(), now())", [table])
+            put_tombstone(admin, table, "[5]", "9")
         commit(url, "new", 0, 5, over="old")
-        assert admin.execute("SELECT target::text FROM pgonce.tombstones").fetchall() == [("others",)]
+        assert admin.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == [("public.others",)]
 
     def test_a_refused_batch_takes_the_deletion_back(self, admin, url):
         """If the new rows are refused by Postgres, the old ones are still there, and the old query goes on."""

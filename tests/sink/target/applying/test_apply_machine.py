@@ -6,7 +6,7 @@ is counted once. Hypothesis chooses the changes, the batches and what is sent ag
 real. ``PGONCE_MODEL_EXAMPLES=5000 pytest tests/sink/target/applying/test_apply_machine.py -m thorough`` runs longer.
 
 Covers: sink.target.applying.apply, sink.target.applying.change_table, sink.target.applying.deciding_changes,
-sink.target.applying.merge_changes, sink.target.applying.tombstones.
+sink.target.applying.merge_changes, sink.target.applying.tombstone_sets, sink.target.applying.tombstones.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import psycopg
 from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from psycopg import sql
 from pyspark.sql import types as t
 from support.applied_changes import apply, changes
 
@@ -37,7 +38,7 @@ TABLES = [
     )
     for keys in ("id", "region, id")
     for deleted in ("boolean", "timestamptz")
-    for partitions in ("", "PARTITION BY HASH (id)")
+    for partitions in ("", "PARTITION BY LIST (id)")
 ]
 # All that a row has comes from the changes, so that one MERGE may write and delete.
 WHOLE = "whole"
@@ -165,15 +166,20 @@ class Changing(RuleBasedStateMachine):
             how = how._replace(deletes="hard", diverts=False)
         self.how, self.feed, self.read, self.stones = how, [], 0, {}
         self.model: dict = {}
-        self.name = f"events_{len(how.keys) - 1}_{how.table}"
+        self.name = self.called = f"events_{len(how.keys) - 1}_{how.table}"
         self.connection = psycopg.connect(self.url)
-        self.connection.execute(f"TRUNCATE {self.name}, pgonce.tombstones, pgonce.dead_letters".encode())
+        self.connection.execute(
+            f"TRUNCATE {self.name}, pgonce.tombstones, pgonce.tombstone_sets, pgonce.dead_letters".encode()
+        )
         self.connection.commit()
         note(how)
 
     def teardown(self) -> None:
         """Each history has a session of its own."""
         if hasattr(self, "connection"):
+            if self.called != self.name:
+                self.connection.rollback()
+                self.renamed(self.name)
             self.connection.close()
 
     @rule(changes=CHANGES)
@@ -184,29 +190,40 @@ class Changing(RuleBasedStateMachine):
             for n, (i, region, name, first, gone) in enumerate(changes)
         ]
 
-    @rule(size=st.integers(1, 12), back=st.integers(0, 20), transport=TRANSPORTS)
-    def write(self, size: int, back: int, transport: str) -> None:
+    @rule(size=st.integers(1, 12), back=st.integers(0, 20), transport=TRANSPORTS, by_part=st.booleans())
+    def write(self, size: int, back: int, transport: str, *, by_part: bool) -> None:
         """A batch that goes on where the last one ended, or begins before that if the table keeps what is newer."""
         start = self.read if self.how.coming == "in order" else max(0, self.read - back)
-        self.publish(range(start, min(start + size, len(self.feed))), transport)
+        self.publish(range(start, min(start + size, len(self.feed))), transport, by_part=by_part)
 
     @precondition(lambda self: self.how.coming == "in no order")
-    @rule(data=st.data(), transport=TRANSPORTS)
-    def write_any(self, data: st.DataObject, transport: str) -> None:
+    @rule(data=st.data(), transport=TRANSPORTS, by_part=st.booleans())
+    def write_any(self, data: st.DataObject, transport: str, *, by_part: bool) -> None:
         """A batch of any changes, in any order, that came before or did not."""
         numbers = st.lists(st.integers(0, len(self.feed) - 1), max_size=10, unique=True) if self.feed else st.just([])
-        self.publish(data.draw(numbers), transport)
+        self.publish(data.draw(numbers), transport, by_part=by_part)
+
+    @precondition(lambda self: self.how.coming != "in order")
+    @rule(name=st.sampled_from(["moved", 'mo"ved.again']))
+    def renamed(self, name: str) -> None:
+        """The table gets another name, and later on its own again; it is the same table."""
+        now = sql.Identifier(self.name if self.called != self.name else name)
+        rename = sql.SQL("ALTER TABLE {} RENAME TO {}").format(sql.Identifier(self.called), now)
+        self.connection.execute(rename)
+        self.connection.commit()
+        self.called = self.name if self.called != self.name else name
 
     @precondition(lambda self: self.how.coming != "in no order" and self.how.table != WHOLE)
     @rule()
     def another_writes(self) -> None:
         """A column that the feed does not have is written by somebody else."""
-        self.connection.execute(f"UPDATE {self.name} SET extra = extra + 1".encode())
+        update = sql.SQL("UPDATE {} SET extra = extra + 1").format(sql.Identifier(self.called))
+        self.connection.execute(update)
         self.connection.commit()
         self.model = {key: row._replace(extra=row.extra + 1) for key, row in self.model.items()}
 
-    def publish(self, numbers: Iterable[int], transport: str) -> None:
-        """Write a batch, and look at the table."""
+    def publish(self, numbers: Iterable[int], transport: str, *, by_part: bool = False) -> None:
+        """Write a batch, by its table or by the partition that all its rows are in, and look at the table."""
         numbers = list(numbers)
         if not numbers:
             return
@@ -226,7 +243,7 @@ class Changing(RuleBasedStateMachine):
                 *changes,
                 struct=STRUCT,
                 transport=transport,
-                table=self.name,
+                table=self.part_of(changes) if by_part else sql.Identifier(self.called).as_string(None),
                 keys=how.keys,
                 deletes="soft:gone_at" if how.deletes == "soft" else how.deletes,
                 only_newer=how.coming != "in order",
@@ -248,14 +265,20 @@ class Changing(RuleBasedStateMachine):
         note(f"{numbers} by {transport}: {counts}")
         self.compare()
 
+    def part_of(self, changes: list[Change]) -> str:
+        """The partition of these rows, or the table if they are in several, or it has none."""
+        parts = {0 if change.id == 1 else 1 for change in changes}
+        is_parted = self.how.table.endswith("True") and len(parts) == 1
+        return f"{self.name}_{parts.pop()}" if is_parted else sql.Identifier(self.called).as_string(None)
+
     def compare(self) -> None:
         """A soft delete of a row that was never seen cannot leave one."""
         keys = ", ".join(self.how.keys)
         others = "coalesce(gone_at::text NOT IN ('f', 'false'), false), extra"
         if self.how.table == WHOLE:
             others = "false, 0"
-        query = f"SELECT {keys}, name, first, seq, {others} FROM {self.name}"
-        rows = self.connection.execute(query.encode()).fetchall()
+        query = f"SELECT {keys}, name, first, seq, {others} FROM {{}}"
+        rows = self.connection.execute(sql.SQL(query).format(sql.Identifier(self.called))).fetchall()
         key = len(self.how.keys)
         found = {row[:key]: Row(*row[key:]) for row in rows}
         self.connection.commit()
@@ -272,9 +295,8 @@ def run(url: str, examples: int) -> None:
             admin.execute(table.encode())
             if "PARTITION" in table:
                 name = table.split()[2]
-                bounds = "FOR VALUES WITH (MODULUS 2, REMAINDER {})"
-                for n in range(2):
-                    admin.execute(f"CREATE TABLE {name}_{n} PARTITION OF {name} {bounds.format(n)}".encode())
+                for n, bounds in enumerate(("IN (1)", "IN (2, 3)")):
+                    admin.execute(f"CREATE TABLE {name}_{n} PARTITION OF {name} FOR VALUES {bounds}".encode())
 
     class Here(Changing):
         """In this database."""

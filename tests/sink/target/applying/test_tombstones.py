@@ -74,9 +74,10 @@ def test_a_key_is_looked_up_though_statistics_say_that_nothing_is_remembered(url
     """As after a VACUUM while the table was empty: each change reads its own tombstone, and not those of all."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)")
     fill = (
-        "INSERT INTO pgonce.tombstones SELECT 'events'::regclass, jsonb_build_array(id), '5', now(), now() + '1 day' "
-        "FROM generate_series(1, 2000) AS id"
+        "INSERT INTO pgonce.tombstones SELECT s.tombstone_set_id, jsonb_build_array(id), '5', now(), now() + '1 day' "
+        "FROM pgonce.tombstone_sets AS s, generate_series(1, 2000) AS id"
     )
+    apply(url, (0, None, 5, DELETE), only_newer=True)
     admin.execute("ALTER TABLE pgonce.tombstones SET (autovacuum_enabled = off)")
     admin.execute(fill)
     admin.execute("DELETE FROM pgonce.tombstones")

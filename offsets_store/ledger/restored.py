@@ -1,0 +1,87 @@
+"""
+Are the oids in the ledger those of this database, or was the ledger restored from a dump?
+
+Runs where a session begins to use the ledger, before any oid in it is read. Invariant: a table that was known by its
+oid before a dump is known afterwards by the oid that it has now, found by its name; one whose name is not there is
+known by none, so that the oid of another table is never taken for it.
+
+A physical copy (a standby, a base backup, pg_upgrade) keeps oids, and keeps which transaction wrote a row, its xmin. A
+dump keeps neither. So one row of the ledger says which transaction wrote it, and is true as long as its xmin agrees.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+
+from pgonce.offsets_store.postgres.qualified_name import QUALIFIED_NAME
+
+_log = logging.getLogger("pgonce")
+
+
+def follow_restore_in_tx(connection: psycopg.Connection) -> bool:
+    """
+    Look up the oids in the ledger by the names of their tables, if it was restored from a dump.
+
+    Our search_path must be in force, and the transaction must be one of its own, not a savepoint in another.
+
+    :return: whether it was restored.
+    """
+    if _is_at_home(connection):
+        return False
+    # Of several sessions that find this out together, one looks the tables up, and the others wait for it.
+    connection.execute(_KEEP_ROW)
+    connection.execute("SELECT FROM pgonce.home FOR UPDATE")
+    if _is_at_home(connection):
+        return False
+    for statement in (_WRITERS, _BATCH_JOBS, _TOMBSTONE_SETS, _UNKNOWN_SETS, _AT_HOME):
+        connection.execute(statement.encode())
+    _log.warning("the ledger was restored from a dump: the tables in it were looked up again by their names")
+    return True
+
+
+def _is_at_home(connection: psycopg.Connection) -> bool:
+    row = connection.execute(_IS_AT_HOME).fetchone()
+    return bool(row and row[0])
+
+
+# xmin has the last 32 bits of a transaction's id.
+_IS_AT_HOME = "SELECT EXISTS (SELECT FROM pgonce.home WHERE xmin::text::bigint = written_in & 4294967295)"
+# A dump of the form alone has no row.
+_KEEP_ROW = "INSERT INTO pgonce.home (written_in) VALUES (0) ON CONFLICT DO NOTHING"
+_AT_HOME = "UPDATE pgonce.home SET written_in = pg_current_xact_id()::text::bigint, since = clock_timestamp()"
+
+# Of a table whose name is not there, the oid is 0, which no table has.
+_NAMES = f"""
+names AS (
+    SELECT {QUALIFIED_NAME} AS name, c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p')
+)
+"""
+_FOUND = """
+jsonb_object_agg(t.key, coalesce(names.oid::bigint, 0)) AS targets
+FROM {} AS w CROSS JOIN LATERAL
+     jsonb_each(CASE WHEN jsonb_typeof(w.targets) = 'object' THEN w.targets ELSE '{{}}' END) AS t
+     LEFT JOIN names ON names.name = t.key
+"""
+_WRITERS = f"""
+WITH {_NAMES}, found AS (SELECT w.writer_id, {_FOUND.format("pgonce.writers")} GROUP BY w.writer_id)
+UPDATE pgonce.writers AS w SET targets = found.targets FROM found
+WHERE found.writer_id = w.writer_id AND found.targets <> w.targets
+"""
+_BATCH_JOBS = f"""
+WITH {_NAMES}, found AS (
+    SELECT w.sink_name, w.batch_key, {_FOUND.format("pgonce.batch_jobs")} GROUP BY w.sink_name, w.batch_key
+)
+UPDATE pgonce.batch_jobs AS w SET targets = found.targets FROM found
+WHERE found.sink_name = w.sink_name AND found.batch_key = w.batch_key AND found.targets <> w.targets
+"""
+_TOMBSTONE_SETS = f"""
+WITH {_NAMES}
+UPDATE pgonce.tombstone_sets AS s SET target = names.oid FROM names WHERE names.name = s.target_name
+"""
+_UNKNOWN_SETS = f"""
+WITH {_NAMES}
+DELETE FROM pgonce.tombstone_sets AS s WHERE NOT EXISTS (SELECT FROM names WHERE names.name = s.target_name)
+"""

@@ -1,0 +1,120 @@
+"""A ledger that was restored from a dump knows tables by their names, and takes no other table for them."""
+
+from __future__ import annotations
+
+import logging
+
+import psycopg
+import pytest
+from psycopg import sql
+from support.applied_changes import DELETE, WRITE, apply
+from support.batches import make_batch
+from support.committed_rows import rows, settings
+from support.restored_dump import restore_ledger
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import CommitError, RefusedBatch
+from pgonce.offsets_store.ledger.feeders import feeders_in_tx
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.session import writing
+from pgonce.sink.settings import destination
+from pgonce.sink.target.publish import publication
+
+TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, name text, seq bigint)"
+
+
+@pytest.fixture
+def other(postgres_server, database):
+    """URL of a second database, which has had other tables before: its oids are others."""
+    name = sql.Identifier(f"{database}_2")
+    postgres_server.execute(sql.SQL("CREATE DATABASE {}").format(name))
+    url = postgres_server.url(f"{database}_2")
+    yield url
+    postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+
+
+@pytest.fixture
+def restored(other):
+    """A superuser's connection to the second database."""
+    with psycopg.connect(other, autocommit=True) as connection:
+        yield connection
+
+
+def commit(url, query, batch_id, *of, table="events", pinned=False):
+    """Commit one batch of a query into a table."""
+    work = publication(None, destination(table), rows(*of))
+    how = settings(url, retry_timeout=0, pin_table=pinned)
+    return commit_batch(how, make_batch(batch_id, f"run of {query}", query_id=query), work)
+
+
+def oid_of(connection, name):
+    """The oid of a table."""
+    return connection.execute("SELECT %s::regclass::oid", [name]).fetchone()[0]
+
+
+def test_a_ledger_at_home_is_left_alone(url, admin, caplog):
+    """Also after its tables were frozen, rewritten and analyzed."""
+    ensure_ledger(url)
+    before = admin.execute("SELECT * FROM pgonce.home").fetchall()
+    for statement in ("VACUUM (FREEZE) pgonce.home", "VACUUM (FULL, FREEZE) pgonce.home", "ANALYZE pgonce.home"):
+        admin.execute(statement)
+        with writing(url):
+            pass
+    assert admin.execute("SELECT * FROM pgonce.home").fetchall() == before
+    assert "restored" not in caplog.text
+
+
+def test_tombstones_are_found_by_name(url, admin, other, restored, caplog):
+    """Those of a table that is not there are nobody's, though another table has its oid now."""
+    ensure_ledger(url)
+    admin.execute((TABLE.format("events") + ";" + TABLE.format("dropped")).encode())
+    for table in ("events", "dropped"):
+        apply(url, (1, None, 10, DELETE), only_newer=True, table=table)
+    admin.execute("DROP TABLE dropped")
+    restored.execute((TABLE.format("innocent") + ";" + TABLE.format("events")).encode())
+    oids = f"UPDATE pgonce.tombstone_sets SET target = {oid_of(restored, 'innocent')} WHERE target_name ~ 'dropped'"
+    admin.execute(oids.encode())
+    with caplog.at_level(logging.WARNING, "pgonce"):
+        restore_ledger(url, other)
+        ensure_ledger(other)
+    assert "restored from a dump" in caplog.text
+    assert apply(other, (1, "old", 5, WRITE), only_newer=True) == {"passed_over": 1}
+    assert apply(other, (1, "new", 5, WRITE), only_newer=True, table="innocent") == {"written": 1}
+    assert restored.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == [("public.events",)]
+
+
+def test_a_writers_tables_are_found_by_name(url, admin, other, restored):
+    """Who feeds a table is known by its name; who fed one that is not there feeds no other."""
+    admin.execute((TABLE.format("events") + ";" + TABLE.format('"E.v"')).encode())
+    commit(url, "plain", 0, 1)
+    commit(url, "odd", 0, 1, table='"E.v"')
+    restored.execute((TABLE.format("innocent") + ";" + TABLE.format("events")).encode())
+    collides = {"public.events": oid_of(restored, "innocent"), 'public."E.v"': oid_of(restored, "events")}
+    for name, oid in collides.items():
+        admin.execute(
+            "UPDATE pgonce.writers SET targets = jsonb_build_object(%s::text, %s::bigint) WHERE sink_name = %s",
+            [name, oid, name],
+        )
+    restore_ledger(url, other)
+    # A running process meets the restored database when it gets a new session.
+    with writing(other) as connection:
+        driver = connection.connection.driver_connection
+        for name, fed_by in (("events", ["plain"]), ("innocent", [])):
+            found = feeders_in_tx(driver, oid_of(driver, f"public.{name}"), f"public.{name}")
+            assert [feeder.query_id for feeder in found] == fed_by
+    commit(other, "plain", 1, 2, pinned=True)
+    commit(other, "another", 0, 2, table="innocent")
+    with pytest.raises(RefusedBatch):
+        commit(other, "another", 0, 2)
+    assert restored.execute("SELECT targets FROM pgonce.writers WHERE query_id = 'odd'").fetchone() == (
+        {'public."E.v"': 0},
+    )
+
+
+def test_a_table_that_is_restored_alone_is_another(url, admin):
+    """The ledger is at home, so the table was replaced."""
+    admin.execute(TABLE.format("events").encode())
+    commit(url, "plain", 0, 1)
+    admin.execute(("DROP TABLE events;" + TABLE.format("events")).encode())
+    with pytest.raises(CommitError, match="TARGET_CHANGED"):
+        commit(url, "plain", 1, 2, pinned=True)
