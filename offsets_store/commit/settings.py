@@ -21,6 +21,9 @@ LEAST_RETAINED_BATCHES = 100
 RETAINED_BATCHES = 1000
 LOCK_TIMEOUT_SECONDS = 30
 
+# Eleven days. Postgres and TCP count milliseconds up to 2147483647, and some waits are a little longer than this one.
+MOST_LOCK_SECONDS = 1_000_000
+
 
 @dataclass(frozen=True)
 class CommitSettings:
@@ -58,11 +61,11 @@ def commit_settings(
             "them again.",
             f"Use at least {LEAST_RETAINED_BATCHES}.",
         )
-    if lock_timeout <= 0 or retry_timeout < 0:
+    if not 0 < lock_timeout <= MOST_LOCK_SECONDS or not retry_timeout >= 0:
         raise bad_option(
             "BAD_OPTION",
             f"lockTimeout={lock_timeout:g} and retryTimeout={retry_timeout:g} are not times to wait, in seconds.",
-            "Give lockTimeout more than 0, and retryTimeout 0 or more.",
+            f"Give lockTimeout more than 0 and at most {MOST_LOCK_SECONDS}, and retryTimeout 0 or more.",
         )
     if sum((remedies.adopt_checkpoint is not None, remedies.replaces is not None, remedies.independent)) > 1:
         raise bad_option(

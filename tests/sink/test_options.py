@@ -123,6 +123,7 @@ def test_an_unknown_option_is_refused_with_the_nearest_right_name(typo, right):
         ({"adoptCheckpoint": "1", "replaces": "q0"}, "CLASHING_OPTIONS"),
         ({"replaces": "q0", "independent": "true"}, "CLASHING_OPTIONS"),
         ({"lockTimeout": "0"}, "BAD_OPTION"),
+        ({"lockTimeout": "3000000"}, "BAD_OPTION"),
         ({"notifyChannel": "c" * 64}, "BAD_OPTION"),
         ({"bootstrapServers": "a:1", "kafka.sasl.mechanism": "GSSAPI"}, "BAD_OPTION"),
         ({"checkpointLocation": ""}, "NO_CHECKPOINT_LOCATION"),

@@ -50,8 +50,9 @@ class Identified:
     order_kind: str
 
     def __str__(self) -> str:
-        keys = ", ".join(f"{name} ({kind})" for name, kind in self.keys.items())
-        return f"by {keys} in the order of {self.order_column} ({self.order_kind})"
+        # Another role may have written these: without quotes, its text could do something to a terminal.
+        keys = ", ".join(f"{name!r} ({kind!r})" for name, kind in self.keys.items())
+        return f"by {keys} in the order of {self.order_column!r} ({self.order_kind!r})"
 
 
 def identified(changes: ChangeTable) -> Identified:

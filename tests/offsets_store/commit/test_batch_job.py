@@ -30,6 +30,7 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.settings import destination
 from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.target.table_name import resolve_table
 
 
 @pytest.fixture
@@ -54,6 +55,31 @@ def writing(*of, mode="append", then=lambda: None, sink="public.events"):
         return Published(len(of), "inline", targets={"public.events": 1})
 
     return JobWork(lambda _: sink, publish)
+
+
+def test_names_with_dots_are_two(admin, url):
+    """A job into one table is not skipped because the same key was published into another, whose name looks like it."""
+    admin.execute('CREATE SCHEMA a; CREATE SCHEMA "a.b"')
+    tables = 'a."b.c"', '"a.b".c'
+    for table in tables:
+        admin.execute(f"CREATE TABLE {table} (id bigint, name text)".encode())
+
+    def into(table):
+        def publish(connection):
+            result = publish_rows_in_tx(driver_connection(connection), destination(table), rows(1))
+            return Published(1, "inline", targets={result.table.qualified_name: result.table.oid})
+
+        def name(connection):
+            return resolve_table(driver_connection(connection), table).qualified_name
+
+        return JobWork(name, publish)
+
+    for table in tables:
+        assert commit_job(settings(url), job(), into(table)) is JobVerdict.PUBLISHED
+        assert admin.execute(f"SELECT id FROM {table}".encode()).fetchall() == [(1,)]
+    assert commit_job(settings(url), job(), into(tables[0])) is JobVerdict.SKIPPED
+    found = admin.execute("SELECT sink_name FROM pgonce.batch_jobs ORDER BY committed_at").fetchall()
+    assert [name for (name,) in found] == list(tables)
 
 
 def skips(admin):

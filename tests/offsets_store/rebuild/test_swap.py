@@ -17,6 +17,7 @@ from support.batches import make_batch
 from support.committed_rows import rows, settings
 from support.meanwhile import meanwhile
 from support.recoveries import noted
+from support.tombstones import put_tombstone
 
 from pgonce.offsets_store.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -116,6 +117,17 @@ class TestExchanged:
             refused("TARGET_CHANGED", url, "new", 1, 99, sink_name="mine", table="events_new", run=run)
         assert commit(url, "new", 1, 12, sink_name="mine") is Verdict.NEW
         assert in_table(admin, "events") == [2, 12]
+
+    def test_remembered_deletes_go_with_their_table(self, rebuilt, swap, admin):
+        """By its oid; and by the name that it has now, if a dump is restored later on."""
+        for table, key in (("events", "[1]"), ("events_new", "[2]")):
+            put_tombstone(admin, table, key, "9")
+        swap()
+        found = admin.execute(
+            "SELECT target::regclass::text, target_name, key FROM pgonce.tombstone_sets "
+            "JOIN pgonce.tombstones USING (tombstone_set_id) ORDER BY key"
+        ).fetchall()
+        assert found == [("events_new", "public.events_new", [1]), ("events", "public.events", [2])]
 
     def test_a_new_query_of_the_name_meets_the_right_rival(self, rebuilt, swap, url):
         """Who starts again from the beginning into the living name is compared with the query that feeds it now."""
@@ -243,6 +255,7 @@ class TestWhatFollowsTheName:
             assert (found.stderr, found.exit_code) == ("", ExitCode.OK)
             assert in_table(admin, '"E""v; --"') == [2]
             assert known(admin, '"E""v; --"') == before
+            assert commit(url, "new", 1, 3, table='"E""v; --"') is Verdict.NEW
         finally:
             admin.execute('DROP OWNED BY "r""o%s"; DROP ROLE "r""o%s"')
 

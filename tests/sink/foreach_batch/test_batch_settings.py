@@ -57,6 +57,8 @@ def test_columns_are_found_however_they_are_written():
         {"positions": ["topic"]},
         {"retain_batches": 1},
         {"lock_timeout": 0},
+        {"lock_timeout": float("nan")},
+        {"lock_timeout": float("inf")},
         {"adopt_checkpoint": 3, "independent": True},
         {"replaces": "\x00"},
     ],

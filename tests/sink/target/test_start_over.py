@@ -18,7 +18,7 @@ from support.meanwhile import meanwhile
 from support.tombstones import put_tombstone
 
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -109,6 +109,18 @@ class TestReplaced:
             put_tombstone(admin, table, "[5]", "9")
         commit(url, "new", 0, 5, over="old")
         assert admin.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == [("public.others",)]
+
+    def test_remembered_deletes_of_other_partitions_stay(self, admin, url):
+        """A partition's are kept with those of all, so it cannot start over while there are any."""
+        admin.execute("CREATE TABLE parent (LIKE events) PARTITION BY RANGE (id)")
+        admin.execute("ALTER TABLE parent ATTACH PARTITION events DEFAULT")
+        commit(url, "old", 0, 1)
+        put_tombstone(admin, "parent", "[5]", "9")
+        with pytest.raises(TargetError, match="together with those from all partitions of public.parent"):
+            commit(url, "new", 0, 5, over="old")
+        admin.execute("UPDATE pgonce.tombstone_sets SET expires_at = now()")
+        commit(url, "new", 0, 5, over="old")
+        assert ids(admin) == [5]
 
     def test_a_refused_batch_takes_the_deletion_back(self, admin, url):
         """If the new rows are refused by Postgres, the old ones are still there, and the old query goes on."""

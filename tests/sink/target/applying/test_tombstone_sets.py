@@ -53,7 +53,9 @@ def test_another_key(url, admin):
     newer(url, (7, None, None, 100, DELETE), struct=struct, keys=["id"])
     row = (1, 7, "never deleted", 50, WRITE)
     text = refused(url, row, struct=struct, keys=["code"])
-    assert "by id (number) in the order of seq (number); rows of this batch are known by code (number)" in text
+    assert (
+        "by 'id' ('number') in the order of 'seq' ('number'); rows of this batch are known by 'code' ('number')" in text
+    )
     forget_as_told(admin, text)
     assert newer(url, row, struct=struct, keys=["code"]) == {"written": 1}
     # Without its set, the tombstone has no effect.
@@ -88,7 +90,7 @@ def test_an_order_of_another_type(url, admin):
     newer(url, (1, None, 5, DELETE))
     admin.execute("ALTER TABLE events DROP seq, ADD seq text")
     struct = changes(id=LONG, name=TEXT, seq=TEXT)
-    assert "seq (number)" in refused(url, (1, "x", "6", WRITE), struct=struct)
+    assert "'seq' ('number')" in refused(url, (1, "x", "6", WRITE), struct=struct)
 
 
 def test_a_column_that_got_wider(url, admin):
