@@ -166,7 +166,7 @@ class Changing(RuleBasedStateMachine):
             how = how._replace(deletes="hard", diverts=False)
         self.how, self.feed, self.read, self.stones = how, [], 0, {}
         self.model: dict = {}
-        self.name = self.called = f"events_{len(how.keys) - 1}_{how.table}"
+        self.name = self.called = f"events_{len(how.keys) - 1}_{how.table}".lower()
         self.connection = psycopg.connect(self.url)
         self.connection.execute(
             f"TRUNCATE {self.name}, pgonce.tombstones, pgonce.tombstone_sets, pgonce.dead_letters".encode()
