@@ -2,7 +2,7 @@
 Begin the transaction that publishes a batch.
 
 Runs in the commit. Invariant: every function takes a connection whose transaction the caller owns. From the begin to
-the user's SQL our search_path is in force, and every setting ends with the transaction.
+the user's SQL our settings are in force, and every setting ends with the transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, bindparam, func, literal_column, select
 
 from pgonce.offsets_store.postgres.bounds import server_settings
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.search_path import KEPT_IN, OURS
+from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,13 @@ class TransactionState:
     backend_pid: int
 
 
-# Every name has its schema, because the user's search_path is in force. Postgres keeps this order: the user's
-# search_path is remembered before ours takes its place.
+# Every name has its schema, because the user's search_path is in force. Postgres keeps this order: the user's settings
+# are remembered before ours take their place.
 _STATE = select(
     literal_column("pg_catalog.pg_current_xact_id()::pg_catalog.text").label("xid"),
     func.pg_catalog.current_setting("synchronous_commit").label("synchronous_commit"),
     func.pg_catalog.pg_backend_pid().label("backend_pid"),
-    func.pg_catalog.set_config(KEPT_IN, func.pg_catalog.current_setting("search_path"), True),
-    func.pg_catalog.set_config("search_path", OURS, True),
+    literal_column(ENTER_COLUMNS.as_string(None)),
 )
 _BEGIN = _STATE.add_columns(
     *(
@@ -64,7 +63,7 @@ PLACES_IN_ORDER = """
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
     """
-    Begin: set our search_path, lift the session's time limits, and say which transaction this is.
+    Begin: set our search_path (and the rest), lift the session's time limits, and say which transaction this is.
 
     The server is to notice that this client is gone as soon as the client would notice the same of the server, because
     its locks are in the way of others. All settings are local to the transaction, because behind a pooler the session
@@ -101,5 +100,5 @@ def begin_again_in_tx(
 
 
 def transaction_state_in_tx(connection: Connection) -> TransactionState:
-    """Set our search_path again after the user's SQL, and say which transaction this is now."""
+    """Set our settings again after the user's SQL, and say which transaction this is now."""
     return TransactionState(*connection.execute(_STATE).one()[:3])

@@ -40,7 +40,9 @@ class LocalSettings:
             leaving.append(to_set.format(name, stored.format(kept_in(name))))
         # Postgres computes what is selected from left to right: a value is remembered before ours takes its place.
         select = sql.SQL("SELECT {}")
-        self._enter = select.format(sql.SQL(", ").join(entering))
+        self.entering = sql.SQL(", ").join(entering)
+        """What a SELECT has to compute, to remember the user's values and set ours."""
+        self._enter = select.format(self.entering)
         self.leave = select.format(sql.SQL(", ").join(leaving))
         """The statement that sets the user's values again."""
 

@@ -17,7 +17,7 @@ from pgonce.offsets_store.ledger.pruning import is_pruned_at
 from pgonce.offsets_store.ledger.tables import batches, progress, writers
 from pgonce.offsets_store.postgres.bounds import server_settings
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.search_path import OURS
+from pgonce.offsets_store.postgres.our_settings import OURS
 from pgonce.offsets_store.progress.event import Heard, LedgerSide, disagreement
 
 KEPT_A_QUERY = 1000
@@ -27,7 +27,7 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     """Store one event, and fill in offsets that are unknown otherwise; what disagrees with the ledger, in words."""
     # With two listeners on one query, or a lock of somebody else on these tables, transactions must not pile up.
     limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
-    settings = (("search_path", OURS), *limits, *server_settings(driver_connection(connection)).items())
+    settings = (*OURS.items(), *limits, *server_settings(driver_connection(connection)).items())
     connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))
     found = disagreement(heard, _sides_in_tx(connection, heard))
     row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found}

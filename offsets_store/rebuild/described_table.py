@@ -140,7 +140,7 @@ SELECT a.attname AS name, a.attnum AS number,
        || CASE WHEN a.attcollation <> t.typcollation THEN ' COLLATE ' || a.attcollation::regcollation::text ELSE '' END
        AS type,
        a.attnotnull AS not_null,
-       regexp_replace(pg_get_expr(d.adbin, d.adrelid), '^nextval\\(.*\\)$', 'nextval') AS default,
+       regexp_replace(pg_get_expr(d.adbin, d.adrelid), '^nextval[(].*[)]$', 'nextval') AS default,
        a.attidentity::text || a.attgenerated::text AS generated,
        col_description(a.attrelid, a.attnum) AS comment, {_acl("a.attacl")} AS grants
 FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid

@@ -63,6 +63,8 @@ def look_once(
     try:
         with connect(url, connect_timeout=_CONNECT_SECONDS) as connection:
             connection.read_only = True
+            # Where the role's transactions are serializable and deferrable, this one would wait for others.
+            connection.deferrable = False
             connection.execute(_BOUNDS)
             if isinstance(where, Routes):
                 _look_at_all(connection, where, columns)

@@ -18,7 +18,7 @@ _NEAR = """
 SELECT quote_ident(n.nspname) || '.' || quote_ident(c.relname)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE lower(c.relname) = lower({name}) AND c.relkind IN ('r', 'p', 'v', 'm', 'f')
-AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname NOT IN ('information_schema', 'pgonce')
+AND left(n.nspname, 3) <> 'pg_' AND n.nspname NOT IN ('information_schema', 'pgonce')
 ORDER BY n.nspname <> {schema}, n.nspname, c.relname LIMIT 3
 """
 

@@ -100,15 +100,11 @@ class Letters:
         """:raises TargetError: if the table of the letters is unfit, or does not take just ``count`` of them."""
         found, table = lock_table(connection, self.settings.table)
         table = checked_letters_table(found, table)
-        # JSON would have fewer digits of a float if the role's settings say so.
-        digits = connection.execute("SELECT pg_catalog.current_setting('extra_float_digits')").fetchone()
-        connection.execute("SET LOCAL extra_float_digits = 1")
         cursor = connection.cursor()
-        search_path.execute_in_tx(cursor, self._insert(table.identifier, rows))
+        # JSON has floats and intervals in the form that the session's settings say.
+        search_path.execute_in_tx(cursor, self._insert(table.identifier, rows), makes_texts=True)
         if cursor.rowcount != count:
             raise _left_out(table, cursor.rowcount, count)
-        if digits:
-            connection.execute(sql.SQL("SET LOCAL extra_float_digits = {}").format(sql.Literal(digits[0])))
         if (culprit := unsafe_partition(connection, table)) is not None:
             raise not_durable(culprit).beginning(_OF_LETTERS)
         batch = self.batch
