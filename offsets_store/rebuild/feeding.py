@@ -14,10 +14,11 @@ from sqlalchemy import Connection, RowMapping, select, update
 
 from pgonce.offsets_store.ledger.feeders import feeders_in_tx
 from pgonce.offsets_store.ledger.neighbours import NEIGHBOURS
-from pgonce.offsets_store.ledger.tables import interventions, writers
+from pgonce.offsets_store.ledger.tables import batches, interventions, writers
+from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.rebuild.caught_up import End
+from pgonce.offsets_store.rebuild.caught_up import Reach
 from pgonce.offsets_store.rebuild.described_table import Table
 
 
@@ -36,7 +37,7 @@ class Feeding:
     sink_name: str
     oid: int
     last_batch_id: int
-    end: End
+    reach: Reach
     targets: dict[str, int]
     swapped_from: str | None
     swap: str | None
@@ -71,11 +72,48 @@ def _feeding(connection: Connection, row: RowMapping, oid: int) -> Feeding:
         row["sink_name"],
         oid,
         row["last_batch_id"],
-        End(end if row["positions"] is None else furthest(end, row["positions"]), row["topic_ids"] or {}),
+        Reach(
+            end if row["positions"] is None else furthest(end, row["positions"]),
+            row["topic_ids"] or {},
+            _start(connection, row["writer_id"]),
+        ),
         row["targets"] or {},
         row["swapped_from"],
         None if not details or details["back"] else details["swap"],
     )
+
+
+def _start(connection: Connection, writer_id: int) -> Offsets | None:
+    """
+    Where the first batch of the rows of a table began, which may be that of a query whose place the writer took.
+
+    None where that is not recorded, or not any more; or where the query has run with another sink before.
+    """
+    seen = set()
+    while writer_id not in seen:
+        seen.add(writer_id)
+        writer = connection.execute(select(writers).where(writers.c.writer_id == writer_id)).one()
+        over = select(interventions.c.intervention_id).where(
+            interventions.c.writer_id == writer_id, interventions.c.kind == "start-over"
+        )
+        if writer.replaces is None or connection.execute(over.limit(1)).one_or_none():
+            break
+        earlier = select(writers.c.writer_id).where(
+            writers.c.query_id == writer.replaces, writers.c.replaced_by == writer.query_id
+        )
+        found = connection.execute(earlier).scalars().all()
+        if len(found) != 1:
+            return None
+        writer_id = found[0]
+    first = select(batches.c.start_offsets).where(
+        batches.c.writer_id == writer_id,
+        batches.c.generation == 0,
+        batches.c.batch_id == 0,
+        # Another sink has written that one's rows.
+        batches.c.transport != "adopted",
+    )
+    start: Offsets | None = connection.execute(first).scalar_one_or_none()
+    return start
 
 
 def refused_feeding(

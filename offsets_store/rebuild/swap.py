@@ -251,7 +251,7 @@ def _refuse_direction(swap: Swap, allowed: Allowed) -> NoReturn:
 
 def _refuse_behind(swap: Swap, allowed: Allowed) -> None:
     try:
-        behind = missing([feeder.end for feeder in swap.of_living], [feeder.end for feeder in swap.of_new])
+        behind = missing([feeder.reach for feeder in swap.of_living], [feeder.reach for feeder in swap.of_new])
     except NotComparableError as why:
         if allowed.caught_up:
             return

@@ -38,10 +38,10 @@ def admin(url):
         yield connection
 
 
-def commit(url, query, batch_id, *of, table="events", sink_name=None, remedies=None, run=None):
+def commit(url, query, batch_id, *of, table="events", sink_name=None, remedies=None, run=None, **facts):
     """Commit one batch of a query into a table."""
     work = publication(sink_name, destination(table), rows(*of))
-    batch = make_batch(batch_id, run or f"run of {query}", query_id=query)
+    batch = make_batch(batch_id, run or f"run of {query}", query_id=query, **facts)
     return commit_batch(settings(url, remedies=remedies or Remedies(), retry_timeout=0), batch, work)
 
 
@@ -466,3 +466,51 @@ def test_a_commit_that_waits_meanwhile_is_refused(rebuilt, swap, admin, url):
         assert results == ["SWAPPED"] * 2
     everything = in_table(admin, "events") + in_table(admin, "events_new")
     assert everything.count(99) == 2 - len(results)
+
+
+class TestBegan:
+    """The new table's query must have read what the living one's has read, from where that began."""
+
+    def test_it_began_later(self, admin, url, swap):
+        """Only its last ten records are in the new table: refused, until somebody says that this is meant."""
+        for batch_id in range(5):
+            commit(url, "old", batch_id, batch_id)
+        last = {"start": {"0": {"t": {"0": 40}}}, "end": {"0": {"t": {"0": 50}}}}
+        commit(url, "new", 0, 4, table="events_new", **last)
+        said = swap()
+        assert said.exit_code == ExitCode.NEEDS_PERSON
+        assert "SWAP_UNPROVEN" in said.stderr
+        assert "t-0 is stored from 0 on, and in the new table from 40 on" in " ".join(said.stderr.split())
+        assert in_table(admin, "events") == [0, 1, 2, 3, 4]
+        assert swap("--caught-up").exit_code == ExitCode.OK
+        assert in_table(admin, "events") == [4]
+
+    def test_it_went_on_for_another_query(self, admin, url, swap):
+        """A query that took another's place has its rows, too: the first of them began where the living one's did."""
+        commit(url, "old", 0, 1)
+        commit(url, "new", 0, 1, table="events_new")
+        next_ten = {"start": {"0": {"t": {"0": 10}}}, "end": {"0": {"t": {"0": 20}}}}
+        for query, table in (("old", "events"), ("new", "events_new")):
+            replaces = Remedies(replaces=query)
+            commit(url, f"{query}er", 0, 2, table=table, remedies=replaces, **next_ten)
+        assert swap().exit_code == ExitCode.OK
+
+    def test_its_first_record_was_pruned(self, rebuilt, admin, swap):
+        """What nothing tells any more is not guessed."""
+        admin.execute(
+            "DELETE FROM pgonce.batches WHERE batch_id = 0 AND writer_id IN "
+            "(SELECT writer_id FROM pgonce.writers WHERE query_id = 'new')"
+        )
+        said = swap()
+        assert said.exit_code == ExitCode.NEEDS_PERSON
+        assert "no record tells any more where the query that fills the new table began" in " ".join(
+            said.stderr.split()
+        )
+
+    def test_the_old_ones_first_record_was_pruned(self, rebuilt, admin, swap):
+        """A new query that began at the beginning has all that there can be."""
+        admin.execute(
+            "DELETE FROM pgonce.batches WHERE batch_id = 0 AND writer_id IN "
+            "(SELECT writer_id FROM pgonce.writers WHERE query_id = 'old')"
+        )
+        assert swap().exit_code == ExitCode.OK
