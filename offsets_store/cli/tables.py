@@ -18,7 +18,7 @@ from pgonce.offsets_store.cli.output import counts_text, json_text, offsets_text
 from pgonce.offsets_store.shown import one_line
 from pgonce.offsets_store.status.batch_jobs import StoredJob
 from pgonce.offsets_store.status.dead_letters import StoredLetter
-from pgonce.offsets_store.status.lag import Status, total_lag
+from pgonce.offsets_store.status.lag import Status, last_known_lag, total_lag
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
 
 _WIDTH_FOR_WHOLE_IDS = 100
@@ -65,11 +65,21 @@ def status_table(status: Sequence[Status]) -> Table:
                 f"{writer.disagreements} disagree" if writer.disagreements else "",
             ),
             offsets_text(writer.end_offsets).split("\n"),
-            text_of(total_lag(lag)),
+            _lag_text(lag),
             str(writer.replays),
             style="dim" if old else None,
         )
     return table
+
+
+def _lag_text(lag: Sequence[PartitionLag]) -> str:
+    """The lag, and when it was measured; what is too old to be the lag of now is only what it was then."""
+    last, measured_at = last_known_lag(lag)
+    now = total_lag(lag)
+    when = f"at {_time(measured_at)}" if measured_at else ""
+    if now is None and last is not None:
+        return _lines(text_of(None), f"was {last}", when)
+    return _lines(text_of(now), when if now is not None else "")
 
 
 def offsets_records(status: Iterable[Status]) -> list[dict[str, Any]]:
@@ -98,7 +108,9 @@ _POSITION_KEYS = ("source_id", "topic", "partition", "end_offset", "latest_offse
 
 def offsets_table(writer: StoredWriter, lag: Iterable[PartitionLag]) -> Table:
     """One row a topic and partition, or a source."""
-    table = _table("Source", "Topic", "Partition", "End offset", "Newest", "Lag")
+    lag = list(lag)
+    measured_at = lag[0].measured_at if lag else None
+    table = _table("Source", "Topic", "Partition", "End offset", f"Newest{_at(measured_at)}", "Lag")
     table.title = one_line(
         f"{writer.query_name or writer.query_id} into {writer.sink_name}, batch {text_of(writer.batch_id)}"
     )
@@ -113,6 +125,10 @@ def offsets_table(writer: StoredWriter, lag: Iterable[PartitionLag]) -> Table:
             text_of(row.lag),
         )
     return table
+
+
+def _at(when: datetime | None) -> str:
+    return f" at {_time(when)}" if when else ""
 
 
 def history_records(batches: Iterable[StoredBatch]) -> list[dict[str, Any]]:

@@ -128,7 +128,7 @@ class OffsetsStore:
         How far a query is behind: one row a sink and topic and partition (Kafka), or a sink and source otherwise.
 
         The newest offsets are the broker's if ``bootstrap_servers`` is given, else those of the newest progress event
-        that an OffsetsListener has stored.
+        that an OffsetsListener has stored. If that event is older than ten minutes, the lag is unknown.
 
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
@@ -149,7 +149,7 @@ class OffsetsStore:
         if kafka is not None:
             topics = {topic for writer in chosen for topic in kafka_topics(writer.end_offsets or {})}
             newest = Newest(ends_of(topics, kafka), newest.other if newest else {}, datetime.now(timezone.utc))
-        return [(writer, lag_of(writer, newest)) for writer in chosen]
+        return [(writer, lag_of(writer, newest, datetime.now(timezone.utc))) for writer in chosen]
 
     def wait_for(self, query: str, offsets: RecordOffsets, timeout: float = 10, sink: str | None = None) -> bool:
         """
@@ -187,4 +187,5 @@ class OffsetsStore:
         with reading(self._url) as connection:
             known = stored_writers(connection)
             newest = newest_progress(connection, [writer.query_id for writer in known])
-        return [(writer, lag_of(writer, newest.get(writer.query_id))) for writer in known]
+        now = datetime.now(timezone.utc)
+        return [(writer, lag_of(writer, newest.get(writer.query_id), now)) for writer in known]

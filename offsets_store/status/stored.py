@@ -92,8 +92,9 @@ class PartitionLag:
     """
     How far one topic and partition (Kafka), or one source otherwise, is behind.
 
-    ``lag`` counts Kafka offsets, including transaction markers. It is None if either side is unknown, or if the newest
-    known offset is before the stored end. ``measured_at`` is when ``latest_offset`` was read.
+    ``lag`` counts Kafka offsets, including transaction markers. It is None if either side is unknown, if the newest
+    known offset is before the stored end, or if that was read more than ten minutes ago. ``measured_at`` is when
+    ``latest_offset`` was read.
     """
 
     query_id: str

@@ -25,6 +25,8 @@ QUERY = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
 RUN = "aaaaaaaa-1111-4111-8111-111111111111"
 # Where a query over a topic t ends.
+# When events were heard: not long ago, because what is old says nothing about the lag of now.
+HEARD_AT = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(seconds=30)
 KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
 
 
@@ -88,7 +90,7 @@ def hear(
         "query_id": query_id,
         "run_id": RUN,
         "batch_id": batch_id,
-        "progress_at": datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=seconds),
+        "progress_at": HEARD_AT + timedelta(seconds=seconds),
         "num_input_rows": 1,
         "latest_offsets": latest,
         "disagreement": disagreement,
