@@ -170,7 +170,6 @@ def _root(
         raise typer.Exit(ExitCode.OK)
 
 
-app.command()(recover.doctor)
 app.command()(recover.recover)
 app.command()(by_hand.accept)
 app.command()(by_hand.retire)

@@ -1,5 +1,5 @@
 """
-The commands for a checkpoint: ``pgonce doctor``, ``recover`` and ``new-checkpoint``.
+The commands that change a checkpoint: ``pgonce recover`` and ``new-checkpoint``.
 
 Runs in a shell, without Spark, under a role that owns the ledger. Invariant: without ``--yes`` a command only shows
 what it would do.
@@ -13,10 +13,9 @@ from typing import Annotated
 import typer
 
 from pgonce.offsets_store.checkpoint.files import open_location
-from pgonce.offsets_store.cli.output import offsets_text, print_json, print_lines, text_of
+from pgonce.offsets_store.cli.output import print_json, print_lines
 from pgonce.offsets_store.cli.terms import (
     NOT_DONE,
-    ExitCode,
     Json,
     Query,
     QuietFor,
@@ -25,9 +24,6 @@ from pgonce.offsets_store.cli.terms import (
     Yes,
     errors_as_text,
 )
-from pgonce.offsets_store.recovery.diagnosis import Diagnosis, Finding
-from pgonce.offsets_store.recovery.doctor import examine
-from pgonce.offsets_store.recovery.first_contact import ANY_SINK
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
@@ -35,63 +31,7 @@ from pgonce.offsets_store.recovery.refused_recovery import no_checkpoint
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 from pgonce.offsets_store.recovery.undo import undo_recovery
 
-_EXIT_CODES = {
-    Finding.AGREE: ExitCode.OK,
-    Finding.RECOVERABLE: ExitCode.RECOVERABLE,
-    Finding.NEEDS_PERSON: ExitCode.NEEDS_PERSON,
-    Finding.UNCERTAIN: ExitCode.NEEDS_PERSON,
-}
-
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]
-
-
-def doctor(
-    checkpoint: CheckpointPath,
-    *,
-    url: Url = "",
-    sink: Annotated[
-        str | None,
-        typer.Option(help="The sink that the query will write to, if it is new to the ledger."),
-    ] = None,
-    query_name: Annotated[str | None, typer.Option(help="The name of such a query (queryName).")] = None,
-    as_json: Json = False,
-) -> None:
-    """
-    Compare a checkpoint with the ledger: say what happens at the next start, and what repairs it.
-
-    Exit code 0: they agree; 5: `pgonce recover` repairs it; 6: a person must decide, or it depends on what is not
-    written down anywhere; 7: the checkpoint cannot be read.
-    """
-    with errors_as_text():
-        found = examine(checkpoint, url, sink=sink, query_name=query_name)
-        if as_json:
-            print_json(found.record())
-        else:
-            print_lines(_diagnosis_lines(found))
-    raise typer.Exit(_EXIT_CODES[found.finding])
-
-
-def _diagnosis_lines(found: Diagnosis) -> list[str]:
-    again = "which is planned already" if found.runs_again else "which is not planned yet"
-    begins, ends = (offsets_text(at).replace("\n", ", ") for at in (found.begins, found.ends))
-    return [
-        f"Checkpoint {found.location} of query {text_of(found.query_id)}:",
-        f"  offsets/ ends with batch {text_of(found.newest_offsets)}, commits/ with {text_of(found.newest_commit)}.",
-        *(
-            f"Sink {sink.sink_name}: last batch {sink.last_batch_id}, end "
-            + offsets_text(sink.end_offsets).replace("\n", ", ")
-            for sink in found.sinks
-            if sink.last_batch_id is not None
-        ),
-        f"Next start: batch {found.next_batch_id}, {again}, from {begins} to {ends}.",
-        *(f"  {_sink_called(sink.sink_name)}: {sink.verdict.name}, {sink.says}" for sink in found.sinks),
-        *found.remarks,
-        found.advice,
-    ]
-
-
-def _sink_called(name: str) -> str:
-    return "any other sink" if name == ANY_SINK else name
 
 
 def recover(

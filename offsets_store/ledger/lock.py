@@ -24,12 +24,17 @@ from pgonce.offsets_store.verdict.rivals import rivals_of
 
 @dataclass(frozen=True)
 class LockedWriter:
-    """The writer's key, its generation, and what the ledger says of it and of the batch at hand."""
+    """
+    The writer's key, its generation, and what the ledger says of it and of the batch at hand.
+
+    ``written_as`` is the digest of how the last batch was written.
+    """
 
     writer_id: int
     generation: int
     ledger: Ledger
     has_acceptances: bool = False
+    written_as: str | None = None
 
 
 class SnapshotTooOldError(Exception):
@@ -68,21 +73,47 @@ def lock_writer_in_tx(
         if replaces is not None:
             # The old query may still run. It must not publish between the reading of its end and its replacement.
             connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
-        rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
-        swapped_to = connection.execute(_SWAPPED_TO, _identity(batch)).scalar_one_or_none()
-        return LockedWriter(row.writer_id, row.generation, Ledger(rivals=rivals, swapped_to=swapped_to))
+        ledger = _of_unknown(connection, batch, replaces, start_over=start_over)
+        return LockedWriter(row.writer_id, row.generation, ledger)
     facts = _facts_in_tx(connection, row, batch)
-    return LockedWriter(row.writer_id, row.generation, _ledger(row, batch, facts), facts.has_acceptances)
+    ledger = _ledger(row, batch, facts)
+    return LockedWriter(row.writer_id, row.generation, ledger, facts.has_acceptances, row.written_as_digest)
+
+
+def unknown_writer_in_tx(
+    connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool = False
+) -> Ledger | None:
+    """
+    What the ledger says of a query that it does not know yet, read without a lock; None if it knows the query.
+
+    It proves nothing for the commit, which reads it again under the lock.
+    """
+    known = connection.execute(_LAST, _identity(batch)).scalar_one_or_none()
+    return None if known is not None else _of_unknown(connection, batch, replaces, start_over=start_over)
+
+
+def _of_unknown(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:
+    rivals = rivals_of(batch, neighbours_in_tx(connection, batch, replaces), replaces, start_over=start_over)
+    swapped_to = connection.execute(_SWAPPED_TO, _identity(batch)).scalar_one_or_none()
+    return Ledger(rivals=rivals, swapped_to=swapped_to)
 
 
 def _identity(batch: Batch) -> dict[str, str]:
     return {"query": batch.query_id, "sink": batch.sink_name}
 
 
+# What says how a batch was written is long, and is read by people's commands only.
+_READ: list[Any] = [
+    *(column for column in writers.c if column is not writers.c.written_as),
+    writers.c.written_as["digest"].astext.label("written_as_digest"),
+]
 _LOCK = (
-    select(writers)
+    select(*_READ)
     .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
     .with_for_update()
+)
+_LAST = select(writers.c.last_batch_id).where(
+    writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink")
 )
 _SWAPPED_TO = (
     select(writers.c.sink_name)

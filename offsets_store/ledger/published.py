@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from pgonce.offsets_store.verdict.targets import Targets
+
+
+@dataclass(frozen=True)
+class WrittenAs:
+    """How rows were written into one table: ``recorded`` is a JSON object, which its ``digest`` tells from others."""
+
+    recorded: Mapping[str, Any]
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -23,6 +32,7 @@ class Published:
     ``tables`` has the number of rows of each table, if there are several.
     ``emptied`` counts the rows that a batch which starts over has deleted; None if it does not.
     ``notes`` has a sentence on some of the tables: what the batch has altered about one, or does not write to it.
+    ``written_as`` says how rows are written into each table, by its qualified name.
     """
 
     rows: int
@@ -33,3 +43,4 @@ class Published:
     tables: Mapping[str, int] | None = None
     emptied: int | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
+    written_as: Mapping[str, WrittenAs] = field(default_factory=dict)

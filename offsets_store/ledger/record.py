@@ -7,8 +7,10 @@ and a writer whose row is locked in it.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, exists, func, insert, literal, select, update
@@ -16,7 +18,7 @@ from sqlalchemy.dialects import postgresql
 
 from pgonce.offsets_store.ledger.lock import LockedWriter
 from pgonce.offsets_store.ledger.pruning import is_pruned_at, prune_in_tx
-from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.published import Published, WrittenAs
 from pgonce.offsets_store.ledger.tables import batches, interventions, replays, runs, target_changes, writers
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import furthest
@@ -108,10 +110,24 @@ def record_batch_in_tx(
     owner = locked.ledger.writer
     if owner is None or owner.run_id != batch.run_id:
         _own_in_tx(connection, locked.writer_id, batch)
+    _note_how_in_tx(connection, locked, published.written_as)
     _note_reads_in_tx(connection, locked, reads_of(end, batch.folders))
     if is_pruned_at(batch.batch_id):
         prune_in_tx(connection, locked.writer_id, generation, batch.batch_id - retain_batches)
     _fill_in_tx(connection, locked, batch)
+
+
+def _note_how_in_tx(connection: Connection, locked: LockedWriter, written_as: Mapping[str, WrittenAs]) -> None:
+    """Record how the rows were written, if the batch before did it in another way."""
+    each = ((name, one.digest) for name, one in sorted(written_as.items()))
+    digest = hashlib.sha256(repr(list(each)).encode()).hexdigest()
+    if written_as and digest != locked.written_as:
+        tables = {name: one.recorded for name, one in written_as.items()}
+        connection.execute(
+            update(writers)
+            .where(writers.c.writer_id == locked.writer_id)
+            .values(written_as={"digest": digest, "tables": tables})
+        )
 
 
 def _note_once_in_tx(connection: Connection, row: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ writers = Table(
     Column("sources", JSONB(none_as_null=True)),
     Column("swapped_from", Text),
     Column("offsets_read_by", Text),
+    Column("written_as", JSONB(none_as_null=True)),
     UniqueConstraint("query_id", "sink_name"),
     CheckConstraint("guarantee IN ('offsets', 'ids')", name="writers_guarantee_check"),
     Index("writers_sink_name", "sink_name"),

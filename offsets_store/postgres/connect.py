@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 import sqlalchemy.exc
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError
 from pgonce.offsets_store.postgres.bounds import with_line_bounds
@@ -164,6 +164,24 @@ def checked_out(url: str) -> Iterator[Connection]:
         yield connection
 
 
+@contextmanager
+def lone(url: str, **overrides: Any) -> Iterator[Connection]:
+    """
+    A connection of no pool, for the block only: no session stays.
+
+    :raises ConnectError: if none can be made.
+    """
+    engine = create_engine(
+        "postgresql+psycopg://",
+        creator=lambda: _connect_quietly(url, **overrides),
+        poolclass=NullPool,
+        hide_parameters=True,
+    )
+    event.listen(engine, "connect", lambda connection, _: connection.rollback())
+    with engine.connect() as connection:
+        yield connection
+
+
 def _max_connections() -> int:
     given = os.environ.get(MAX_CONNECTIONS) or str(DEFAULT_MAX_CONNECTIONS)
     if given.isdecimal() and int(given) > 0:
@@ -196,8 +214,8 @@ def driver_connection(connection: Connection) -> psycopg.Connection:
     return raw
 
 
-def _connect_quietly(url: str) -> psycopg.Connection:
-    connection = connect(url)
+def _connect_quietly(url: str, **overrides: Any) -> psycopg.Connection:
+    connection = connect(url, **overrides)
     # SQLAlchemy asks a new connection for current_schema() and other things, by names without a schema.
     connection.execute(SET_OURS)
     return connection

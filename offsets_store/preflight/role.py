@@ -7,7 +7,7 @@ rolled back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import psycopg
 
@@ -44,24 +44,50 @@ def _ledger(connection: psycopg.Connection) -> Answer:
         require_ledger(connection)
     except LedgerError as error:
         return Answer(Holds.NO, error.what, error.remedy)
-    missing = [name for name, (query, *of) in _needed() if not one_row(connection, query, *of)[0]]
-    if missing:
-        return Answer(Holds.NO, f"the role lacks {_listed(missing)}", _INIT)
+    if missing := missing_on_ledger(connection):
+        return Answer(Holds.NO, f"the role lacks {listed(missing)}", _INIT)
     return Answer(Holds.YES, f"the ledger is there (schema {SCHEMA}), and the role has all that a commit needs on it")
 
 
-def _needed() -> Iterator[tuple[str, tuple[str, str, str]]]:
-    """What `pgonce init --role` grants: each in words, and the query that tells whether the role has it."""
-    for privilege in ("USAGE", "CREATE"):
-        yield f"{privilege} on schema {SCHEMA}", ("SELECT pg_catalog.has_schema_privilege(%s, %s)", SCHEMA, privilege)
-    for privileges, relations in PRIVILEGES.items():
-        for relation in (f"{SCHEMA}.{name}" for name in relations):
-            for privilege in privileges.split(", "):
-                query = "SELECT pg_catalog.has_table_privilege(%s, %s)"
-                yield f"{privilege} on {relation}", (query, relation, privilege)
+Needed = tuple[str, str, str]
+"""A schema, or a table; its name; and a privilege on it."""
+
+_GRANTED: tuple[Needed, ...] = (
+    ("schema", SCHEMA, "USAGE"),
+    ("schema", SCHEMA, "CREATE"),
+    *(
+        ("table", f"{SCHEMA}.{relation}", privilege)
+        for privileges, relations in PRIVILEGES.items()
+        for relation in relations
+        for privilege in privileges.split(", ")
+    ),
+)
+OF_ANY_BATCH: tuple[Needed, ...] = (
+    ("schema", SCHEMA, "USAGE"),
+    *(("any_column", f"{SCHEMA}.writers", privilege) for privilege in ("SELECT", "INSERT", "UPDATE")),
+    *(("any_column", f"{SCHEMA}.{table}", "INSERT") for table in ("batches", "runs")),
+)
+"""What no batch can be recorded without. The rest of what ``pgonce init --role`` grants is needed now and then."""
+OF_ANY_JOB: tuple[Needed, ...] = (
+    ("schema", SCHEMA, "USAGE"),
+    *(("any_column", f"{SCHEMA}.batch_jobs", privilege) for privilege in ("SELECT", "INSERT")),
+)
+"""The same for a batch job."""
 
 
-def _listed(names: Sequence[str]) -> str:
+def missing_on_ledger(connection: psycopg.Connection, needed: Sequence[Needed] = _GRANTED) -> list[str]:
+    """Which of these privileges the role lacks, in words; in one round trip."""
+    asked = ", ".join(f"pg_catalog.has_{kind}_privilege(%s, %s)" for kind, *_ in needed)
+    held = one_row(connection, f"SELECT {asked}", *(text for _, *texts in needed for text in texts))
+    return [
+        f"{privilege} on {'schema ' if kind == 'schema' else ''}{name}"
+        for (kind, name, privilege), has in zip(needed, held, strict=True)
+        if not has
+    ]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of them."""
     shown, more = names[:_MOST_SHOWN], len(names) - _MOST_SHOWN
     return ", ".join(shown) + (f", and {more} more" if more > 0 else "")
 

@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import psycopg
 import typer
 
 from pgonce.offsets_store.cli.output import print_json, print_lines
 from pgonce.offsets_store.cli.terms import ExitCode, Json, Url, errors_as_text
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import LedgerError, TargetError
 from pgonce.offsets_store.postgres.passwords.postgres_url import with_source_of
 from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
 from pgonce.offsets_store.preflight.check import check_server
+from pgonce.offsets_store.status.find_writer import find_writers
+from pgonce.offsets_store.status.last_written import last_written
+from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.cli.needs_pyspark import needing_pyspark
 from pgonce.sink.settings import destination
 from pgonce.sink.target.catalogue import TargetTable, look_up_table
 from pgonce.sink.target.lock import lock_table
+
+if TYPE_CHECKING:
+    from pgonce.sink.target.last_written import Looked
 
 _OWN = "pg_temp.pgonce_target"
 _WIDTH = max(len(holds.value) for holds in Holds)
@@ -33,11 +39,18 @@ def check(
     server: Annotated[str, typer.Argument(metavar="URL", help="The same as --url.")] = "",
     url: Url = "",
     table: Annotated[str | None, typer.Option(help="Also look whether this table may be written to.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(help="Also look at the tables of this query (name or id), with the columns of its last batch."),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Try on the server which promises would hold there, before a query is started; nothing is left behind."""
     with errors_as_text():
-        found = check_server(with_source_of(url, server) if server else url, *_questions(table))
+        where = with_source_of(url, server) if server else url
+        found = check_server(where, *_questions(table, of_query=query is not None))
+        if query is not None:
+            found += _of_query(where, query, table)
     if as_json:
         print_json([{**dataclasses.asdict(finding), "holds": finding.holds.value} for finding in found])
     else:
@@ -67,9 +80,39 @@ def _summary(found: Sequence[Finding]) -> str:
     )
 
 
-def _questions(table: str | None) -> Iterator[Question]:
+def _of_query(url: str, query: str, table: str | None) -> list[Finding]:
+    """
+    Whether the tables of a query take another batch like its last one.
+
+    :param table: only this one, by its qualified name.
+    """
+    with needing_pyspark("A table is looked at as a commit does it, with pyspark's types", "Nothing was written."):
+        from pgonce.sink.target.last_written import look_again
+    promise = f"The next batch of query {query} can be written."
+    try:
+        (writer, *_) = find_writers(OffsetsStore(url).queries(), query)
+        looked = look_again(url, last_written(url, writer.query_id), of_this_role=True)
+    except LedgerError as error:
+        return [Finding("table", promise, Holds.NO, error.what, error.remedy)]
+    return [
+        Finding("table", promise, *_as_finding(each))
+        for each in looked
+        if table is None or table in (each.table, each.table.partition(".")[2])
+    ] or [Finding("table", promise, Holds.UNKNOWN, f"query {query} has recorded no batch into {table}", "")]
+
+
+def _as_finding(each: Looked) -> tuple[Holds, str, str]:
+    if each.refused:
+        return Holds.NO, each.refused.what, each.refused.remedy
+    if each.unknown:
+        return Holds.UNKNOWN, f"{each.table} was not looked at: {each.unknown.rstrip('.')}", ""
+    says = f"{each.table} takes rows with the columns of batch {each.batch_id}; functions and triggers were not tried"
+    return Holds.YES, says, ""
+
+
+def _questions(table: str | None, *, of_query: bool) -> Iterator[Question]:
     yield Question("catalogue", "A table is looked at, and locked, before each batch.", _catalogue)
-    if table is not None:
+    if table is not None and not of_query:
         yield Question("table", f"Batches can be written into {table}.", lambda connection: _table(connection, table))
 
 
@@ -114,4 +157,5 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
         notes.append(f"rows must not have the column {', '.join(always)}, which Postgres fills itself")
     if not keys:
         notes.append("it has no primary key: mode=upsert needs keys with a unique index of their own")
+    notes.append("this is about the table alone, and not about the columns of a query (--query)")
     return Answer(Holds.YES, "; ".join([says, *notes]))

@@ -19,8 +19,10 @@ from pyspark.sql.datasource import DataSource, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.border import called_by_spark
 from pgonce.sink.changes.reader import reader_of
 from pgonce.sink.data_source.batch_jobs.job_writer import JobWriter, job_writer
@@ -34,11 +36,13 @@ from pgonce.sink.data_source.stream_arrow_writer import StreamArrowWriter
 from pgonce.sink.data_source.task_writer import TaskWriter
 from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
 from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.planned_batch import planned_batch, staging_table
 from pgonce.sink.identity.planning import planned_entry
 from pgonce.sink.options import SinkOptions, parse_options
 from pgonce.sink.positions.columns import written_type
 from pgonce.sink.staging.table import drop_staging_table
+from pgonce.sink.target.first_batch import refuse_first_batch
 from pgonce.sink.target.first_look import look_once
 
 _log = logging.getLogger("pgonce")
@@ -110,6 +114,14 @@ def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEnt
     # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
     is_first = planned is not None and planned.batch_id == 0
     look_once(options, options.commit.url, options.destination, encoded_columns(written), at_the_door=is_first)
+    if is_first:
+        refuse_first_batch(options.commit, _first_batch(options, planned), options.sink_name, options.destination)
+
+
+def _first_batch(options: SinkOptions, planned: OffsetLogEntry | None) -> PlannedBatch:
+    """Batch 0 as its commit will describe it; the run, which the planner is not told, is no part of that."""
+    query_id = Checkpoint(options.checkpoint_location).query_id() or ""
+    return planned_batch(options, Origin(query_id, "", 0, planned))
 
 
 class StreamWriter(StreamArrowWriter):

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pyspark.sql import DataFrame
+from pyspark.sql.utils import is_remote
 from typing_extensions import Unpack
 
 from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES
@@ -31,7 +32,8 @@ from pgonce.sink.route_options import where_to
 from pgonce.sink.routes import UnknownRoutes
 from pgonce.sink.settings import Mode, TableOptions, refuse_unfit_positions
 from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.target.first_look import look_once
+from pgonce.sink.target.first_batch import refuse_first_batch
+from pgonce.sink.target.first_look import look_once, look_when_made
 from pgonce.sink.target.routes.publication import publication_into
 
 
@@ -72,6 +74,8 @@ class PostgresBatchWriter:
     :param retry_timeout: seconds to keep trying after temporary errors.
     :param how: what else is to be said of the table: :class:`~pgonce.sink.settings.TableOptions`.
     :raises ConfigurationError: at once, for arguments that cannot work.
+    :raises TargetError: at once, for a table that is missing or cannot be written into, if the database can be reached.
+        A client of Spark Connect leaves it to the first batch.
     """
 
     @only_known_arguments
@@ -140,6 +144,9 @@ class PostgresBatchWriter:
         self._sink_name = sink_name
         if self._settings.positions:
             refuse_unfit_positions(mode)
+        # A client of a Connect server may have another database by this url, or none.
+        if checkpoint_location is None and not is_remote():
+            look_when_made(self._settings.commit.url, self._destination)
 
     @called_by_spark
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
@@ -157,6 +164,7 @@ class PostgresBatchWriter:
             positions.check(frame.schema)
         written = written_type(reader_of(self._destination, frame.schema).struct_type, positions, self._destination)
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
+        refuse_first_batch(self._settings.commit, batch, self._sink_name, self._destination)
 
     def _work(self, rows: BatchRows) -> Work:
         return publication_into(self._sink_name, self._destination, rows)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame
 from sqlalchemy import Connection, CursorResult
 from typing_extensions import Unpack
 
+from pgonce.offsets_store.ledger.published import WrittenAs
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
@@ -48,6 +49,8 @@ class BatchTransaction:
         self._counts: Counter[str] = Counter()
         self.targets: dict[str, int] = {}
         """The tables that these went into: qualified name to oid."""
+        self.written_as: dict[str, WrittenAs] = {}
+        """How rows were last written into each of them."""
         self.tables: Counter[str] = Counter()
         """How many rows went into each of them."""
         self.notes: dict[str, str] = {}
@@ -151,6 +154,7 @@ class BatchTransaction:
         with collected_rows(frame, where) as rows:
             result = publish_routes_in_tx(driver_connection(self._connection), where, rows, batch=self._batch)
         self.targets.update(result.targets)
+        self.written_as.update(result.written_as)
         for name, note in result.notes.items():
             self._note(name, note)
         self._counts.update({WRITTEN: result.rows} if result.counts is None else result.counts)
@@ -180,6 +184,8 @@ class BatchTransaction:
     def _note_table(self, result: TableResult, count: int) -> None:
         table, counts = result.table, result.counts
         self.targets[table.qualified_name] = table.oid
+        if result.written_as:
+            self.written_as[table.qualified_name] = result.written_as
         self._note(table.qualified_name, table.note)
         self.tables[table.qualified_name] += count
         self._counts.update({WRITTEN: count} if counts is None else counts)

@@ -29,6 +29,7 @@ from pgonce.sink.foreach_batch.batch_settings import batch_settings
 from pgonce.sink.foreach_batch.transaction import BatchTransaction
 from pgonce.sink.option_hints import only_known_arguments
 from pgonce.sink.positions.drop_stored_spark import stored_already
+from pgonce.sink.target.first_batch import refuse_first_batch
 
 BatchFunction = Callable[[DataFrame, int], None]
 
@@ -104,9 +105,20 @@ def transactional_batch(
                     function(frame.where(~is_stored), tx)
                     dropped = frame.where(is_stored).count() if stored else 0
                 tables = dict(tx.tables) if len(tx.tables) > 1 else None
-                return Published(tx.rows, "function", dropped, tx.targets, tx.counts, tables, notes=tx.notes)
+                return Published(
+                    tx.rows,
+                    "function",
+                    dropped,
+                    tx.targets,
+                    tx.counts,
+                    tables,
+                    notes=tx.notes,
+                    written_as=tx.written_as,
+                )
 
             planned = settings.batch_of(frame, batch_id)
+            # Which tables the function writes to, only the function knows.
+            refuse_first_batch(settings.commit, planned, name, None)
             work = settings.checked(frame, Work(lambda _: name, publish, sealed=True))
             verdict = commit_batch(settings.commit, planned, work)
             if verdict in SKIP:

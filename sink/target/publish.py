@@ -14,7 +14,7 @@ import psycopg
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.work import NamedSink, Work
-from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.published import Published, WrittenAs
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
@@ -27,7 +27,7 @@ from pgonce.sink.target.checked_table import not_durable, target_for
 from pgonce.sink.target.dead_letters.bad_row import BadRow
 from pgonce.sink.target.dead_letters.bounds import none_fits, of_one, too_many
 from pgonce.sink.target.dead_letters.letters import COUNTED, Letters
-from pgonce.sink.target.dead_letters.recorded_destination import recorded
+from pgonce.sink.target.dead_letters.recorded_destination import recorded, written_as
 from pgonce.sink.target.dead_letters.write_what_fits import Constraints
 from pgonce.sink.target.evolution.too_narrow import written_to_wider
 from pgonce.sink.target.gathering import Gathered, GatheredRows, Gathering
@@ -44,8 +44,9 @@ class TableResult:
     The table that rows were written to, as it is now.
 
     ``counts`` says what became of the rows, if they do more than replace stored ones. ``put_aside`` of them could not
-    be written, and are dead letters now; ``why`` says of one of them why, as a sentence. ``too_early``
-    of them say nothing about the table, because only their rows are not there yet.
+    be written, and are dead letters now; ``why`` says of one of them why, as a sentence. ``too_early`` of them say
+    nothing about the table, because only their rows are not there yet. ``written_as`` says how rows are written into
+    it.
     """
 
     table: TargetTable
@@ -53,6 +54,7 @@ class TableResult:
     put_aside: int = 0
     too_early: int = 0
     why: str = ""
+    written_as: WrittenAs | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
             result.counts,
             emptied=emptied,
             notes=notes,
+            written_as={name: result.written_as} if result.written_as else {},
         )
 
     return Work(name_sink, publish)
@@ -153,7 +156,8 @@ def publish_rows_in_tx(
     if not result.table.is_temporary and (culprit := unsafe_partition(connection, result.table)) is not None:
         fail_in_tx(connection)
         raise not_durable(culprit)
-    return result
+    identifier = result.table.identifier.as_string(None)
+    return replace(result, written_as=written_as(destination, tuple(rows.columns), identifier, result.table.oid))
 
 
 def _with_dead_letters(

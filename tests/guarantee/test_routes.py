@@ -14,6 +14,7 @@ from support.audit import recorded, replays, wrong_ledger
 from support.inbox import Inbox, events
 from support.query_runs import assert_refused, finish, rewind
 
+from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
 
@@ -149,4 +150,5 @@ def test_a_list_that_does_not_fit_is_refused_before_rows_are_computed(spark, tab
     assert_refused(written("inline", frame.drop("kind"), url, checkpoint), "ROUTE_COLUMN")
     admin.execute("DROP TABLE odd_numbers")
     assert_refused(written("inline", frame, url, checkpoint), "TARGET_MISSING")
-    assert_refused(written("writer", frame, url, f"{checkpoint}-2"), "TARGET_MISSING")
+    with pytest.raises(TargetError, match="TARGET_MISSING"):
+        written("writer", frame, url, f"{checkpoint}-2")

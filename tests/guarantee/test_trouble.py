@@ -222,7 +222,7 @@ def run(way, frame, url, checkpoint, options):
                 )
             ).start()
         query.awaitTermination(PATIENCE_SECONDS)
-    except (PySparkException, ConfigurationError) as error:
+    except (PySparkException, PgonceError) as error:
         return str(error)
     return ""
 
@@ -278,6 +278,32 @@ def test_what_needs_no_row_is_found_before_one_is_computed(name, way, spark, adm
     # The rows do come by there, when they are computed.
     assert run(way, frame, url, checkpoint, {}) == ""
     assert computed.exists()
+
+
+@pytest.mark.parametrize("way", [*WAYS, "function"])
+def test_a_rival_is_found_before_a_row_is_computed(way, spark, admin, url, events, checkpoint, tmp_path):
+    """A second query of the table, on a new checkpoint, is FOREIGN at once; a backfill does not pay hours for that."""
+    admin.execute(TABLE)
+    computed = tmp_path / "computed"
+
+    def compute(batches):
+        computed.touch()
+        yield from batches
+
+    def start(frame, place):
+        if way != "function":
+            return run(way, frame, url, place, {})
+        write = transactional_batch(url, name="events")(lambda batch, tx: tx.append(batch, "events"))
+        try:
+            start_function(frame, write, place).awaitTermination(PATIENCE_SECONDS)
+        except PySparkException as error:
+            return str(error)
+        return ""
+
+    assert start(stream(spark, events), checkpoint) == ""
+    frame = stream(spark, events).mapInArrow(compute, COLUMNS)
+    assert "[FOREIGN]" in start(frame, str(tmp_path / "another"))
+    assert not computed.exists()
 
 
 def bad_rows(spark, folder, column):

@@ -7,7 +7,7 @@ from support.recoveries import history
 from support.stopped_query import entries, write_checkpoint
 from typer.testing import CliRunner
 
-from pgonce.offsets_store.cli.main import app
+from pgonce.command_line import app
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.status.store import OffsetsStore
 

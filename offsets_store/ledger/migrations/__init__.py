@@ -66,6 +66,7 @@ MIGRATIONS = (
     # It drops the tombstones that were there, because they do not say of which keys they are. Older code that writes
     # with onlyNewer misses their columns and fails; all other code goes on.
     Migration(12, 1, "0012_tombstone_sets.sql"),
+    Migration(13, 1, "0013_written_as.sql"),
 )
 NEWEST = MIGRATIONS[-1].version
 

@@ -30,6 +30,7 @@ from pgonce.sink.data_source.batch_jobs.job_task import JobParcel, JobTask
 from pgonce.sink.data_source.on_executors import reduced
 from pgonce.sink.data_source.parcel import Staged
 from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
+from pgonce.sink.target.first_batch import refuse_first_batch
 from pgonce.sink.target.first_look import look_once
 
 _log = logging.getLogger("pgonce")
@@ -47,6 +48,7 @@ def job_writer(raw: Mapping[str, str], struct_type: StructType, *, overwrite: bo
     # Refused at once, not only when a partition is too large to travel inline.
     refuse_more_columns_than(encoded, STAGED_COLUMNS, "rows may have to be staged, which takes a column more")
     look_once(options, options.commit.url, options.destination, columns)
+    refuse_first_batch(options.commit, None, options.sink_name, options.destination)
     return JobWriter(JobTask(options, struct_type, uuid4()))
 
 

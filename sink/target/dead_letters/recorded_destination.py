@@ -8,13 +8,17 @@ the columns of a frame pass, or it is an error. A replay never creates or alters
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.errors import UNCHANGED, PgonceError, RecoveryError
+from pgonce.offsets_store.ledger.published import WrittenAs
 from pgonce.sink.by_key import DELETED_COLUMN, Changes, Existing
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.encoding.recorded_types import as_json, from_json
@@ -26,6 +30,7 @@ ASIDE = "aside"
 """What has the names of the columns that are not of the row; letters of an earlier pgonce lack it."""
 _ALL_DELETE = "all_delete"
 """No option, but what ``tx.delete`` does: every row deletes."""
+_CREATES, _ADDS_COLUMNS = "creates", "adds_columns"
 
 
 def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: int | None = None) -> dict[str, Any]:
@@ -48,6 +53,20 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
     }
 
 
+@lru_cache(maxsize=256)
+def written_as(destination: Destination, columns: tuple[EncodedColumn, ...], identifier: str, oid: int) -> WrittenAs:
+    """
+    The same for the record of a batch, by which the table can be looked at before the next one.
+
+    What creates or alters the table is part of it: a column that the next batch adds is not missing.
+
+    :param identifier: the table with its schema, and the quotes that SQL needs.
+    """
+    how = recorded(replace(destination, table=identifier, dead_letters=None), columns, oid)
+    how |= {_CREATES: destination.create_table, _ADDS_COLUMNS: destination.schema_evolution == "addColumns"}
+    return WrittenAs(how, hashlib.sha256(json.dumps(how).encode()).hexdigest())
+
+
 def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
     """
     The destination and the columns that :func:`recorded` has written down.
@@ -68,6 +87,17 @@ def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
         raise _makes_no_sense(error.what.removesuffix(".")) from error
     except (KeyError, TypeError, ValueError) as error:
         raise _makes_no_sense(repr(error)) from error
+
+
+def recalled_to_look(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
+    """
+    Like :func:`recalled`, for what :func:`written_as` has recorded, and for a look that writes nothing.
+
+    :raises RecoveryError: REPLAY_IMPOSSIBLE.
+    """
+    found, columns = recalled(value)
+    evolution = "addColumns" if value.get(_ADDS_COLUMNS) is True else found.schema_evolution
+    return replace(found, create_table=value.get(_CREATES) is True, schema_evolution=evolution), columns
 
 
 def recorded_oid(value: Mapping[str, Any]) -> int | None:

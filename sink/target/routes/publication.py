@@ -48,6 +48,7 @@ def _routed(sink_name: str | None, routes: Routes, rows: BatchRows) -> Work:
             result.counts,
             result.tables,
             notes=result.notes,
+            written_as=result.written_as,
         )
 
     return Work(name_sink, publish, has_several_tables=True)

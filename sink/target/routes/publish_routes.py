@@ -16,21 +16,25 @@ The steps, in this order:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
+from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.ledger.published import WrittenAs
 from pgonce.offsets_store.postgres.refused_rows import add_note
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.by_key import Changes
+from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.routes import Routes
 from pgonce.sink.target.applying.apply import WRITTEN
 from pgonce.sink.target.batch_rows import BatchRows
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.dead_letters.bounds import none_fits, too_many
 from pgonce.sink.target.dead_letters.letters import COUNTED
+from pgonce.sink.target.dead_letters.recorded_destination import written_as
 from pgonce.sink.target.empty_table import replace_all_in_tx
 from pgonce.sink.target.keys.delete_actions import refuse_actions_between
 from pgonce.sink.target.publish import Turn, publish_rows_in_tx
@@ -48,7 +52,8 @@ class RoutedResult:
 
     ``targets`` are all listed tables that exist, with their oids, and ``tables`` those that were written, with the
     number of their rows. ``counts`` says what became of the rows if not all were simply written. ``gathered`` counts
-    all rows, those included that belong to no table. ``notes`` has a sentence on some of the tables.
+    all rows, those included that belong to no table. ``notes`` has a sentence on some of the tables, and ``written_as``
+    says how rows are written into each listed table that exists.
     """
 
     targets: Mapping[str, int]
@@ -56,6 +61,7 @@ class RoutedResult:
     counts: Mapping[str, int] | None
     gathered: int
     notes: Mapping[str, str]
+    written_as: Mapping[str, WrittenAs]
 
     @property
     def rows(self) -> int:
@@ -121,8 +127,28 @@ def publish_routes_in_tx(
         refuse_actions_between(written)
         _refuse_too_many(routes, counts.get(COUNTED, 0), sum(tables.values()), why, too_early)
         return RoutedResult(
-            targets, tables, dict(counts) if set(counts) - {WRITTEN} else None, sum(gathered.counts.values()), notes
+            targets,
+            tables,
+            dict(counts) if set(counts) - {WRITTEN} else None,
+            sum(gathered.counts.values()),
+            notes,
+            _written_as(routes, listed, rows.columns),
         )
+
+
+def _written_as(routes: Routes, listed: Listed, columns: Sequence[EncodedColumn]) -> dict[str, WrittenAs]:
+    """Of tables that get no rows in this batch, too: the next one may have some for them."""
+    there = ((route, listed[route.value]) for route in routes)
+    return {
+        table.qualified_name: written_as(
+            route.destination,
+            tuple(route.written(columns)),
+            sql.Identifier(table.schema, table.name).as_string(None),
+            table.oid,
+        )
+        for route, table in there
+        if table.oid is not None
+    }
 
 
 def _refuse_too_many(routes: Routes, aside: int, written: int, why: str, too_early: int) -> None:

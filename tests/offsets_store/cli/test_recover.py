@@ -32,6 +32,7 @@ class TestCommands:
             "begins",
             "ends",
             "sinks",
+            "tables",
             "remarks",
             "advice",
         }

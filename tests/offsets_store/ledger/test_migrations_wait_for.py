@@ -90,15 +90,14 @@ def test_other_forms_are_refused(reader, offsets):
 
 def test_a_streaming_role_that_may_not_create_it_goes_on(url, login, monkeypatch):
     """An upgrade does not stop a job: the function is for people, and `pgonce init` makes it."""
-    from pgonce.offsets_store.ledger import migrations
     from pgonce.offsets_store.ledger.grants import grants
     from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, Migration, ledgers_seen
 
     ensure_ledger(url)
+    only_missing = Migration(NEWEST + 1, 1, "0011_wait_for.sql", needed=False)
+    monkeypatch.setattr("pgonce.offsets_store.ledger.migrations.MIGRATIONS", (*MIGRATIONS, only_missing))
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute("DROP FUNCTION pgonce.wait_for")
-        last = Migration(NEWEST + 1, 1, "0011_wait_for.sql", needed=False)
-        monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, last))
         for statement in grants(login.user):
             admin.execute(statement.encode())
         admin.execute(f'REVOKE CREATE ON SCHEMA pgonce FROM "{login.user}"')
