@@ -72,7 +72,7 @@ def status_table(status: Sequence[Status]) -> Table:
     return table
 
 
-def _lag_text(lag: Sequence[PartitionLag]) -> str:
+def _lag_text(lag: Sequence[PartitionLag]) -> list[str]:
     """The lag, and when it was measured; what is too old to be the lag of now is only what it was then."""
     last, measured_at = last_known_lag(lag)
     now = total_lag(lag)
