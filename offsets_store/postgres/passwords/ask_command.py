@@ -8,9 +8,12 @@ printed is returned and kept nowhere.
 from __future__ import annotations
 
 import os
+import selectors
 import signal
 import subprocess
+import time
 from contextlib import suppress
+from typing import Any
 
 from pgonce.offsets_store.postgres.passwords.login import Login
 from pgonce.offsets_store.postgres.passwords.postgres_url import command_words
@@ -21,6 +24,7 @@ COMMAND_SECONDS = 30.0
 
 _AFTER_THE_END_SECONDS = 1.0
 _LONGEST_PASSWORD = 64 * 1024
+_PIECE = 32 * 1024
 
 
 def ask_command(command: str, login: Login, *, was_let_in: bool, seconds: float = COMMAND_SECONDS) -> str:
@@ -86,12 +90,40 @@ def _run(words: list[str], login: Login, seconds: float) -> tuple[str, str]:
             "executors that stage rows, and where the command line runs.",
         )
     try:
-        printed, complaint = process.communicate(timeout=seconds)
+        printed, complaint = _read_until_it_ends(process, seconds)
     except subprocess.TimeoutExpired:
-        return f"took longer than {seconds:g} s and was ended", ""
+        _end(process)
+        if process.returncode in (None, -signal.SIGKILL):
+            return f"took longer than {seconds:g} s and was ended", ""
+        return f"ended, but a process that it had started kept its output open for {seconds:g} s", ""
     finally:
         _end(process)
     return _read(process.returncode, printed, complaint)
+
+
+def _read_until_it_ends(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, bytes]:
+    """
+    What the process prints to standard output and to standard error; of either, little more than a password may have.
+
+    Not ``communicate()``: that keeps all that a command prints, which may be gigabytes within the bounded time.
+    """
+    until = time.monotonic() + seconds
+    printed: dict[Any, bytearray] = {process.stdout: bytearray(), process.stderr: bytearray()}
+    with selectors.DefaultSelector() as open_pipes:
+        for pipe in printed:
+            open_pipes.register(pipe, selectors.EVENT_READ)
+        while open_pipes.get_map():
+            ready = open_pipes.select(max(0.0, until - time.monotonic()))
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired(process.args, seconds)
+            for pipe in (key.fileobj for key, _ in ready):
+                piece = os.read(pipe.fileno(), _PIECE)  # type: ignore[union-attr]
+                if not piece:
+                    open_pipes.unregister(pipe)
+                elif len(printed[pipe]) <= _LONGEST_PASSWORD:
+                    printed[pipe] += piece
+    process.wait(max(0.0, until - time.monotonic()))
+    return bytes(printed[process.stdout]), bytes(printed[process.stderr])
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -40,7 +40,7 @@ def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 (somebody else's code)
         failure = f"raised {_described(error, name)}"
-    if not failure and (not isinstance(given, str) or not given.strip() or "\0" in given):
+    if not failure:
         failure = _no_password(given)
     if failure:
         # Raised here, where no exception of the function is being handled: its frames may hold secrets.
@@ -50,7 +50,8 @@ def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
             "secrets. It takes one argument (pgonce.Login) and returns the password as a str.",
             may_pass=was_let_in,
         )
-    return str(given)
+    # Not str(): a type of somebody else's may do anything there.
+    return str.__str__(given)
 
 
 def _found(name: str) -> Callable[[Login], Any]:
@@ -75,11 +76,19 @@ def _found(name: str) -> Callable[[Login], Any]:
 
 
 def _no_password(given: object) -> str:
-    if isinstance(given, str):
-        return "returned an empty text" if not given.strip() else "returned a text with a NUL, which no password has"
+    """Why this cannot be a password, in words; nothing where it can."""
     if given is None:
         return "returned nothing (None)"
-    return f"returned a {type(given).__name__}, not a str"
+    if not isinstance(given, str):
+        return f"returned a {type(given).__name__}, not a str"
+    if not given.strip():
+        return "returned an empty text"
+    if "\0" in given:
+        return "returned a text with a NUL, which no password has"
+    # psycopg would raise a UnicodeEncodeError, which holds the whole connection string, and shows it in its repr().
+    if any("\ud800" <= character <= "\udfff" for character in given):
+        return "returned a text that is not valid Unicode (it has surrogates, as bytes that were not UTF-8 leave them)"
+    return ""
 
 
 def _described(error: BaseException, name: str) -> str:

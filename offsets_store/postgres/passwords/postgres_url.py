@@ -16,6 +16,7 @@ from typing_extensions import Self
 
 from pgonce.offsets_store.errors import bad_option
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
 
@@ -101,12 +102,23 @@ def command_words(command: str) -> list[str]:
     """
     The program and the arguments that a ``passwordCommand`` names, read as a shell reads words.
 
-    :raises ConfigurationError: BAD_OPTION, where a quotation mark is not closed. The text is not shown.
+    :raises ConfigurationError: BAD_OPTION, where a quotation mark is not closed, or where a shell would set a variable.
+        The text is not shown, because a variable may be a secret.
     """
+    words, why = [], ""
     try:
-        return shlex.split(command)
+        words = shlex.split(command)
     except ValueError as error:
         why = str(error)
+    if not why and not (words and _ASSIGNMENT.match(words[0])):
+        return words
+    if not why:
+        raise bad_option(
+            "BAD_OPTION",
+            f"passwordCommand begins with {words[0].partition('=')[0]}=..., which sets a variable in a shell; but no "
+            "shell reads it.",
+            "Begin with a program, and let the process that connects have the variable in its environment.",
+        )
     raise bad_option(
         "BAD_OPTION", f"passwordCommand cannot be split into words: {why}.", "Close the quotation marks in it."
     )

@@ -6,6 +6,7 @@ import shlex
 import sys
 import time
 import traceback
+import tracemalloc
 
 import psutil
 import pytest
@@ -108,3 +109,29 @@ def test_a_program_that_is_not_there_is_an_error_for_good(command):
         ask(command)
     assert "zq7" not in "".join(traceback.format_exception(missing.value))
     assert missing.value.__context__ is None
+
+
+def test_a_command_that_prints_without_end_takes_no_memory():
+    """What is more than a password may have is read and dropped."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*took longer than 1 s"):
+            ask(python("while True: print('zq7' * 10000)"), seconds=1)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 2**20
+
+
+def test_a_child_that_keeps_the_output_open_is_named_as_the_reason():
+    """The command itself was quick, so the error does not say that it was slow."""
+    child = "import subprocess; print('zq7'); subprocess.Popen(['sleep', '60'])"
+    with pytest.raises(ConnectError, match=r"PASSWORD_SOURCE_FAILED.* ended, but a process that it had started kept"):
+        ask(python(child), seconds=5)
+
+
+def test_a_variable_before_the_program_is_refused_without_its_value():
+    """A shell would set it; without one it would be the program's name, which errors show."""
+    with pytest.raises(ConfigurationError, match=r"BAD_OPTION.*begins with VAULT_TOKEN=\.\.\.") as refused:
+        ask("VAULT_TOKEN=zq7 vault read db")
+    assert "zq7" not in str(refused.value)

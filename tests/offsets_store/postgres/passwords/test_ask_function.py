@@ -42,6 +42,8 @@ def company(monkeypatch):
     module.raising, module.exiting, module.plain = raising, exiting, plain
     module.nothing, module.empty = lambda _: None, lambda _: " \n"
     module.bytes, module.nul = lambda _: b"zq7", lambda _: "zq7\0"
+    # As os.environb or a file gives them that was read with surrogateescape.
+    module.surrogate = lambda _: b"zq7\xff".decode(errors="surrogateescape")
     module.sound = lambda login: f"{login.user}@{login.host}"
     module.wrong_arguments = lambda: "zq7"
     module.constant = "zq7constant"
@@ -64,6 +66,7 @@ def test_a_function_is_called_with_the_login(company):
         ("empty", "returned an empty text"),
         ("bytes", "returned a bytes, not a str"),
         ("nul", "a NUL"),
+        ("surrogate", "not valid Unicode"),
         ("wrong_arguments", "raised TypeError"),
     ],
 )
