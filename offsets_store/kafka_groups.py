@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.kafka_broker import RIGHTS, TopicPartition, asked, at_topic, with_consumer
+from pgonce.offsets_store.kafka_broker import RIGHTS, TopicPartition, asked, at_topic, partitions_of, with_consumer
 from pgonce.offsets_store.kafka_settings import Brokers
 
 _Answer = TypeVar("_Answer")
@@ -72,6 +72,37 @@ def has_members(group: str, brokers: Brokers) -> bool:
         return bool(answer.result().members)
 
     return _ask_admin(ask, brokers)
+
+
+def log_ends(partitions: Iterable[TopicPartition], brokers: Brokers) -> dict[TopicPartition, int]:
+    """
+    The offset that each partition's next record will get; nothing for a partition that the broker does not have.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    places = set(partitions)
+    # Asked for a topic that it does not have, the client finds no leader for any partition.
+    wanted = sorted(places & partitions_of({topic for topic, _ in places}, brokers))
+
+    def ask(admin: Any) -> dict[TopicPartition, int]:
+        import confluent_kafka.admin
+        from confluent_kafka import KafkaException
+
+        newest = confluent_kafka.admin.OffsetSpec.latest()  # type: ignore[attr-defined]
+        asked_for = {confluent_kafka.TopicPartition(*place): newest for place in wanted}
+        found = {}
+        for at, answer in admin.list_offsets(asked_for, request_timeout=_TIMEOUT_SECONDS).items():
+            try:
+                found[at.topic, at.partition] = answer.result().offset
+            except KafkaException as error:
+                if error.args[0].name() in _PASSING:
+                    raise
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise at_topic(at.topic, error.args[0]) from None
+        return found
+
+    return _ask_admin(ask, brokers) if wanted else {}
 
 
 def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str, brokers: Brokers) -> None:

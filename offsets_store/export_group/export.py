@@ -9,8 +9,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgonce.offsets_store.export_group.plan import Move, ends_to_export, mark_of, moves_of, not_ours, strangers
-from pgonce.offsets_store.kafka_groups import group_in_use, group_offsets, has_members, move_group
+from pgonce.offsets_store.export_group.plan import (
+    Move,
+    beyond_the_log,
+    ends_to_export,
+    mark_of,
+    moves_of,
+    not_ours,
+    strangers,
+    topic_is_shorter,
+)
+from pgonce.offsets_store.kafka_groups import group_in_use, group_offsets, has_members, log_ends, move_group
 from pgonce.offsets_store.kafka_settings import Brokers
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.status.reached import living_writers
@@ -35,12 +44,16 @@ def export_group(
 
     :param sink: export this sink alone, instead of the least of all.
     :param take_over: overwrite offsets that this query has not set.
-    :raises OffsetsError: GROUP_IN_USE, GROUP_NOT_OURS, and what there is to say of the query or the brokers.
+    :raises OffsetsError: GROUP_IN_USE, GROUP_NOT_OURS, PARTITIONS_GONE, and what there is to say of the query or the
+        brokers.
     """
     with reading(url) as connection:
         living = living_writers(writers_of(connection, query, sink), query)
     first = living[0]
     ends = ends_to_export(living, query)
+    log = log_ends(ends, brokers)
+    if shorter := beyond_the_log(ends, log):
+        raise topic_is_shorter(ends, log, shorter)
     before = group_offsets(group, ends, brokers)
     mark = mark_of(first.query_id)
     if not take_over:

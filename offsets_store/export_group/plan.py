@@ -64,6 +64,32 @@ def ends_to_export(living: Sequence[StoredWriter], query: str) -> dict[TopicPart
     return held
 
 
+def beyond_the_log(ends: Mapping[TopicPartition, int], log: Mapping[TopicPartition, int]) -> list[TopicPartition]:
+    """
+    The partitions that hold fewer records than the query has read.
+
+    :param log: the offset that each partition's next record will get, as far as the broker has it.
+    """
+    return sorted(place for place, end in ends.items() if end > log.get(place, end))
+
+
+def topic_is_shorter(
+    ends: Mapping[TopicPartition, int], log: Mapping[TopicPartition, int], shorter: Sequence[TopicPartition]
+) -> OffsetsError:
+    """The error for partitions that end before the place up to which Postgres has their rows."""
+    some = ", ".join(
+        f"{topic}-{partition} ends at {log[topic, partition]}, Postgres holds it up to {ends[topic, partition]}"
+        for topic, partition in shorter[:3]
+    )
+    return OffsetsError(
+        "PARTITIONS_GONE",
+        f"The broker has fewer records than the query has read ({some}): the topic was deleted and created again, the "
+        "broker has lost records, or these are other brokers.",
+        f"{UNCHANGED} The ends in Postgres say nothing of the topic's new records.",
+        "Check that these are the right brokers, and where the query reads now.",
+    )
+
+
 def moves_of(ends: Mapping[TopicPartition, int], group: Mapping[TopicPartition, GroupOffset], mark: str) -> list[Move]:
     """What has to be set: each partition that stands elsewhere, or has no note of ours."""
     return [

@@ -32,6 +32,19 @@ def group():
 
 
 @pytest.fixture
+def topic(kafka, topic):
+    """Make a topic with enough rows for what the ledger says of it: ``topic(partitions=2)``, and give its name."""
+
+    def make(partitions=1, rows=20):
+        name = topic(partitions=partitions)
+        for number in range(partitions):
+            produce(kafka, name, rows, number)
+        return name
+
+    return make
+
+
+@pytest.fixture
 def seen(kafka, group):
     """Where a reader of the group would begin, by partition: ``seen(topic)``; None if the brokers give no answer."""
 
@@ -56,11 +69,11 @@ def end(topic, *offsets):
     return {"0": {topic: {str(number): offset for number, offset in enumerate(offsets)}}}
 
 
-def produce(kafka, topic, rows):
-    """Put rows into the topic's only partition."""
+def produce(kafka, topic, rows, partition=0):
+    """Put rows into a partition of the topic."""
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for _ in range(rows):
-        producer.produce(topic, b"row", partition=0)
+        producer.produce(topic, b"row", partition=partition)
     assert producer.flush(30) == 0
 
 
@@ -125,8 +138,7 @@ def test_a_living_member_is_left_alone(url, store, kafka, topic, group, seen, pr
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_living_member_that_commits(url, store, kafka, topic, group, seen, protocol):
     """A reader that stores its own offsets, as readers do, is in the way while it lives; then its offsets are."""
-    name = topic(partitions=1)
-    produce(kafka, name, 12)
+    name = topic(partitions=1, rows=12)
     publish(url, 0, end(name, 10))
     export(kafka, url, group)
     reader = member(kafka, group, name, group_protocol=protocol, auto_commit_interval_ms=100)
@@ -148,7 +160,6 @@ def test_a_living_member_that_commits(url, store, kafka, topic, group, seen, pro
 def test_the_group_of_a_stopped_reader(url, store, kafka, topic, group, seen):
     """A group in which somebody else has stored offsets is left alone, until a person says otherwise."""
     name = topic(partitions=1)
-    produce(kafka, name, 1)
     reader = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "enable.auto.commit": False})
     reader.assign([TopicPartition(name, 0, 0)])
     reader.commit(offsets=[TopicPartition(name, 0, 1)], asynchronous=False)
@@ -178,6 +189,18 @@ def test_a_topic_that_is_gone(url, store, kafka, topic, group):
     with pytest.raises(OffsetsError, match="no-such-topic-0") as refused:
         export(kafka, url, group)
     assert refused.value.code == "PARTITIONS_GONE"
+
+
+def test_a_topic_that_has_fewer_records_than_were_read(url, store, kafka, topic, group, seen):
+    """Such a topic was created again, or is on other brokers: a group set past its end would hide all new records."""
+    name = topic(partitions=2, rows=9)
+    publish(url, 0, end(name, 9, 10))
+    with pytest.raises(OffsetsError, match=f"{name}-1 ends at 9, Postgres holds it up to 10") as refused:
+        export(kafka, url, group)
+    assert refused.value.code == "PARTITIONS_GONE"
+    assert seen(name) == {}
+    produce(kafka, name, 1, 1)
+    assert export(kafka, url, group) == [(0, None, 9, False), (1, None, 10, False)]
 
 
 class TestCommand:
@@ -231,8 +254,7 @@ class TestCommand:
 
     def test_following_a_group_that_a_reader_has_used(self, url, store, kafka, topic, group, seen, follow):
         """With --follow a reader that commits is waited for; what it leaves behind is for a person to decide."""
-        name = topic(partitions=1)
-        produce(kafka, name, 12)
+        name = topic(partitions=1, rows=12)
         publish(url, 0, end(name, 10))
         process, output = follow()
         assert wait_until(lambda: seen(name) == {0: 10}, PATIENCE_SECONDS)

@@ -7,7 +7,15 @@ from datetime import datetime, timezone
 import pytest
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group.plan import Move, ends_to_export, mark_of, moves_of, not_ours, strangers
+from pgonce.offsets_store.export_group.plan import (
+    Move,
+    beyond_the_log,
+    ends_to_export,
+    mark_of,
+    moves_of,
+    not_ours,
+    strangers,
+)
 from pgonce.offsets_store.kafka_groups import GroupOffset
 from pgonce.offsets_store.status.stored import StoredWriter
 
@@ -72,6 +80,12 @@ def test_what_cannot_be_exported(ends, code):
     with pytest.raises(OffsetsError) as refused:
         ends_to_export([writer(end) for end in ends], "orders")
     assert refused.value.code == code
+
+
+def test_a_partition_that_is_shorter_than_what_was_read():
+    """The next record's offset may be the end itself; of a partition that the broker does not have nothing is known."""
+    ends = {("t", 0): 10, ("t", 1): 10, ("t", 2): 10}
+    assert beyond_the_log(ends, {("t", 0): 10, ("t", 1): 9}) == [("t", 1)]
 
 
 def test_moves():
