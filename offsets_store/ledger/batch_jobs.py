@@ -16,8 +16,9 @@ from uuid import UUID
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql
 
+from pgonce.offsets_store.ledger.migrations import refuse_too_new
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.tables import batch_job_skips, batch_jobs
+from pgonce.offsets_store.ledger.tables import LEAST_READER, batch_job_skips, batch_jobs
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ _CLAIM = (
     postgresql.insert(batch_jobs)
     .values(sink_name=bindparam("sink"), batch_key=bindparam("key"), attempt=bindparam("attempt"))
     .on_conflict_do_nothing()
-    .returning(batch_jobs.c.batch_key)
+    .returning(LEAST_READER)
 )
 _FIND = select(batch_jobs.c.attempt, batch_jobs.c.rows, batch_jobs.c.content_hash, batch_jobs.c.committed_at).where(
     _IS_IT
@@ -77,13 +78,17 @@ def claim_in_tx(connection: Connection, sink_name: str, job: Job) -> RecordedJob
     Claim the job's key for this transaction: None if it is ours now, else what was published under it.
 
     It waits for another transaction that has claimed the key, and then either has it or sees what was published.
+
+    :raises LedgerError: LEDGER_TOO_NEW.
     """
     asked = {"sink": sink_name, "key": job.batch_key}
     # More than once only if a person deletes the record between the two statements.
-    while connection.execute(_CLAIM, {**asked, "attempt": job.attempt}).first() is None:
+    while (claimed := connection.execute(_CLAIM, {**asked, "attempt": job.attempt}).first()) is None:
         found = connection.execute(_FIND, asked).one_or_none()
         if found is not None:
             return RecordedJob(*found)
+    # Another job may have upgraded the ledger since this process first looked at it.
+    refuse_too_new(claimed.least_reader)
     return None
 
 

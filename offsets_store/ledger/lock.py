@@ -15,8 +15,9 @@ from sqlalchemy.dialects import postgresql
 
 from pgonce.offsets_store.ledger.acceptances import is_open
 from pgonce.offsets_store.ledger.begin import PLACES_IN_ORDER
+from pgonce.offsets_store.ledger.migrations import refuse_too_new
 from pgonce.offsets_store.ledger.neighbours import neighbours_in_tx
-from pgonce.offsets_store.ledger.tables import batches, replays, runs, writers
+from pgonce.offsets_store.ledger.tables import LEAST_READER, batches, replays, runs, writers
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Writer
 from pgonce.offsets_store.verdict.reads import recorded_reads
 from pgonce.offsets_store.verdict.rivals import rivals_of
@@ -56,6 +57,7 @@ def lock_writer_in_tx(
     :param start_over: whether the rows of the query that is replaced are to go.
     :param sees_rivals: whether the transaction was begun by
         :func:`~pgonce.offsets_store.ledger.begin.begin_again_in_tx`.
+    :raises LedgerError: LEDGER_TOO_NEW.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """
     row = connection.execute(_LOCK, _identity(batch)).one_or_none()
@@ -63,6 +65,8 @@ def lock_writer_in_tx(
         # INSERT, never SELECT and then INSERT: two drivers could both read "absent". The key makes the second one wait.
         connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
         row = connection.execute(_LOCK, _identity(batch)).one()
+    # Another job may have upgraded the ledger since this process first looked at it.
+    refuse_too_new(row.least_reader)
     if row.last_batch_id is None:
         # Without these locks, two new queries of one sink or table that start together would not meet as rivals.
         isolation = connection.execute(_ONE_FIRST_CONTACT, {"places": list(batch.places)}).all()[0].isolation
@@ -108,7 +112,7 @@ _READ: list[Any] = [
     writers.c.written_as["digest"].astext.label("written_as_digest"),
 ]
 _LOCK = (
-    select(*_READ)
+    select(*_READ, LEAST_READER)
     .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
     .with_for_update()
 )

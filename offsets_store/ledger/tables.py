@@ -25,6 +25,7 @@ from sqlalchemy import (
     Uuid,
     and_,
     func,
+    select,
     text,
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, OID
@@ -50,6 +51,8 @@ schema_version = Table(
     Column("least_reader_version", Integer, nullable=False),
     _now("applied_at"),
 )
+LEAST_READER = select(func.max(schema_version.c.least_reader_version)).scalar_subquery().label("least_reader")
+"""The oldest code that can use the ledger, as a column of a statement that locks something in it."""
 
 writers = Table(
     "writers",

@@ -2,7 +2,8 @@
 Does an executor have what a task needs: pgonce, in the driver's version?
 
 Made in the planner's worker, runs in tasks. Invariant: the check needs nothing but Python's standard library, because
-it runs before pgonce is imported, and pgonce may not be there at all.
+it runs before pgonce is imported, and pgonce may not be there at all. What counts is the version of the code that a
+process has loaded: an upgrade in place changes what is installed while older processes live on.
 """
 
 from __future__ import annotations
@@ -21,19 +22,35 @@ from pgonce.sink.errors import SparkError
 _WHERE = "the Python of an executor ({python} on host {host})"
 
 
+def _installed_version() -> str:
+    try:
+        return version("pgonce")
+    except PackageNotFoundError:
+        # Sources without their metadata do not say which version they are.
+        return ""
+
+
+# Asked when this module is imported, together with all other code of tasks.
+LOADED_VERSION = _installed_version()
+
+
+def other_version(whose: str, here: str, found: str) -> SparkError:
+    """The error for two processes of one query that have loaded different versions."""
+    return SparkError(
+        "OTHER_VERSION",
+        f"{whose} has pgonce {LOADED_VERSION or 'of an unknown version'}, but {here} has {found}.",
+        NOTHING,
+        "Install the same version on the driver and on every executor, and start the application again: a Python "
+        "process goes on with the version that it has loaded, whatever is installed meanwhile.",
+    )
+
+
 def reduced(instance: object) -> tuple[Any, ...]:
     """For ``__reduce__``: an object that, where it cannot be unpickled, says what is missing there."""
     # With Spark's pickler, because a data source that somebody derived from ours may be defined in a script.
     state = cloudpickle.dumps((type(instance), instance.__dict__))
-    return _unpickler(), (state, _version(), str(_missing()), str(_other_version()))
-
-
-@cache
-def _version() -> str:
-    try:
-        return version("pgonce")
-    except PackageNotFoundError:
-        return ""
+    other = other_version("The driver", _WHERE, "{reason}")
+    return _unpickler(), (state, LOADED_VERSION, str(_missing()), str(other))
 
 
 def _missing() -> SparkError:
@@ -41,18 +58,9 @@ def _missing() -> SparkError:
         "NOT_ON_EXECUTORS",
         f'format("pgonce") writes in tasks too, and {_WHERE} cannot import it: {{reason}}.',
         NOTHING,
-        f"Install pgonce {_version()} into that Python on every executor, or ship an environment that has it (an "
+        f"Install pgonce {LOADED_VERSION} into that Python on every executor, or ship an environment that has it (an "
         "archive made by venv-pack or conda-pack: `pgonce explain clusters`). PostgresBatchWriter in "
         "foreachBatch needs pgonce on the driver alone.",
-    )
-
-
-def _other_version() -> SparkError:
-    return SparkError(
-        "OTHER_VERSION",
-        f"The driver has pgonce {_version()}, but {_WHERE} has {{reason}}.",
-        NOTHING,
-        "Install the same version on the driver and on every executor.",
     )
 
 
@@ -64,7 +72,6 @@ def _unpickler() -> Callable[[bytes, str, str, str], object]:
         import pickle
         import socket
         import sys
-        from importlib.metadata import PackageNotFoundError, version
 
         def refusal(text: str, reason: object) -> ImportError:
             # PySpark then writes down the text alone. This worker is not used again.
@@ -72,20 +79,13 @@ def _unpickler() -> Callable[[bytes, str, str, str], object]:
             return ImportError(text.format(python=sys.executable, host=socket.gethostname(), reason=reason))
 
         try:
-            import pgonce.sink.data_source.spark_interface as installed
+            import pgonce.sink.data_source.on_executors as installed
+            import pgonce.sink.data_source.spark_interface  # noqa: F401
         except ImportError as error:
             raise refusal(missing, error) from None
-        # Asking costs a millisecond. The answer is kept in that module, because this function has no module here.
-        asked = vars(installed).setdefault("versions_met", set())
-        if expected not in asked:
-            try:
-                found = version("pgonce")
-            except PackageNotFoundError:
-                # Sources without their metadata do not say which version they are.
-                found = expected
-            if expected and found != expected:
-                raise refusal(other_version, found)
-            asked.add(expected)
+        found = vars(installed).get("LOADED_VERSION", "an older version")
+        if expected and found and found != expected:
+            raise refusal(other_version, found)
         kind, attributes = pickle.loads(state)  # noqa: S301 (Spark itself unpickles what this came in)
         instance = kind.__new__(kind)
         instance.__dict__.update(attributes)

@@ -16,6 +16,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.sink.data_source.carrier import Carrier
+from pgonce.sink.data_source.on_executors import LOADED_VERSION, other_version
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.positions.reach import Reach
@@ -71,7 +72,8 @@ class Parcel(WriterCommitMessage):
 
     If rows carry their position in Kafka, ``reach`` says how far they reach. ``carrier`` is the one that the batch was
     planned with, even if the rows did not go through it. ``unfit`` are rows that could not be encoded; they are not
-    among ``rows``, and travel here whatever becomes of the others.
+    among ``rows``, and travel here whatever becomes of the others. ``made_by`` is the version of the code that encoded
+    the rows: another version may encode them otherwise, and order the fields of a parcel otherwise.
     """
 
     origin: Origin
@@ -81,6 +83,8 @@ class Parcel(WriterCommitMessage):
     reach: Reach = field(default_factory=dict)
     carrier: Carrier | None = None
     unfit: tuple[UnfitRow, ...] = ()
+    # By a factory, so that the class has no such attribute: unpickling a parcel that lacks it must not find ours.
+    made_by: str = field(default_factory=lambda: LOADED_VERSION)
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.
@@ -104,8 +108,8 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
     """
     The parcels of a batch and the origin that they share.
 
-    :raises SparkError: if a task sent nothing (Spark drops the rows of a continuous query), or if the parcels belong
-        to different batches.
+    :raises SparkError: if a task sent nothing (Spark drops the rows of a continuous query), if another version of
+        pgonce made a parcel, or if the parcels belong to different batches.
     """
     parcels = [message for message in messages if isinstance(message, Parcel)]
     if not parcels or len(parcels) < len(messages):
@@ -116,6 +120,10 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
             NOTHING,
             "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
         )
+    # Before anything else of them is read.
+    found = next((made for parcel in parcels if (made := _made_by(parcel)) != LOADED_VERSION), None)
+    if found is not None:
+        raise other_version(f"The process that commits batch {batch_id}", "one of its tasks", found)
     origin = parcels[0].origin
     if any(parcel.origin != origin for parcel in parcels) or origin.batch_id != batch_id:
         raise SparkError(
@@ -125,3 +133,8 @@ def open_parcels(messages: Sequence[WriterCommitMessage | None], batch_id: int) 
             "Start the query again; if this happens again, report it with the driver's log.",
         )
     return origin, parcels
+
+
+def _made_by(parcel: Parcel) -> str:
+    found: str = vars(parcel).get("made_by", "an older version")
+    return found

@@ -366,7 +366,7 @@ def test_without_the_library_that_makes_certificates_a_receiver_is_refused(recei
 def test_no_secret_stands_where_a_log_would_show_it(receiver):
     """Neither in what the plan carries nor in what the receiver is told, as Python shows them."""
     identity = new_identity()
-    start = Start(identity, receiver.secret, 1)
+    start = Start(identity, receiver.secret, 1, "0.0.9")
     shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, Inline(), carrier=receiver))
     for hidden in (identity.key, identity.password, receiver.secret):
         assert repr(hidden)[2:-1] not in shown

@@ -37,6 +37,8 @@ class Migration:
     One step of the ledger's form; ``least_reader_version`` is the oldest code that can still use the ledger after it.
 
     A step that is not ``needed`` is for people, or makes answers quicker: this code works with a ledger that lacks it.
+    A step that raises ``least_reader_version`` begins with ``LOCK TABLE pgonce.schema_version``: it waits for the
+    commits of older code that have begun, and those that begin later find the new version and are refused.
     """
 
     version: int
@@ -189,15 +191,24 @@ def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
         "SELECT coalesce(max(version), 0), coalesce(max(least_reader_version), 0) FROM pgonce.schema_version"
     ).fetchone()
     applied, least_reader = newest or (0, 0)
+    refuse_too_new(least_reader)
+    return tuple(migration for migration in MIGRATIONS if migration.version > applied)
+
+
+def refuse_too_new(least_reader: int) -> None:
+    """
+    Refuse a ledger that only code of version ``least_reader`` or later can use, if this code is older.
+
+    :raises LedgerError: LEDGER_TOO_NEW.
+    """
     if least_reader > NEWEST:
         raise LedgerError(
             "LEDGER_TOO_NEW",
-            f"The ledger (schema pgonce) has version {applied} and needs code of version {least_reader} or later; this "
-            f"pgonce knows version {NEWEST}.",
+            f"The ledger (schema pgonce) needs code of version {least_reader} or later; this pgonce knows version "
+            f"{NEWEST}.",
             "Nothing was written.",
             "Upgrade pgonce in this job: another job has already upgraded the ledger.",
         )
-    return tuple(migration for migration in MIGRATIONS if migration.version > applied)
 
 
 def require_ledger(connection: psycopg.Connection) -> None:

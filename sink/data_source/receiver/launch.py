@@ -27,6 +27,7 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
 from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.data_source.on_executors import LOADED_VERSION
 from pgonce.sink.data_source.receiver.certificate import new_identity
 from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES
@@ -65,7 +66,7 @@ class _Running:
             self.host, self.port = host, int(listening.getsockname()[1])
         self.certificate, self.secret = identity.certificate, secrets.token_bytes(SECRET_BYTES)
         self._orders: queue.Queue[Start | PlannedReception | None] = queue.Queue(_UNREAD_ORDERS)
-        self._orders.put(Start(identity, self.secret, os.getppid()))
+        self._orders.put(Start(identity, self.secret, os.getppid(), LOADED_VERSION))
         self._writing = threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True)
         self._writing.start()
 

@@ -24,11 +24,16 @@ from pgonce.sink.unfit_row import UnfitRow
 
 @dataclass(frozen=True)
 class Start:
-    """The first message: who the receiver is, who may talk to it, and with which process it ends."""
+    """
+    The first message: who the receiver is, who may talk to it, and with which process it ends.
+
+    ``version`` is that of the planner's code. Tasks have the same, and so has the commit, which looks at their parcels.
+    """
 
     identity: Identity
     secret: bytes = field(repr=False)
     daemon_pid: int
+    version: str
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from uuid import UUID
 
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.carrier import Promise
+from pgonce.sink.data_source.on_executors import LOADED_VERSION
 from pgonce.sink.data_source.receiver.certificate import context_of
 from pgonce.sink.data_source.receiver.error_messages import as_message, in_words, without_rows
 from pgonce.sink.data_source.receiver.line import BROKEN, Line
@@ -43,6 +44,10 @@ def run_receiver() -> None:
     """Run until there is nothing left to do; the one argument is the descriptor of the socket to listen at."""
     listening = socket.socket(fileno=int(sys.argv[1]))
     start: Start = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
+    if start.version != LOADED_VERSION:
+        # Installed since the planner's worker began. Without a receiver, tasks stage their rows.
+        _log.error("the planner has pgonce %s, and its receiver has %s", start.version, LOADED_VERSION)
+        return
     receptions = Receptions()
     _beside(_take_plans, receptions)
     _beside(_answer, listening, context_of(start.identity), start.secret, receptions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
+from uuid import uuid4
 
 import psycopg
 import pytest
@@ -16,10 +17,16 @@ from psycopg import sql
 from sqlalchemy import MetaData, create_engine, inspect
 from sqlalchemy.dialects.postgresql import dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
+from support.batches import make_planned_batch
 from support.ledger_history import publish
 
+from pgonce.offsets_store.commit.batch_job import JobWork, commit_job
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import LedgerError
 from pgonce.offsets_store.ledger import migrations, tables
+from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.grants import grants, init_sql
 from pgonce.offsets_store.ledger.migrations import (
     MIGRATIONS,
@@ -28,6 +35,7 @@ from pgonce.offsets_store.ledger.migrations import (
     ensure_ledger,
     migrate,
 )
+from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.status.store import OffsetsStore
 
 VERSIONS = [migration.version for migration in MIGRATIONS]
@@ -165,6 +173,33 @@ class TestVersions:
         with pytest.raises(LedgerError) as unread:
             OffsetsStore(url).queries()
         assert refused.value.code == unread.value.code == "LEDGER_TOO_NEW"
+
+    def test_a_process_that_runs_notices_that_the_ledger_was_upgraded(self, url, observer):
+        """Its next batch is refused, and so is its next batch job, though it has used this ledger before."""
+        publish(url, 0, {"0": 1})
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (99, 99)")
+        with pytest.raises(LedgerError) as batch:
+            publish(url, 1, {"0": 2})
+        with pytest.raises(LedgerError) as job:
+            commit_job(CommitSettings(url), Job("a key", uuid4()), JobWork(lambda _: "public.events", pytest.fail))
+        assert batch.value.code == job.value.code == "LEDGER_TOO_NEW"
+        assert observer.execute("SELECT max(batch_id) FROM pgonce.batches").fetchone() == (0,)
+        assert observer.execute("SELECT count(*) FROM pgonce.batch_jobs").fetchone() == (0,)
+
+    def test_a_step_that_older_code_cannot_use_waits_for_the_commits_of_older_code(self, url):
+        """A commit that has begun holds the lock that such a step takes first."""
+        taken = []
+
+        def look(_connection, _batch, _stored):
+            with psycopg.connect(url) as other, pytest.raises(psycopg.errors.LockNotAvailable) as refused:
+                other.execute("LOCK TABLE pgonce.schema_version NOWAIT")
+            taken.append(refused)
+            return Published(0, "inline")
+
+        work = Work(lambda _: "public.orders", look)
+        commit_batch(CommitSettings(url), make_planned_batch(0), work)
+        assert taken
 
     def test_a_newer_ledger_that_still_reads_is_used(self, url):
         """One upgraded job does not stop the others: an additive version is no obstacle."""

@@ -22,6 +22,14 @@ UNPICKLE = "import pickle, sys; print(type(pickle.loads(sys.stdin.buffer.read())
 WITHOUT_PGONCE = "import sys; sys.modules.update(pgonce=None)"
 WITHOUT_PGPQ = "import sys; sys.modules.update(pgpq=None)"
 OF_ANOTHER_VERSION = "import importlib.metadata; importlib.metadata.version = lambda _: '0.0.9'"
+# A worker that goes on while another version is installed under it.
+UPGRADED = (
+    "import importlib.metadata",
+    "now = importlib.metadata.version",
+    OF_ANOTHER_VERSION,
+    "import pgonce.sink.data_source.spark_interface",
+    "importlib.metadata.version = now",
+)
 
 
 def task(*before):
@@ -51,6 +59,14 @@ def test_what_an_executor_lacks_is_said_with_the_place_and_the_way_out(lack, cod
     assert says in last
     assert "Help: Install " in last
     assert "hunter2" not in last
+
+
+def test_a_worker_that_has_loaded_another_version_is_refused_whatever_is_installed_since():
+    """An upgrade in place changes what is installed, and not the code of the processes that live on."""
+    last = task(*UPGRADED).stderr.decode().splitlines()[-1]
+    assert last.startswith("ImportError: [OTHER_VERSION] ")
+    assert "0.0.9" in last
+    assert "start the application again" in last
 
 
 def test_a_writer_of_a_class_that_no_module_has_arrives_too():

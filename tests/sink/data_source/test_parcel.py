@@ -9,6 +9,8 @@ import pytest
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.sink.data_source.batch_jobs.job_task import JobParcel
+from pgonce.sink.data_source.on_executors import LOADED_VERSION
 from pgonce.sink.data_source.parcel import ALWAYS_INLINE_BYTES, Inline, Parcel, Received, inline_cap, open_parcels
 from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.identity.origin import Origin
@@ -73,3 +75,17 @@ def test_parcels_of_another_batch_than_spark_commits_are_refused():
     """The batch id that Spark commits is the one that the rows belong to."""
     with pytest.raises(PgonceError, match="MIXED_BATCHES"):
         open_parcels([parcel()], 8)
+
+
+@pytest.mark.parametrize("made_by", ["0.0.9", None])
+@pytest.mark.parametrize("kind", [Parcel, JobParcel])
+def test_a_parcel_that_another_version_made_is_refused(kind, made_by):
+    """Its rows may be encoded otherwise; one that does not say which version made it is older than this rule."""
+    other = kind(ORIGIN, 1, 1, Inline())
+    vars(other).pop("made_by") if made_by is None else vars(other).update(made_by=made_by)
+    arrived = pickle.loads(pickle.dumps(other))
+    with pytest.raises(PgonceError) as refused:
+        open_parcels([parcel(), arrived], 7)
+    assert refused.value.code == "OTHER_VERSION"
+    assert (made_by or "an older version") in refused.value.what
+    assert LOADED_VERSION in refused.value.what

@@ -69,6 +69,15 @@ def is_gone(process, seconds=10):
     return wait_until(lambda: process.poll() is not None, seconds)
 
 
+def test_a_receiver_of_another_version_takes_no_rows(target, receiver_options, monkeypatch):
+    """Where another version was installed since the planner's worker began, its tasks stage their rows."""
+    monkeypatch.setattr(launch, "LOADED_VERSION", "0.0.9")
+    monkeypatch.setattr(launch, "_running", {})
+    receiver = receiver_for(receiver_options(), STRUCT)
+    assert is_gone(launch._running[HOST]._process)
+    assert send(receiver, 1, 2) is None
+
+
 def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(target, receiver_options):
     """Two tasks' rows go into one COPY while the batch runs; the commit's word makes them seen."""
     receiver = receiver_for(receiver_options(), STRUCT)
