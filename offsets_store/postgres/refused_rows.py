@@ -69,6 +69,7 @@ _REMEDIES_BY_ORIGIN = {
     ("21000", "ExecOnConflictUpdate"): (
         "DOUBLED_KEYS", "Set orderBy to the column that tells the newest row of a key, or deduplicate in Spark."),
 }  # fmt: skip
+_LONGEST_MESSAGE = 1000
 _UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause.")
 
 
@@ -99,6 +100,11 @@ def _sqlstate_of_client(error: psycopg.Error) -> str | None:
     return "42601" if isinstance(error, (psycopg.ProgrammingError, psycopg.NotSupportedError)) else None
 
 
+def shortened(message: str) -> str:
+    """What Postgres says, without the end of a long value: it repeats the whole text that a type does not take."""
+    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
+
+
 def add_note(error: psycopg.Error, note: str) -> None:
     """Add a sentence to what an error says, as ``BaseException.add_note`` does from Python 3.11 on."""
     vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
@@ -108,7 +114,7 @@ def _sentence(error: psycopg.Error) -> str:
     diag = error.diag
     if error.sqlstate is None:
         return scrub(f"A statement could not be sent to Postgres: {' '.join(str(error).split()).rstrip('.')}.")
-    parts = [f"Postgres refused the batch (SQLSTATE {error.sqlstate}): {diag.message_primary}"]
+    parts = [f"Postgres refused the batch (SQLSTATE {error.sqlstate}): {shortened(diag.message_primary or '')}"]
     # "Failing row contains ..." would put a whole row into logs; a key says enough.
     if diag.message_detail and diag.message_detail.startswith("Key "):
         parts.append(f"Detail: {diag.message_detail}")
@@ -118,7 +124,7 @@ def _sentence(error: psycopg.Error) -> str:
     where = diag.context.splitlines()[0] if diag.context and diag.source_file != "jsonfuncs.c" else ""
     # If there are notes, they say better than the context of COPY which value it was.
     if where and not (notes and where.startswith("COPY ")):
-        parts.append(f"Where: {where}")
+        parts.append(f"Where: {shortened(where)}")
     return scrub(". ".join(" ".join(part.split()).rstrip(".") for part in parts)) + "."
 
 

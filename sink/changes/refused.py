@@ -6,8 +6,6 @@ Pure. Invariant: an error names the column and the place of the row, and repeats
 
 from __future__ import annotations
 
-from typing import Any
-
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StructField, StructType
@@ -37,10 +35,10 @@ def refuse_unknown(column: str, operations: pa.Array, known: pa.Array, remedy: s
     """:raises EncodingError: CHANGE_UNKNOWN, if ``known`` is not true for all operations."""
     if not pc.all(known, min_count=0).as_py():
         row = known.index(pa.scalar(value=False)).as_py()
-        value = operations[row].as_py()
         raise EncodingError(
             "CHANGE_UNKNOWN",
-            f"Column {column!r} {in_row(row)} is {_shown(value)}, which does not say what to do with the row.",
+            f"Column {column!r} {in_row(row)} is {_shown(operations[row])}, which does not say what to do "
+            "with the row.",
             NOTHING,
             remedy,
         )
@@ -56,5 +54,10 @@ def in_row(row: int) -> str:
     return f"in row {row + 1} of one of its task's Arrow batches"
 
 
-def _shown(value: Any) -> str:
-    return "null" if value is None else repr(value)[:40]
+def _shown(value: pa.Scalar) -> str:
+    if not value.is_valid:
+        return "null"
+    if not pa.types.is_string(value.type) and not pa.types.is_large_string(value.type):
+        return repr(value.as_py())
+    # Spark does not look at what it casts from binary to string.
+    return repr(value.as_buffer().to_pybytes().decode(errors="replace"))[:40]

@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.postgres.refused_rows import shortened
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def refused_by(error: psycopg.Error | TargetError, place: str, *, is_proven: boo
     # Other details have the whole row, which an error must not show; the letter has it anyhow.
     if diag.message_detail and diag.message_detail.startswith("Key "):
         message = f"{message} ({diag.message_detail})"
-    return BadRow(place, error.sqlstate or "", message, diag.column_name, is_proven)
+    return BadRow(place, error.sqlstate or "", shortened(message), diag.column_name, is_proven)
 
 
 def at(*places: str) -> sql.Composable:

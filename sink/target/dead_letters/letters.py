@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,11 @@ from pgonce.sink.unfit_row import UnfitRow
 
 _log = logging.getLogger("pgonce")
 
+# Postgres closes the connection on a statement of more than 1 GB, which then reads like a lost connection: the batch
+# would be tried again without end. (Seen with 40 rows of 30 MB.)
+_STATEMENT_CHARACTERS = 16 * 1024 * 1024
+_LARGEST_JSONB = 268_435_455
+
 COUNTED = "dead_letters"
 """What they are counted as in ``pgonce.batches``."""
 
@@ -52,15 +57,20 @@ class Letters:
     destination: Mapping[str, Any]
 
     def write_unfit_in_tx(self, connection: psycopg.Connection, rows: Sequence[UnfitRow]) -> None:
-        """Write rows that could not be encoded."""
+        """
+        Write rows that could not be encoded, in as many statements as their size asks for.
+
+        :raises TargetError: ROW_TOO_LARGE.
+        """
         if not rows:
             return
-        values = _values(
-            ("jsonb", "jsonb", "text", "text", "text"),
-            ((_position(row), row.row_data, row.column_name, row.code, row.message) for row in rows),
-        )
-        bad = sql.SQL("(VALUES {}) AS s(position, row_data, column_name, code, message)").format(values)
-        self._write(connection, bad, len(rows))
+        for some in _in_parts(rows):
+            values = _values(
+                ("jsonb", "jsonb", "text", "text", "text"),
+                ((_position(row), row.row_data, row.column_name, row.code, row.message) for row in some),
+            )
+            bad = sql.SQL("(VALUES {}) AS s(position, row_data, column_name, code, message)").format(values)
+            self._write(connection, bad, len(some))
 
     def write_refused_in_tx(
         self,
@@ -157,6 +167,27 @@ def _left_out(table: TargetTable, inserted: int, count: int) -> TargetError:
         NOTHING,
         "Let the table of the dead letters keep all of them: drop the trigger, or let it return every row.",
     )
+
+
+def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:
+    """The rows in their order, so many at a time as a statement may carry."""
+    some: list[UnfitRow] = []
+    size = 0
+    for row in rows:
+        if len(row.row_data) > _LARGEST_JSONB:
+            raise TargetError(
+                "ROW_TOO_LARGE",
+                f"A row that cannot be written, because of {row.column_name!r} ({row.code}), is too large to be put "
+                f"aside: its {len(row.row_data):,} characters of JSON are more than jsonb holds.",
+                NOTHING,
+                "Repair the row in the source or in Spark, or write large values elsewhere, and their place here.",
+            )
+        if some and size + len(row.row_data) > _STATEMENT_CHARACTERS:
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += len(row.row_data)
+    yield some
 
 
 _REASONS = ("column_name", "code", "message")

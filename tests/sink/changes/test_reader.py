@@ -82,6 +82,17 @@ def test_an_operation_that_is_not_known_is_refused(op):
     assert "truncate" in str(refused.value)
 
 
+@pytest.mark.parametrize("sent", [pa.string(), pa.large_string()])
+def test_an_operation_that_is_not_utf8_is_refused_too(sent):
+    """Spark casts any bytes to a string."""
+    data = pa.py_buffer(b"c" + b"\xff\xfe")
+    width = pa.int64() if sent == pa.large_string() else pa.int32()
+    kinds = pa.Array.from_buffers(sent, 2, [None, pa.array([0, 1, 3], width).buffers()[1], data])
+    batch = pa.record_batch([pa.array([1, 2]), kinds, pa.array([1, 1])], names=FEED.names)
+    with pytest.raises(EncodingError, match=r"\[CHANGE_UNKNOWN\].*row 2 .*'\ufffd\ufffd'"):
+        reader_of(destination("events", "apply", change_feed="delta"), FEED).read(batch)
+
+
 @pytest.mark.parametrize("event", [envelope("d", None, None), envelope("u", FIRST, None)])
 def test_an_event_without_its_row_is_refused(event):
     """Nothing says what to write, or which row to delete."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -29,6 +30,7 @@ from pgonce.sink.positions.columns import position_columns
 from pgonce.sink.settings import destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.target.dead_letters import letters
 from pgonce.sink.target.publish import publication, publish_rows_in_tx
 from pgonce.sink.unfit_row import UnfitRow
 
@@ -253,3 +255,53 @@ def test_a_negative_zero_comes_back_from_a_letter_as_one(url, admin):
         ("-1", None),
         (None, "{NaN,-0}"),
     ]
+
+
+def not_encoded(number, size=10):
+    """As many rows that could not be encoded."""
+    return tuple(
+        UnfitRow(json.dumps({"id": n, "name": "x" * size}), "name", "NUL_IN_TEXT", "A NUL.") for n in range(number)
+    )
+
+
+@pytest.mark.parametrize("characters", [1, 100, 10_000])
+def test_many_large_rows_are_written_in_several_statements(url, admin, monkeypatch, characters):
+    """However large they are together, all of them are there, in their order."""
+    monkeypatch.setattr(letters, "_STATEMENT_CHARACTERS", characters)
+    admin.execute(TABLE.encode())
+    rows = typed_rows(COLUMNS, ROWS[:1])
+    object.__setattr__(rows, "not_encoded", not_encoded(20))
+    commit(url, rows)
+    found = admin.execute("SELECT row_data -> 'id' FROM pgonce.dead_letters ORDER BY dead_letter_id").fetchall()
+    assert found == [(n,) for n in range(20)]
+
+
+def test_a_row_that_jsonb_cannot_hold_refuses_the_batch(url, admin, monkeypatch):
+    """In words, where Postgres would close the connection on the statement."""
+    monkeypatch.setattr(letters, "_LARGEST_JSONB", 1000)
+    admin.execute(TABLE.encode())
+    rows = typed_rows(COLUMNS, ROWS[:1])
+    object.__setattr__(rows, "not_encoded", not_encoded(1, 1000))
+    with pytest.raises(TargetError) as refused:
+        commit(url, rows)
+    assert refused.value.code == "ROW_TOO_LARGE"
+    assert "'name' (NUL_IN_TEXT)" in refused.value.what
+    assert admin.execute("SELECT id FROM events").fetchall() == []
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+def test_a_long_value_is_not_repeated_in_what_is_said_of_it(url, admin, dead_letters):
+    """Postgres repeats the whole text that a type does not take; an error and a letter have the beginning of it."""
+    admin.execute("CREATE TABLE tokens (id bigint, name uuid)")
+    rows = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1, str(UUID(int=1))), (2, "z" * 100_000)])
+    work = publication(None, destination("tokens", dead_letters=dead_letters), rows)
+    if not dead_letters:
+        with pytest.raises(TargetError) as refused:
+            commit_batch(CommitSettings(url, Remedies()), make_planned_batch(), work)
+        said = str(refused.value)
+    else:
+        commit_batch(CommitSettings(url, Remedies()), make_planned_batch(), work)
+        said, name = admin.execute("SELECT message, row_data ->> 'name' FROM pgonce.dead_letters").fetchone()
+        assert len(name) == 100_000
+    assert 'type uuid: "zzz' in said
+    assert len(said) < 3000
