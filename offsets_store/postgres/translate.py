@@ -203,11 +203,14 @@ def ledger_gone(what: str) -> LedgerError:
     """The error for a ledger that was there before and is gone; ``what`` says how that was noticed."""
     return LedgerError(
         "LEDGER_GONE",
-        f"{' '.join(what.split()).rstrip('.')}. The ledger was dropped, or the database was restored without it.",
+        f"{' '.join(what.split()).rstrip('.')}. The ledger was dropped, or the database was restored without it, or it "
+        "fell back to an earlier time.",
         NOTHING,
         "Restore the schema pgonce as it was at the same moment as the target tables, in place of an empty one that a "
         "start may have made since. If it is lost for good, start each query with adoptCheckpoint=<the first batch "
-        "whose rows are not in its table>: that is the batch that has just failed, if the tables have lost nothing.",
+        "whose rows are not in its table>: that is the batch that has just failed, if the tables have lost nothing. If "
+        "the database fell back to a time before the first batch of this query, its rows are gone too: start it on a "
+        "new, empty checkpoint that begins where this one did.",
     )
 
 

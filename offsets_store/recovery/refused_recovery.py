@@ -40,7 +40,8 @@ def unknown_query(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Re
         f"The ledger {known}, so it says nothing of the checkpoint {checkpoint.location}.",
         NOTHING_CHANGED,
         "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in "
-        "with adoptCheckpoint: `pgonce explain replace-your-foreachbatch`.",
+        "with adoptCheckpoint: `pgonce explain replace-your-foreachbatch`. If the database fell back to a time before "
+        "the first batch of this query, start it on a new, empty checkpoint that begins where this one did.",
     )
 
 

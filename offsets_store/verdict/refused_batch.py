@@ -152,7 +152,9 @@ def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
         f"If batch {batch.batch_id} has NOT been written to the target by other means, set "
         f"adoptCheckpoint={batch.batch_id}: it and all later ones are published. If it HAS been written already, set "
         f"adoptCheckpoint={batch.batch_id + 1}: batch {batch.batch_id} is recorded as done and skipped. "
-        "`pgonce explain replace-your-foreachbatch` tells how to find out.",
+        "`pgonce explain replace-your-foreachbatch` tells how to find out. If this database fell back to a time before "
+        "the first batch of this query (a restore, a failover that lost commits), do neither, because the earlier "
+        "batches would be left out: start the query on a new, empty checkpoint that begins where this one did.",
     )
 
 

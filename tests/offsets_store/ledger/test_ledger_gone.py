@@ -61,6 +61,21 @@ def test_a_fresh_ledger_in_its_place_is_not_it(admin, url):
     assert ids(admin) == [1, 2]
 
 
+def test_a_database_that_fell_back_before_the_first_batch_asks_for_a_new_checkpoint(admin, url):
+    """A failover took all batches of a young query: to adopt its checkpoint would leave them out."""
+    for number in range(2):
+        commit_batch(settings(url), make_batch(number), appending(number))
+    admin.execute("TRUNCATE pgonce.writers CASCADE; TRUNCATE events")
+    with pytest.raises(PgonceError, match="LEDGER_GONE.*fell back .*new, empty checkpoint"):
+        commit_batch(settings(url), make_batch(2), appending(2))
+    # So says a process that is started later; this one knows nothing of that query.
+    with pytest.raises(PgonceError, match="UNKNOWN.*fell back .*do neither.*new, empty checkpoint"):
+        commit_batch(settings(url), make_batch(2, query_id="q3"), appending(2))
+    for number in range(3):
+        commit_batch(settings(url), make_batch(number, query_id="q2"), appending(number))
+    assert ids(admin) == [0, 1, 2]
+
+
 def test_a_query_that_adopts_makes_a_new_ledger(admin, url):
     """In the process that has seen the old one go, too."""
     commit_batch(settings(url), make_batch(0), appending(1))
