@@ -2,47 +2,23 @@
 Does an executor have what a task needs: pgonce, in the driver's version?
 
 Made in the planner's worker, runs in tasks. Invariant: the check needs nothing but Python's standard library, because
-it runs before pgonce is imported, and pgonce may not be there at all. What counts is the version of the code that a
-process has loaded: an upgrade in place changes what is installed while older processes live on.
+it runs before pgonce is imported, and pgonce may not be there at all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pyspark import cloudpickle
 
 from pgonce.offsets_store.errors import NOTHING
+from pgonce.sink.data_source.loaded_version import LOADED_VERSION, other_version
 from pgonce.sink.errors import SparkError
 
 # Filled in by the task: where it is, and what it lacks.
 _WHERE = "the Python of an executor ({python} on host {host})"
-
-
-def _installed_version() -> str:
-    try:
-        return version("pgonce")
-    except PackageNotFoundError:
-        # Sources without their metadata do not say which version they are.
-        return ""
-
-
-# Asked when this module is imported, together with all other code of tasks.
-LOADED_VERSION = _installed_version()
-
-
-def other_version(whose: str, here: str, found: str) -> SparkError:
-    """The error for two processes of one query that have loaded different versions."""
-    return SparkError(
-        "OTHER_VERSION",
-        f"{whose} has pgonce {LOADED_VERSION or 'of an unknown version'}, but {here} has {found}.",
-        NOTHING,
-        "Install the same version on the driver and on every executor, and start the application again: a Python "
-        "process goes on with the version that it has loaded, whatever is installed meanwhile.",
-    )
 
 
 def reduced(instance: object) -> tuple[Any, ...]:
@@ -79,11 +55,11 @@ def _unpickler() -> Callable[[bytes, str, str, str], object]:
             return ImportError(text.format(python=sys.executable, host=socket.gethostname(), reason=reason))
 
         try:
-            import pgonce.sink.data_source.on_executors as installed
+            import pgonce.sink.data_source.loaded_version as installed
             import pgonce.sink.data_source.spark_interface  # noqa: F401
         except ImportError as error:
             raise refusal(missing, error) from None
-        found = vars(installed).get("LOADED_VERSION", "an older version")
+        found = installed.LOADED_VERSION
         if expected and found and found != expected:
             raise refusal(other_version, found)
         kind, attributes = pickle.loads(state)  # noqa: S301 (Spark itself unpickles what this came in)

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.sink.data_source.carrier import Carrier
-from pgonce.sink.data_source.on_executors import LOADED_VERSION, other_version
+from pgonce.sink.data_source.loaded_version import LOADED_VERSION, other_version
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.positions.reach import Reach

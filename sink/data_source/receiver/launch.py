@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.sink.data_source.on_executors import LOADED_VERSION
+from pgonce.sink.data_source.loaded_version import LOADED_VERSION
 from pgonce.sink.data_source.receiver.certificate import new_identity
 from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES

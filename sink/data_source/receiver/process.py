@@ -22,7 +22,7 @@ from uuid import UUID
 
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.on_executors import LOADED_VERSION
+from pgonce.sink.data_source.loaded_version import LOADED_VERSION
 from pgonce.sink.data_source.receiver.certificate import context_of
 from pgonce.sink.data_source.receiver.error_messages import as_message, in_words, without_rows
 from pgonce.sink.data_source.receiver.line import BROKEN, Line

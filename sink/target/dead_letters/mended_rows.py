@@ -16,6 +16,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.sink.encoding.copy_bodies import body_rows
+from pgonce.offsets_store.postgres.refused_rows import shortened
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
@@ -209,7 +210,7 @@ def _refuse_first(
                 with connection.transaction():
                     connection.execute(_selected(table, [one], [column]), prepare=False)
             except psycopg.DataError as error:
-                why = f"cannot be read as {column.postgres_type}: {error.diag.message_primary}"
+                why = f"cannot be read as {column.postgres_type}: {shortened(error.diag.message_primary or '')}"
                 raise _unmended(table, one, column, why) from None
 
 

@@ -1,4 +1,8 @@
-"""What a task says whose Python cannot unpickle the writer."""
+"""
+What a task says whose Python cannot unpickle the writer.
+
+Covers: sink.data_source.loaded_version.
+"""
 
 from __future__ import annotations
 

@@ -69,12 +69,11 @@ def is_gone(process, seconds=10):
     return wait_until(lambda: process.poll() is not None, seconds)
 
 
-def test_a_receiver_of_another_version_takes_no_rows(target, receiver_options, monkeypatch):
+def test_a_receiver_of_another_version_takes_no_rows(target, receiver_options, started_receivers, monkeypatch):
     """Where another version was installed since the planner's worker began, its tasks stage their rows."""
     monkeypatch.setattr(launch, "LOADED_VERSION", "0.0.9")
-    monkeypatch.setattr(launch, "_running", {})
     receiver = receiver_for(receiver_options(), STRUCT)
-    assert is_gone(launch._running[HOST]._process)
+    assert is_gone(started_receivers[0])
     assert send(receiver, 1, 2) is None
 
 
