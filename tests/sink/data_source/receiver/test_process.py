@@ -26,6 +26,7 @@ import pytest
 from support.committed_rows import STRUCT, ids
 from support.fixtures.driver import wait_until
 from support.ledger_history import RUN
+from support.patience import PATIENCE_SECONDS
 from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.line
@@ -73,7 +74,8 @@ def test_a_receiver_of_another_version_takes_no_rows(target, receiver_options, s
     """Where another version was installed since the planner's worker began, its tasks stage their rows."""
     monkeypatch.setattr(launch, "LOADED_VERSION", "0.0.9")
     receiver = receiver_for(receiver_options(), STRUCT)
-    assert is_gone(started_receivers[0])
+    # It must have been started, which takes its time.
+    assert is_gone(started_receivers[0], PATIENCE_SECONDS)
     assert send(receiver, 1, 2) is None
 
 
