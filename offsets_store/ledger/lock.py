@@ -179,7 +179,7 @@ _FACTS = (
 )
 
 
-def _facts_in_tx(connection: Connection, row: Row[Any], batch: Batch) -> Row[tuple[Any, ...]]:
+def _facts_in_tx(connection: Connection, row: Any, batch: Batch) -> Row[tuple[Any, ...]]:
     return connection.execute(
         _FACTS,
         {
@@ -194,7 +194,7 @@ def _facts_in_tx(connection: Connection, row: Row[Any], batch: Batch) -> Row[tup
     ).one()
 
 
-def _ledger(row: Row[Any], batch: Batch, facts: Row[tuple[Any, ...]]) -> Ledger:
+def _ledger(row: Any, batch: Batch, facts: Row[tuple[Any, ...]]) -> Ledger:
     follows_last = batch.previous_batch_id == row.last_batch_id
     return Ledger(
         writer=Writer(

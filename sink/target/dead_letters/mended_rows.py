@@ -15,8 +15,8 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.sink.encoding.copy_bodies import body_rows
 from pgonce.offsets_store.postgres.refused_rows import shortened
+from pgonce.sink.encoding.copy_bodies import body_rows
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.positions.columns import PositionColumns
