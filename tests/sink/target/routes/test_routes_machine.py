@@ -64,7 +64,10 @@ KINDS = {
 }
 Strikes = list[tuple[int, bool]] | None
 UNKNOWN, UNFIT = "taxes", "nul"
-STRIKES = st.one_of(st.none(), st.lists(st.tuples(st.integers(1, 45), st.booleans()), min_size=1, max_size=2))
+AT_COMMIT = 0
+STRIKES = st.one_of(
+    st.none(), st.lists(st.tuples(st.just(AT_COMMIT) | st.integers(1, 45), st.booleans()), min_size=1, max_size=2)
+)
 
 
 class Row(NamedTuple):
@@ -101,7 +104,8 @@ def sessions_end(url: str, strikes: Strikes) -> Iterator[None]:
     """
     End the session that executes such a statement, counted over all of them.
 
-    Each strike has the statement's number, and whether it was executed, so that only its answer is lost.
+    Each strike has the statement's number, or says that it is COMMIT, and whether it was executed, so that only its
+    answer is lost.
     """
     left, executed = list(strikes or ()), 0
     execute = psycopg.Cursor.execute
@@ -114,7 +118,7 @@ def sessions_end(url: str, strikes: Strikes) -> Iterator[None]:
     def struck(cursor: psycopg.Cursor[Any], *args: Any, **how: Any) -> Any:
         nonlocal executed
         executed += 1
-        if not left or executed < left[0][0]:
+        if not left or (executed < left[0][0] if left[0][0] else args[0] != "COMMIT"):
             return execute(cursor, *args, **how)
         executed, (_, is_answer) = 0, left.pop(0)
         if is_answer:
