@@ -52,7 +52,7 @@ CLAIMS: tuple[Claim, ...] = (
     # operations.md
     Claim(
         "older than ten minutes, because nobody has looked",
-        ("tests/offsets_store/status/test_lag.py::test_what_was_measured_long_ago_is_not_the_lag_of_now",),
+        ("tests/offsets_store/status/test_lag.py::TestLag::test_what_was_measured_long_ago_is_not_the_lag_of_now",),
     ),
     Claim(
         "a thousand events wait, it drops events",
