@@ -23,7 +23,7 @@ from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.option_hints import column_names, refuse_unknown_options
-from pgonce.sink.option_values import choice, executor_url, flag, number, postgres_url
+from pgonce.sink.option_values import AS_OPTIONS, choice, executor_url, flag, number, postgres_url, starts_over
 from pgonce.sink.positions.columns import PositionColumns, position_columns
 from pgonce.sink.route_options import ROUTE_OPTIONS, parse_where
 from pgonce.sink.routes import Routes, sink_name_of
@@ -140,15 +140,19 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         refuse_unfit_positions(mode, judged_by_ids=offsets_from == "listener")
     receiver = _receiver(given, positions)
     independent = choice(given, "independent", ("true", "false", "byname"), "false")
+    url, replaces, sink_name = postgres_url(given), given.get("replaces") or None, given.get("sinkname") or None
+    start_over = starts_over(
+        given.get("startover"), replaces, url, table=given.get("table", ""), sink_name=sink_name, spelled=AS_OPTIONS
+    )
     inline_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
         commit=commit_settings(
-            url=postgres_url(given),
+            url=url,
             remedies=Remedies(
                 adopt_checkpoint=number(given, "adoptCheckpoint", None, least=0),
-                replaces=given.get("replaces") or None,
+                replaces=replaces,
                 independent=independent == "true",
-                start_over=choice(given, "startOver", ("off", "truncate"), "off") == "truncate",
+                start_over=start_over,
                 independent_by_name=independent == "byname",
             ),
             retain_batches=number(given, "retainBatches", RETAINED_BATCHES, least=1),
@@ -159,7 +163,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         ),
         destination=parse_where(given, mode),
         checkpoint_location=given["checkpointlocation"],
-        sink_name=given.get("sinkname") or None,
+        sink_name=sink_name,
         query_name=given.get("queryname") or None,
         inline_bytes=number(given, "inlineBytes", inline_bytes, least=0),
         receiver=receiver,

@@ -72,7 +72,10 @@ Url = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, for programs.")]
-Query = Annotated[str, typer.Argument(help="The name or id of the query, as `pgonce status` shows it.")]
+Query = Annotated[
+    str,
+    typer.Argument(help="The name of the query, its id, or the beginning of the id, as `pgonce status` shows them."),
+]
 Sink = Annotated[str | None, typer.Option(help="The name of the sink, if the query has several.")]
 
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this option, only show what would be done.")]

@@ -133,6 +133,7 @@ def _decided_transaction(
                 began = begin_again_in_tx(connection, batch.places, application, settings.lock_timeout)
                 locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over, sees_rivals=True)
         outcome.unknown = False
+        settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and locked.has_acceptances:
             is_accepted = is_accepted_in_tx(connection, locked.writer_id, batch.batch_id)

@@ -74,13 +74,6 @@ def commit_settings(
             "query's past.",
             "Keep the one that is true.",
         )
-    if remedies.start_over and remedies.replaces is None:
-        raise bad_option(
-            "NO_REPLACES",
-            "startOver=truncate is given without replaces: nothing says whose rows are to be deleted, so a setting "
-            "that was left in place would empty the table whenever a checkpoint is lost.",
-            "Set replaces=<query id> of the query that feeds the table now; `pgonce status` shows it.",
-        )
     refuse_unstorable(replaces=remedies.replaces)
     refuse_unfit_channel(notify_channel)
     parse_url(url)

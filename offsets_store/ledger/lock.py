@@ -16,6 +16,7 @@ from sqlalchemy.dialects import postgresql
 from pgonce.offsets_store.ledger.acceptances import is_open
 from pgonce.offsets_store.ledger.begin import PLACES_IN_ORDER
 from pgonce.offsets_store.ledger.migrations import refuse_too_new
+from pgonce.offsets_store.ledger.named_query import replaced_query_in_tx
 from pgonce.offsets_store.ledger.neighbours import neighbours_in_tx
 from pgonce.offsets_store.ledger.tables import LEAST_READER, batches, replays, runs, writers
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Writer
@@ -28,7 +29,8 @@ class LockedWriter:
     """
     The writer's key, its generation, and what the ledger says of it and of the batch at hand.
 
-    ``written_as`` is the digest of how the last batch was written.
+    ``written_as`` is the digest of how the last batch was written, and ``replaces`` the id of the query that a new
+    writer replaces, whichever way the user has named it.
     """
 
     writer_id: int
@@ -36,6 +38,7 @@ class LockedWriter:
     ledger: Ledger
     has_acceptances: bool = False
     written_as: str | None = None
+    replaces: str | None = None
 
 
 class SnapshotTooOldError(Exception):
@@ -54,10 +57,12 @@ def lock_writer_in_tx(
 
     A new row has no ``last_batch_id``. It disappears again if the batch is refused and the transaction rolled back.
 
+    :param replaces: the id of a query, the beginning of it, or the query's name, as the user gave it.
     :param start_over: whether the rows of the query that is replaced are to go.
     :param sees_rivals: whether the transaction was begun by
         :func:`~pgonce.offsets_store.ledger.begin.begin_again_in_tx`.
     :raises LedgerError: LEDGER_TOO_NEW.
+    :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """
     row = connection.execute(_LOCK, _identity(batch)).one_or_none()
@@ -75,10 +80,11 @@ def lock_writer_in_tx(
         if isolation != "read committed" and not sees_rivals:
             raise SnapshotTooOldError
         if replaces is not None:
+            replaces = replaced_query_in_tx(connection, batch, replaces)
             # The old query may still run. It must not publish between the reading of its end and its replacement.
             connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
         ledger = _of_unknown(connection, batch, replaces, start_over=start_over)
-        return LockedWriter(row.writer_id, row.generation, ledger)
+        return LockedWriter(row.writer_id, row.generation, ledger, replaces=replaces)
     facts = _facts_in_tx(connection, row, batch)
     ledger = _ledger(row, batch, facts)
     return LockedWriter(row.writer_id, row.generation, ledger, facts.has_acceptances, row.written_as_digest)
@@ -92,8 +98,11 @@ def unknown_writer_in_tx(
 
     It proves nothing for the commit, which reads it again under the lock.
     """
-    known = connection.execute(_LAST, _identity(batch)).scalar_one_or_none()
-    return None if known is not None else _of_unknown(connection, batch, replaces, start_over=start_over)
+    if connection.execute(_LAST, _identity(batch)).scalar_one_or_none() is not None:
+        return None
+    if replaces is not None:
+        replaces = replaced_query_in_tx(connection, batch, replaces)
+    return _of_unknown(connection, batch, replaces, start_over=start_over)
 
 
 def _of_unknown(connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool) -> Ledger:

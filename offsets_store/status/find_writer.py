@@ -1,5 +1,5 @@
 """
-Which writer does a person mean by a query's name or id?
+Find the writer that a person means by a query's name, its id, or the beginning of its id.
 
 Pure: runs wherever the ledger is read. Invariant: an answer is the only one possible; else an OffsetsError lists all. A
 writer that was replaced is never taken for the one that took its place.
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
+from pgonce.offsets_store.ledger.named_query import is_meant
 from pgonce.offsets_store.offsets.compare import same
 from pgonce.offsets_store.status.stored import StoredWriter
 
 
 def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None = None) -> list[StoredWriter]:
     """
-    The writers of a query, by its id or its name; with ``sink``, only that one.
+    The writers of a query, by its id, the beginning of its id, or its name; with ``sink``, only that one.
 
     :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS, SINK_NOT_FOUND.
     """
@@ -67,7 +68,7 @@ def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
 
 
 def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
-    named = [writer for writer in writers if writer.query_name == name]
+    named = [writer for writer in writers if is_meant(name, writer.query_id, writer.query_name)]
     # A query that took another's place usually has its name too; then only the new one can be meant.
     in_place = [writer for writer in named if writer.replaced_by is None]
     candidates = [writer for writer in in_place if writer.retired_at is None] or in_place or named
@@ -75,7 +76,7 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
     if len(ids) > 1:
         raise OffsetsError(
             "QUERY_AMBIGUOUS",
-            f"{len(ids)} queries are named {name!r}.",
+            f"{len(ids)} queries have the name {name!r}, or an id that begins so.",
             UNCHANGED,
             f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
         )
@@ -83,7 +84,7 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
         there = "; ".join(sorted({f"{writer.query_id} ({writer.query_name or 'no name'})" for writer in writers}))
         raise OffsetsError(
             "QUERY_NOT_FOUND",
-            f"No query of this ledger has the name or id {name!r}.",
+            f"No query of this ledger has the name or id {name!r}, or an id that begins so.",
             UNCHANGED,
             f"It knows: {there}." if there else "It knows no query at all: nothing has been published yet.",
         )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Result, desc, func, or_, select, true
+from sqlalchemy import Connection, Result, desc, func, select, true
 
+from pgonce.offsets_store.ledger.named_query import meant_by
 from pgonce.offsets_store.ledger.tables import (
     batches,
     last_batches,
@@ -71,12 +72,12 @@ def stored_writers(connection: Connection) -> list[StoredWriter]:
 
 def writers_of(connection: Connection, query: str, sink: str | None) -> list[StoredWriter]:
     """
-    The writers of a query, by its id or its name; with ``sink``, only that one.
+    The writers of a query, by its id, the beginning of its id, or its name; with ``sink``, only that one.
 
     :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS, SINK_NOT_FOUND.
     """
     # First only the query's own writers, because replays and events are counted for each writer that is read.
-    ids = select(_named.c.query_id).where(or_(_named.c.query_id == query, _named.c.query_name == query))
+    ids = select(_named.c.query_id).where(meant_by(query, _named.c.query_id, _named.c.query_name))
     own = _as_stored(connection.execute(_WRITERS.where(writers.c.query_id.in_(ids))))
     return find_writers(own or stored_writers(connection), query, sink)
 

@@ -14,7 +14,6 @@ from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.kafka_settings import Brokers, brokers
 from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
@@ -78,7 +77,7 @@ def batch_settings(
     lock_timeout: float,
     retry_timeout: float,
     write_positions: bool = True,
-    start_over: str | None = None,
+    start_over: bool = False,
     checkpoint_location: str | None = None,
 ) -> BatchSettings:
     """
@@ -86,11 +85,9 @@ def batch_settings(
 
     :raises ConfigurationError: for arguments that cannot work.
     """
-    if start_over not in (None, "truncate"):
-        raise bad_option("BAD_OPTION", f"start_over={start_over!r} is not allowed.", 'Use "truncate", or leave it out.')
     commit = commit_settings(
         PostgresUrl(url, password_from, password_command),
-        Remedies(adopt_checkpoint, replaces, independent, start_over is not None),
+        Remedies(adopt_checkpoint, replaces, independent, start_over),
         retain_batches=retain_batches,
         lock_timeout=lock_timeout,
         retry_timeout=retry_timeout,

@@ -17,6 +17,7 @@ from typing_extensions import Unpack
 from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.border import called_by_spark
@@ -27,6 +28,7 @@ from pgonce.sink.foreach_batch.early_commit import EarlyCommits
 from pgonce.sink.foreach_batch.frame_commits import FrameCommits
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
 from pgonce.sink.option_hints import only_known_arguments
+from pgonce.sink.option_values import AS_ARGUMENTS, starts_over
 from pgonce.sink.positions.columns import written_type
 from pgonce.sink.route_options import where_to
 from pgonce.sink.routes import UnknownRoutes
@@ -67,7 +69,7 @@ class PostgresBatchWriter:
     :param checkpoint_location: the query's own, which is read over Spark Connect; a classic session asks the query.
     :param retain_batches: how many batch records the ledger keeps, at least 100.
     :param adopt_checkpoint: for a query that has run with another sink, the id of the first batch to publish.
-    :param replaces: id of the query whose place this one takes.
+    :param replaces: id or name of the query whose place this one takes; the beginning of the id is enough.
     :param start_over: ``truncate`` if batch 0 of a new query is to delete the rows of the query that it ``replaces``.
     :param independent: this query has nothing to do with others that feed the table.
     :param lock_timeout: seconds to wait for a lock before looking who holds it.
@@ -123,7 +125,14 @@ class PostgresBatchWriter:
             retain_batches=retain_batches,
             adopt_checkpoint=adopt_checkpoint,
             replaces=replaces,
-            start_over=start_over,
+            start_over=starts_over(
+                start_over,
+                replaces,
+                PostgresUrl(url, password_from, password_command),
+                table=table,
+                sink_name=sink_name,
+                spelled=AS_ARGUMENTS,
+            ),
             independent=independent,
             lock_timeout=lock_timeout,
             retry_timeout=retry_timeout,

@@ -14,11 +14,25 @@ class TestWhichQuery:
         publish(url, 0, KAFKA)
         assert store.latest("orders") == store.latest(QUERY)
 
+    def test_by_the_beginning_of_its_id(self, url, store):
+        """Four characters are enough, if no other query's id begins so."""
+        publish(url, 0, KAFKA)
+        publish(url, 3, KAFKA, query_id=OTHER)
+        assert store.latest(QUERY[:4]).query_id == QUERY
+        assert store.history(OTHER[:9])[0].batch_id == 3
+        publish(url, 0, KAFKA, query_id=QUERY[:5] + OTHER[5:])
+        with pytest.raises(OffsetsError, match=QUERY) as refused:
+            store.latest(QUERY[:4])
+        assert refused.value.code == "QUERY_AMBIGUOUS"
+
     def test_an_unknown_one_lists_what_there_is(self, url, store):
         """A wrong name is answered with the right ones."""
         publish(url, 0, KAFKA)
         with pytest.raises(OffsetsError, match=rf"{QUERY} \(orders\)") as refused:
             store.latest("order")
+        assert refused.value.code == "QUERY_NOT_FOUND"
+        with pytest.raises(OffsetsError, match=QUERY) as refused:
+            store.latest(QUERY[:3])
         assert refused.value.code == "QUERY_NOT_FOUND"
 
     def test_an_ambiguous_name_lists_the_ids(self, url, store):

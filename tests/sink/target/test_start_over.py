@@ -86,6 +86,34 @@ class TestReplaced:
         assert commit(url, "newer", 0, 7, over="new") is Verdict.NEW
         assert ids(admin) == [7]
 
+    def test_a_name_that_was_left_in_place_empties_nothing_twice(self, admin, url):
+        """The newer query has the name of the one that it replaced, so the name means both: refused, and both shown."""
+        commit(url, "the first", 0, 1, query_name="orders")
+        assert commit(url, "the second", 0, 5, over="orders", query_name="orders") is Verdict.NEW
+        said = refused("QUERY_AMBIGUOUS", url, "the third", 0, 7, over="orders", query_name="orders")
+        assert "the first (orders, replaced by the second)" in said
+        assert "the second (orders, last batch at" in said
+        assert ids(admin) == [5]
+        assert admin.execute("SELECT replaces FROM pgonce.writers WHERE replaces <> ''").fetchall() == [("the first",)]
+
+    @pytest.mark.parametrize("named", ["orders", "6f9d", "6f9d-old"])
+    def test_a_name_or_the_beginning_of_an_id_is_enough(self, admin, url, named):
+        """The old query is fenced, and the ledger keeps its whole id."""
+        commit(url, "6f9d-old", 0, 1, query_name="orders")
+        assert commit(url, "new", 0, 5, over=named) is Verdict.NEW
+        assert ids(admin) == [5]
+        refused("FENCED", url, "6f9d-old", 1, 9)
+        assert admin.execute("SELECT replaces FROM pgonce.writers WHERE query_id = 'new'").fetchone() == ("6f9d-old",)
+        noted = "SELECT details ->> 'replaced' FROM pgonce.interventions"
+        assert admin.execute(noted).fetchall() == [("6f9d-old",)]
+
+    @pytest.mark.parametrize("named", ["6f9", "9d-old", "%", "6f9_"])
+    def test_what_is_only_like_an_id_names_nobody(self, admin, url, named):
+        """Fewer than four characters, a part from the middle, a pattern: refused, and nothing is deleted."""
+        commit(url, "6f9d-old", 0, 1)
+        assert "replaces=6f9d-old" in refused("FOREIGN", url, "new", 0, 5, over=named)
+        assert ids(admin) == [1]
+
     def test_a_query_that_was_forgotten_can_be_named(self, admin, url):
         """Its rows are still there, and nobody else's."""
         commit(url, "old", 0, 1)
