@@ -78,7 +78,8 @@ def commit_job(settings: CommitSettings, job: Job, work: JobWork) -> JobVerdict:
         return _publish_or_skip(settings, job, work, watch, outcome)
 
     verdict = tried(settings, _named(job), once, Outcome())
-    _log.info("%s: %s", _named(job).full, verdict.value)
+    if verdict is not JobVerdict.SKIPPED:
+        _log.info("%s: %s", _named(job).full, verdict.value)
     return verdict
 
 
@@ -112,6 +113,9 @@ def _publish_or_skip(
             _skip_in_tx(connection, sink_name, job, recorded)
             verdict = JobVerdict.SKIPPED
         one_transaction.send_commit(settings.url, connection, began.backend_pid, _named(job), outcome)
+    if recorded is not None:
+        # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
+        _log.warning("%s", _skipped(sink_name, job, recorded))
     return verdict
 
 
@@ -133,6 +137,21 @@ def _skip_in_tx(connection: Connection, sink_name: str, job: Job, recorded: Reco
     if job.content_hash is not None and job.content_hash != recorded.content_hash:
         raise _refused(sink_name, job, recorded)
     record_skip_in_tx(connection, sink_name, job)
+
+
+def _skipped(sink_name: str, job: Job, recorded: RecordedJob) -> str:
+    """What the log says of a job that was skipped; more if it surely had other rows than the published one."""
+    by = f"run {recorded.attempt}" + (f" ({recorded.application})" if recorded.application else "")
+    said = (
+        f"{_named(job).full} into {sink_name}: skipped, and nothing was written, because this key was published at "
+        f"{recorded.committed_at:%Y-%m-%d %H:%M:%S %Z}, by {by}, with {recorded.rows} rows"
+    )
+    if job.rows in (None, recorded.rows):
+        return said
+    return (
+        f"{said}. This run has {job.rows} rows, so they are not the same: if they are to be in the table, too, use "
+        "another batchKey; batchHash=true refuses such a job"
+    )
 
 
 def _refused(sink_name: str, job: Job, recorded: RecordedJob) -> RefusedBatch:

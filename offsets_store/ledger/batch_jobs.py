@@ -26,22 +26,24 @@ class Job:
     """
     One run of a batch job: the key under which its rows count once, and a random id that no other run has.
 
-    ``content_hash`` is None if the rows were not hashed.
+    ``content_hash`` is None if the rows were not hashed, and ``rows`` if they were not counted.
     """
 
     batch_key: str
     attempt: UUID
     content_hash: str | None = None
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """What was published under a key, and by which attempt."""
+    """What was published under a key, by which attempt, and in which process (its host and number)."""
 
     attempt: UUID
     rows: int
     content_hash: str | None
     committed_at: datetime
+    application: str | None
 
 
 _IS_IT = (batch_jobs.c.sink_name == bindparam("sink")) & (batch_jobs.c.batch_key == bindparam("key"))
@@ -53,9 +55,13 @@ _CLAIM = (
     .on_conflict_do_nothing()
     .returning(LEAST_READER)
 )
-_FIND = select(batch_jobs.c.attempt, batch_jobs.c.rows, batch_jobs.c.content_hash, batch_jobs.c.committed_at).where(
-    _IS_IT
-)
+_FIND = select(
+    batch_jobs.c.attempt,
+    batch_jobs.c.rows,
+    batch_jobs.c.content_hash,
+    batch_jobs.c.committed_at,
+    batch_jobs.c.application,
+).where(_IS_IT)
 _RECORD = (
     update(batch_jobs)
     .where(_IS_IT)

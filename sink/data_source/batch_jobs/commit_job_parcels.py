@@ -72,7 +72,8 @@ def commit_job_parcels(
     table = job_staging_table(options.batch_key, options.sink_label, run)
     rows = ParcelRows(columns, None, parcels, table)
     work = _RowsIntoTable(options, rows)
-    job = Job(options.batch_key, run, _hash_of(columns, parcels) if options.batch_hash else None)
+    content = _hash_of(columns, parcels) if options.batch_hash else None
+    job = Job(options.batch_key, run, content, rows.count())
     verdict = commit_job(options.commit, job, JobWork(work.name_sink, work.publish))
     _sweep(options, work.sink_name)
     return verdict

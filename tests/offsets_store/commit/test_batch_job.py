@@ -299,6 +299,25 @@ def test_synchronous_commit_off_is_refused(admin, url):
         commit_job(settings(url_with(url, options="-csynchronous_commit=off")), job(), writing(1))
 
 
+def test_a_job_that_is_skipped_says_so_in_the_log(admin, url, caplog):
+    """The key, when and by which run it was published; another number of rows is more than a skip."""
+    first = job()
+    commit_job(settings(url), first, writing(1, 2, 3))
+    (published,) = admin.execute("SELECT committed_at FROM pgonce.batch_jobs").fetchone()
+    with caplog.at_level("INFO", logger="pgonce"):
+        for has in (3, None, 5):
+            caplog.clear()
+            commit_job(settings(url), replace(job(), rows=has), writing(1, 2, 3))
+            (line,) = caplog.records
+            said = line.getMessage()
+            assert line.levelname == "WARNING"
+            assert said.startswith("batch job 'monday' into public.events: skipped, and nothing was written")
+            assert f"published at {published:%Y-%m-%d %H:%M:%S %Z}, by run {first.attempt} (" in said
+            assert "with 3 rows" in said
+            assert ("This run has 5 rows" in said) is (has == 5)
+    assert skips(admin) == 3
+
+
 def test_a_job_that_is_tried_again_has_its_name_in_the_log(admin, url, proxy, caplog):
     """The lines say which job it is, and what became of it."""
     ensure_ledger(url)
