@@ -1,5 +1,5 @@
 """
-What do the documents say about an error?
+Find what the documents say about an error, under a heading, or of a word.
 
 Runs in the command ``pgonce explain``. Invariant: what is shown is the text of docs/. That is part of the wheel, so
 it can be read where only the package is installed.
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Mapping
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -17,6 +18,11 @@ import psycopg
 
 from pgonce.offsets_store.postgres.refused_rows import code_of
 
+# How many headings, and how many codes, are listed for a word.
+_MOST_HEADINGS = 12
+_MOST_CODES = 8
+
+_HEADING = re.compile(r"(#{1,4}) (.+)")
 _LINK = re.compile(r"\[([^\]^]+)\]\(([a-z-]*)(?:\.md)?(?:#[^)]*)?\)")
 
 
@@ -31,6 +37,109 @@ class Entry:
 
     def __str__(self) -> str:
         return f"{self.code} ({self.section})\n\n{self.meaning}\n\nWhat to do: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """What stands under a heading of a page, with the headings that are below it."""
+
+    page: str
+    heading: str
+    level: int
+    text: str
+
+    @property
+    def command(self) -> str:
+        """What shows it."""
+        heading = f" {shlex.quote(self.heading.replace('`', ''))}" if self.level > 1 else ""
+        return f"pgonce explain {self.page}{heading}"
+
+    def is_called(self, name: str) -> bool:
+        """Whether this is its heading, in whatever case and with or without backticks."""
+        return _plain(self.heading) == _plain(name)
+
+
+def _plain(heading: str) -> str:
+    return " ".join(heading.replace("`", "").casefold().split())
+
+
+def sections(page: str, text: str) -> list[Section]:
+    """The sections of a page, in its order; the whole page is the first one."""
+    lines = text.splitlines()
+    starts: list[tuple[int, int, str]] = []
+    is_code = False
+    for number, line in enumerate(lines):
+        is_code ^= line.startswith("```")
+        found = None if is_code else _HEADING.fullmatch(line)
+        if found:
+            starts.append((number, len(found[1]), found[2]))
+    return [
+        Section(page, heading, level, "\n".join(lines[start : _end(starts[place + 1 :], level, len(lines))]).rstrip())
+        for place, (start, level, heading) in enumerate(starts)
+    ]
+
+
+def _end(later: Sequence[tuple[int, int, str]], level: int, last: int) -> int:
+    return next((start for start, other, _ in later if other <= level), last)
+
+
+def page_list() -> str:
+    """The names of all pages, with their titles."""
+    found = pages()
+    width = max(map(len, found))
+    titles = "\n".join(f"  {name:{width}}  {found[name].splitlines()[0].lstrip('# ')}" for name in sorted(found))
+    return f"The pages are:\n{titles}\n\nA code of an error, a heading or a word will do, too."
+
+
+def under_heading(page: str, heading: str) -> str | None:
+    """
+    What a page has under a heading, or under each that contains these words; None where none does.
+
+    :raises KeyError: if there is no such page.
+    """
+    all_of_page = sections(page, pages()[page])
+    exact = [section for section in all_of_page if section.is_called(heading)]
+    found = exact or [section for section in all_of_page[1:] if _plain(heading) in _plain(section.heading)]
+    return "\n\n".join(section.text for section in found) or None
+
+
+def headings(page: str) -> list[str]:
+    """The headings of a page, without its title."""
+    return [section.heading for section in sections(page, pages()[page])[1:]]
+
+
+def _by_heading_or_word(name: str) -> str | None:
+    """What is under the only heading that reads so; or where the words stand, those in headings first."""
+    everywhere = [section for page, text in sorted(pages().items()) for section in sections(page, text)]
+    called = [section for section in everywhere if section.is_called(name)]
+    if len(called) == 1:
+        return called[0].text
+    word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)", re.IGNORECASE)
+    codes = [entry.code for entry in entries(pages()["errors"]) if word.search(f"{entry.meaning} {entry.remedy}")]
+    counted = [(_own_mentions(word, section), section) for section in everywhere if section.page != "errors"]
+    found = sorted(
+        (each for each in counted if each[0] or word.search(each[1].heading)),
+        key=lambda each: (not word.search(each[1].heading), -each[0]),
+    )
+    if not found and not codes:
+        return None
+    lines = [
+        f"{name!r} stands under these headings:",
+        *(f"  {section.command}" for _, section in found[:_MOST_HEADINGS]),
+    ]
+    if len(found) > _MOST_HEADINGS:
+        lines.append(f"  and under {len(found) - _MOST_HEADINGS} others")
+    if codes:
+        more = f", and {len(codes) - _MOST_CODES} others" if len(codes) > _MOST_CODES else ""
+        lines.append(f"Codes whose explanation has it: {', '.join(codes[:_MOST_CODES])}{more}")
+    return "\n".join(lines if found else lines[1:])
+
+
+def _own_mentions(word: re.Pattern[str], section: Section) -> int:
+    """How often it stands in a section before the next heading."""
+    own = section.text.splitlines()[1:]
+    end = next((number for number, line in enumerate(own) if _HEADING.fullmatch(line)), len(own))
+    return len(word.findall("\n".join(own[:end])))
 
 
 def pages() -> dict[str, str]:
@@ -50,10 +159,14 @@ def entries(errors: str) -> Iterator[Entry]:
 
 
 def explanation(name: str) -> str | None:
-    """What the documents say about a code, an SQLSTATE, or a whole page by its name; None where there is none."""
+    """
+    What the documents say about a code, an SQLSTATE, a whole page by its name, a heading, or a word.
+
+    None where there is none of these.
+    """
     found = {entry.code: str(entry) for entry in entries(pages()["errors"])}
     code = name.upper().strip("[]")
-    return found.get(code) or pages().get(name.lower()) or _sqlstate(code, found)
+    return found.get(code) or pages().get(name.lower()) or _sqlstate(code, found) or _by_heading_or_word(name)
 
 
 def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:
@@ -67,7 +180,7 @@ def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:
 
 
 def nearest(name: str) -> list[str]:
-    """Codes and pages whose names are like this one; all pages if there are none."""
+    """Codes, pages and headings that are like this one; all pages if there are none."""
     codes = [entry.code for entry in entries(pages()["errors"])]
     near = difflib.get_close_matches(name.upper(), codes) + difflib.get_close_matches(name.lower(), pages())
     return near or sorted(pages())

@@ -15,7 +15,7 @@ import typer
 
 from pgonce.offsets_store.cli import by_hand, export_group, recover, swap, tables
 from pgonce.offsets_store.cli.connecting import Application
-from pgonce.offsets_store.cli.explain import explanation, nearest
+from pgonce.offsets_store.cli.explain import explanation, headings, nearest, page_list, pages, under_heading
 from pgonce.offsets_store.cli.kafka_terms import KafkaConfig, Servers, kafka_options
 from pgonce.offsets_store.cli.output import print_json
 from pgonce.offsets_store.cli.terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
@@ -140,13 +140,30 @@ def init(
 
 @app.command()
 def explain(
-    name: Annotated[str, typer.Argument(help="An error's code (TYPE_MISMATCH), or a page (types).")],
+    name: Annotated[
+        str, typer.Argument(help="An error's code (TYPE_MISMATCH), a page (types), a heading, or a word (upsert).")
+    ] = "",
+    heading: Annotated[str, typer.Argument(help='A heading of that page ("starting over"), or a part of one.')] = "",
 ) -> None:
-    """Show what the documents say about an error, or one of their pages."""
-    text = explanation(name)
+    """Show what the documents say about an error, a page or a part of one, where a word stands, or all pages."""
+    if heading:
+        typer.echo(_under_heading(name.lower(), heading))
+        return
+    text = explanation(name) if name.strip() else page_list()
     if text is None:
-        raise typer.BadParameter(f"there is no {name!r}. There is {', '.join(nearest(name))}.")
+        raise typer.BadParameter(
+            f"there is no {name!r}, and the documents do not have that word. There is {', '.join(nearest(name))}."
+        )
     typer.echo(text)
+
+
+def _under_heading(page: str, heading: str) -> str:
+    if page not in pages():
+        raise typer.BadParameter(f"there is no page {page!r}. There is {', '.join(sorted(pages()))}.")
+    text = under_heading(page, heading)
+    if text is None:
+        raise typer.BadParameter(f"{page} has no heading {heading!r}. It has {'; '.join(headings(page))}.")
+    return text
 
 
 def _init(url: str, role: str | None) -> list[int]:
