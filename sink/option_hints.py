@@ -72,15 +72,13 @@ def refuse_unknown_options(given: Iterable[str], known: Mapping[str, str]) -> No
 
     :param given: names in lower case.
     :param known: the options, by their names in lower case.
-    :raises ConfigurationError: UNKNOWN_OPTION, with what was probably meant.
+    :raises ConfigurationError: UNKNOWN_OPTION, with what was probably meant, or else with all options.
     """
     for name in given:
         if name not in known:
-            raise bad_option(
-                "UNKNOWN_OPTION",
-                f"There is no option {name!r}.",
-                f"{_hint(name, known)}The options are {', '.join(known.values())}.",
-            )
+            all_of_them = f"The options are {', '.join(known.values())}."
+            remedy = _or_all(_hint(name, known), all_of_them)
+            raise bad_option("UNKNOWN_OPTION", f"There is no option {name!r}.", remedy)
 
 
 def only_known_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -94,14 +92,17 @@ def only_known_arguments(function: Callable[_P, _T]) -> Callable[_P, _T]:
             if name not in names:
                 plain = name.lower().replace("_", "")
                 hint = 'It is an option of format("pgonce") alone. ' if plain in _OF_THE_SINK_ALONE else ""
-                raise bad_option(
-                    "UNKNOWN_OPTION",
-                    f"There is no argument {name!r}.",
-                    f"{hint or _hint(plain, known)}The arguments are {', '.join(known.values())}.",
-                )
+                all_of_them = f"The arguments are {', '.join(known.values())}."
+                remedy = _or_all(hint or _hint(plain, known), all_of_them)
+                raise bad_option("UNKNOWN_OPTION", f"There is no argument {name!r}.", remedy)
         return function(*args, **kwargs)
 
     return checked
+
+
+def _or_all(hint: str, all_of_them: str) -> str:
+    # A hint that stands before forty names is not read.
+    return f"{hint}(`pgonce explain options` has all of them.)" if hint else all_of_them
 
 
 def argument_names(function: Callable[..., object]) -> list[str]:

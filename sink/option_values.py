@@ -19,6 +19,9 @@ from pgonce.offsets_store.status.who_feeds import who_feeds
 
 _Default = TypeVar("_Default")
 
+# Words that Spark, other writers and SQL have for the modes.
+_MEANT = {"update": "upsert", "merge": "upsert", "insert": "append", "overwrite": "complete", "truncate": "complete"}
+
 
 def choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], default: str) -> str:
     """
@@ -28,10 +31,16 @@ def choice(given: Mapping[str, str], name: str, allowed: tuple[str, ...], defaul
     """
     value = given.get(name.lower(), default).strip().lower()
     if value not in allowed:
-        near = difflib.get_close_matches(value, allowed, n=1)
-        hint = f"Did you mean {near[0]}? " if near else ""
-        raise bad_option("BAD_OPTION", f"{name}={value!r} is not allowed.", f"{hint}Use one of {', '.join(allowed)}.")
+        raise bad_option("BAD_OPTION", f"{name}={value!r} is not allowed.", one_of(value, allowed))
     return value
+
+
+def one_of(value: str, allowed: tuple[str, ...]) -> str:
+    """What to write in place of a value that is not allowed: the word that was probably meant, and all of them."""
+    meant = _MEANT.get(value)
+    near = [meant] if meant in allowed else difflib.get_close_matches(value, allowed, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"{hint}Use one of {', '.join(allowed)}."
 
 
 def flag(given: Mapping[str, str], name: str) -> bool:

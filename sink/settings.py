@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.sink.by_key import ByKeyOptions, Changes, Existing, changes, existing
+from pgonce.sink.option_values import one_of
 
 Mode = Literal["append", "upsert", "apply", "complete"]
 BY_KEY = ("upsert", "apply")
@@ -106,9 +107,8 @@ def destination(
         raise bad_option("NO_TABLE", "No table is given.", 'Set table, for example "events" or "sales.orders".')
     refuse_unstorable(table=table, keys="".join(keys), orderBy=order_by)
     if mode not in get_args(Mode):
-        raise bad_option(
-            "BAD_OPTION", f"mode={mode!r} is not a way to write.", f"Use one of {', '.join(get_args(Mode))}."
-        )
+        remedy = one_of(str(mode).strip().lower(), get_args(Mode))
+        raise bad_option("BAD_OPTION", f"mode={mode!r} is not a way to write.", remedy)
     create_table = options.get("create_table", False)
     if mode in BY_KEY and not keys and create_table:
         raise bad_option(
@@ -133,7 +133,7 @@ def destination(
         raise bad_option(
             "BAD_OPTION",
             f"schemaEvolution={evolution!r} is not allowed.",
-            f"Use one of {', '.join(get_args(SchemaEvolution))}.",
+            one_of(str(evolution), get_args(SchemaEvolution)),
         )
     return Destination(
         table.strip(),

@@ -37,6 +37,16 @@ def test_an_option_of_another_writer_or_of_the_source_gets_the_hint_that_fits(na
     with pytest.raises(ConfigurationError, match=rf"\[UNKNOWN_OPTION\].*Help: .*{HINTS[name]}") as refused:
         parse_options({**LEAST, name: "hunter2"}, overwrite=False)
     assert "hunter2" not in str(refused.value)
+    assert "The options are" not in str(refused.value)
+    assert "`pgonce explain options`" in str(refused.value)
+
+
+def test_where_nothing_comes_close_all_names_are_listed():
+    """Options, and arguments."""
+    with pytest.raises(ConfigurationError, match=r"Help: The options are url, .*table, "):
+        parse_options({**LEAST, "zzzz": "1"}, overwrite=False)
+    with pytest.raises(ConfigurationError, match=r"Help: The arguments are url, .*table, "):
+        make_writer(zzzz=1)
 
 
 def make_writer(**arguments):
@@ -67,6 +77,7 @@ def test_a_misspelt_argument_gets_the_nearest_name(make, argument, hint):
     with pytest.raises(ConfigurationError, match=rf"\[UNKNOWN_OPTION\].*Help: .*{hint}") as refused:
         make(**{argument: "hunter2"})
     assert "hunter2" not in str(refused.value)
+    assert "The arguments are" not in str(refused.value)
 
 
 def test_a_list_that_became_text_is_refused_with_the_text_that_is_meant():

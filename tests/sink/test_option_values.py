@@ -1,4 +1,4 @@
-"""What an error about the values of options says: here about startOver, which needs two options to be right."""
+"""What an error about the values of options says: which word was meant, and for startOver which line to write."""
 
 from __future__ import annotations
 
@@ -26,6 +26,16 @@ def said_by_writer(url, **given):
     with pytest.raises(ConfigurationError) as error:
         PostgresBatchWriter(url, table="orders", **given)
     return error.value.code, str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("update", "upsert"), ("MERGE", "upsert"), ("overwrite", "complete"), ("apend", "append")]
+)
+def test_a_mode_of_another_name_is_told_ours(word, meant):
+    """Spark's output modes, and what SQL and other writers call it, in each way in."""
+    for code, said in (said_by_options("", mode=word), said_by_writer("", mode=word)):
+        assert code == "BAD_OPTION"
+        assert f"Did you mean {meant}? Use one of append, upsert, " in said
 
 
 class TestStartOver:
