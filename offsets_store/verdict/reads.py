@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import normalize
 
 from pgonce.offsets_store.offsets.compare import Offsets, is_kafka, kafka_partitions
 
@@ -107,7 +108,8 @@ def _parts(folder: str) -> tuple[str, list[str]]:
     if path.startswith("//"):
         # Hosts are not compared, because a name node has several names.
         path = path[2:].partition("/")[2]
-    # Some file systems do not distinguish large and small letters.
-    names = [name.casefold() for name in path.split("/") if name]
+    # Some file systems do not distinguish large and small letters, or an accented letter and a letter with its accent
+    # (NFC and NFD). Casefolding can take the form apart again.
+    names = [normalize("NFC", normalize("NFC", name).casefold()) for name in path.split("/") if name]
     literal = next((at for at, name in enumerate(names) if not _PATTERN.isdisjoint(name)), len(names))
     return scheme.lower(), names[:literal]

@@ -72,6 +72,11 @@ AGAINST = {
         feeding(FILES, IN_A),
         "perhaps the same files",
     ),
+    "an accent that some file systems take for the same": (
+        first(FILES, "file:/data/Bu\u0308cher/\u00c9t\u00e9"),
+        feeding(FILES, "file:/data/b\u00fccher/e\u0301te\u0301"),
+        "perhaps the same files",
+    ),
     "one bucket by two schemes": (first(FILES, "s3://b/a"), feeding(FILES, "s3a://b/a"), "perhaps the same files"),
     "one path on two hosts": (first(FILES, "hdfs://one/a"), feeding(FILES, "hdfs://two/a"), "perhaps the same files"),
     "files that nobody describes": (first(FILES), feeding(FILES), "nothing proves"),
