@@ -23,6 +23,7 @@ class Kept(Enum):
     """Why rows are still there after all were deleted."""
 
     BY_A_TRIGGER = "a trigger BEFORE DELETE has kept rows, which would stay beside the new ones"
+    BY_EITHER = "a trigger BEFORE DELETE, or row-level security, has kept rows that this role sees beside the new ones"
     BY_POLICIES = "row-level security has no policy by which this role deletes rows, so all would stay beside new ones"
 
 
@@ -39,7 +40,7 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     if kept is None:
         return
     what = f"All rows of {table.qualified_name} are to be replaced, but {kept.value}."
-    if kept is Kept.BY_A_TRIGGER:
+    if kept in (Kept.BY_A_TRIGGER, Kept.BY_EITHER):
         remedy = "Let triggers delete rows, or write with mode=append or mode=upsert, or to another table."
         raise TargetError("TRIGGER_CHANGED_ROWS", what, NOTHING, remedy)
     remedy = "Give the role a policy FOR DELETE (or FOR ALL) by which it deletes the rows that it replaces."
@@ -58,11 +59,11 @@ def delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: 
     deleted = cursor.rowcount
     for _ in range(1 + ANSWERS_BEFORE):
         cursor.nextset()
-    has_trigger, has_no_policy = cursor.fetchone() or (False, False)
+    has_trigger, has_no_policy, has_policies = cursor.fetchone() or (False, False, False)
     if has_no_policy:
         return deleted, Kept.BY_POLICIES
     if has_trigger and connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(rows)).rowcount:
-        return deleted, Kept.BY_A_TRIGGER
+        return deleted, Kept.BY_EITHER if has_policies else Kept.BY_A_TRIGGER
     return deleted, None
 
 
@@ -74,15 +75,16 @@ WITH RECURSIVE part AS (
 """
 """The oids of a table and of all that a statement about it reaches."""
 
-# A row trigger (1) before (2) a delete (8). Whether it keeps rows can be seen only if no policy hides them. With
-# policies, a role deletes the rows that they show it: its tenant's, for example. Without one, it deletes nothing.
+# A row trigger (1) before (2) a delete (8). With policies, a role deletes the rows that they show it: its tenant's, for
+# example. Without one, it deletes nothing. With both, rows that it still sees may have been kept by the trigger, and
+# nothing tells them from those that it may only read.
 _WHAT_KEEPS_ROWS = f"""{ALL_OF_IT}
-SELECT NOT row_security_active({{oid}}) AND EXISTS (
+SELECT EXISTS (
     SELECT FROM pg_catalog.pg_trigger AS t JOIN part AS p ON p.oid = t.tgrelid
     WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
 ), row_security_active({{oid}}) AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_policy AS y
     WHERE y.polrelid = {{oid}} AND y.polpermissive AND y.polcmd IN ('*', 'd')
     AND (0 = ANY (y.polroles) OR EXISTS (SELECT FROM unnest(y.polroles) AS r WHERE pg_has_role(r, 'USAGE')))
-)
+), row_security_active({{oid}})
 """

@@ -69,10 +69,11 @@ class Outcome:
         if self.depends_on_updates:
             others += self._count(_left_out(batch, self._before))
         if others and self._has_triggers:
+            or_policies = ", or row-level security," if batch.target.row_security else ""
             raise TargetError(
                 "TRIGGER_CHANGED_ROWS",
-                f"A BEFORE trigger of {batch.target.qualified_name} made something else of {others} changes of the "
-                "batch: rows were left out, or have another key or another value of the orderBy column.",
+                f"A BEFORE trigger{or_policies} of {batch.target.qualified_name} made something else of {others} "
+                "changes of the batch: rows were left out, or have another key or another value of the orderBy column.",
                 NOTHING,
                 "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
             )

@@ -69,6 +69,19 @@ def test_a_role_that_has_rows_of_its_own(url, admin, login):
     assert stored(admin) == [(1, "theirs"), (3, "c")]
 
 
+def test_a_trigger_that_keeps_rows_of_a_role_that_has_its_own(url, admin, login):
+    """Row-level security does not hide what the trigger did: rows that this role sees after all were deleted."""
+    admin.execute(f"{TABLE}; INSERT INTO events VALUES (1, 'theirs'); GRANT ALL ON events TO {login.user}".encode())
+    admin.execute("ALTER TABLE events ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON events USING (name <> 'theirs')")
+    admin.execute(KEEPS.format("events").encode())
+    replace_all(login.url, (2, "b"))
+    replace_all(login.url, (3, "kept"))
+    with pytest.raises(TargetError, match="a trigger BEFORE DELETE, or row-level security, has kept rows") as refused:
+        replace_all(login.url, (4, "new"))
+    assert refused.value.code == "TRIGGER_CHANGED_ROWS"
+    assert stored(admin) == [(1, "theirs"), (3, "kept")]
+
+
 def test_a_role_that_may_not_read(url, admin, login):
     """To replace rows, it needs INSERT and DELETE alone, unless a trigger may keep some."""
     admin.execute(f"{TABLE}; GRANT INSERT, DELETE ON events TO {login.user}".encode())

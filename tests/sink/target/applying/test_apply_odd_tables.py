@@ -170,11 +170,13 @@ HIDDEN = {
 }
 
 
+@pytest.mark.parametrize("triggers", ["", "UPDATE OR INSERT OR DELETE"])
 @pytest.mark.parametrize("only_newer", [False, True])
 @pytest.mark.parametrize("policy", HIDDEN)
-def test_a_write_that_row_level_security_leaves_out_is_refused(policy, only_newer, url, admin, login):
-    """An UPDATE skips such a row without a word, and the batch would be recorded without it."""
+def test_a_write_that_row_level_security_leaves_out_is_refused(policy, only_newer, triggers, url, admin, login):
+    """An UPDATE skips such a row without a word, and the batch would be recorded without it; with triggers, too."""
     using, what = HIDDEN[policy]
+    code = "ROWS_NOT_WRITTEN|TRIGGER_CHANGED_ROWS.*or row-level security" if triggers else "ROWS_NOT_WRITTEN"
     admin.execute(
         f"CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint); ALTER TABLE events ENABLE ROW LEVEL "
         f"SECURITY; INSERT INTO events VALUES (1, 'mine', 1), (2, 'theirs', 1); GRANT ALL ON events TO {login.user}; "
@@ -182,14 +184,20 @@ def test_a_write_that_row_level_security_leaves_out_is_refused(policy, only_newe
         f"CREATE POLICY may_insert ON events FOR INSERT TO {login.user} WITH CHECK (true); "
         f"GRANT ALL ON SCHEMA pgonce TO {login.user}; GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {login.user}".encode()
     )
-    with pytest.raises(TargetError, match="ROWS_NOT_WRITTEN"):
+    if triggers:
+        admin.execute(
+            "CREATE FUNCTION harmless() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN RETURN coalesce(NEW, OLD); END'; "
+            f"CREATE TRIGGER harmless BEFORE {triggers} ON events FOR EACH ROW EXECUTE FUNCTION harmless()".encode()
+        )
+    with pytest.raises(TargetError, match=code):
         apply(login.url, (2, "new", 2, WRITE), keep_where="?", only_newer=only_newer)
     assert stored(admin) == [(1, "mine", 1), (2, "theirs", 1)]
     assert apply(login.url, (3, "new", 2, WRITE), keep_where="?", only_newer=only_newer) == {"written": 1}
     if what == "FOR SELECT":
         for deletes in ("hard", "soft:gone_at"):
             admin.execute("ALTER TABLE events ADD IF NOT EXISTS gone_at timestamptz")
-            with pytest.raises(TargetError, match="ROWS_NOT_WRITTEN"):
+            with pytest.raises(TargetError, match=code):
                 apply(login.url, (1, None, 2, DELETE), deletes=deletes, only_newer=only_newer)
 
 
