@@ -190,10 +190,44 @@ def _altered(table: TargetTable, change: Change) -> str:
     return alter_statement(table.identifier, [change]).as_string(None)
 
 
+def nested_key(name: str, column: EncodedColumn) -> TargetError:
+    """
+    The error for a key whose values would be compared as JSON.
+
+    JSON calls values equal that differ in Spark (the numbers 1 and 1.0), and nobody means such a primary key.
+    """
+    parts = [f"{column.name}.{field.name}" for field in getattr(column.data_type, "fields", ())]
+    columns = ", ".join(f'col("{part}").alias("{part.replace(".", "_")}")' for part in parts)
+    put_apart = (
+        f"Make columns of its fields in Spark, such as {columns}, and name those in keys instead."
+        if parts
+        else "Make columns of the values that tell rows apart in Spark, or one text of them, and name these in keys."
+    )
+    return TargetError(
+        "NESTED_KEY",
+        f"Column {column.name!r} is {column.spark_type} in Spark, and one of the keys of {name}; in Postgres it would "
+        "be JSON, which tells other values apart than Spark does.",
+        NOTHING,
+        f"{put_apart} (A struct can be a key if the table's column has a composite type.)",
+    )
+
+
+def refuse_nested_keys(name: str, encoded: Sequence[EncodedColumn], keys: Sequence[str]) -> None:
+    """:raises TargetError: NESTED_KEY, where a table that is to be created would have such a primary key."""
+    for column in encoded:
+        if column.name in keys and column.postgres_type == "jsonb":
+            raise nested_key(name, column)
+
+
 def create_table(
     connection: psycopg.Connection, schema: str, name: str, encoded: Sequence[EncodedColumn], keys: Sequence[str]
 ) -> None:
-    """Create the table that fits the rows, with ``keys`` as its primary key."""
+    """
+    Create the table that fits the rows, with ``keys`` as its primary key.
+
+    :raises TargetError: NESTED_KEY.
+    """
+    refuse_nested_keys(f"{schema}.{name}", encoded, keys)
     parts = [sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.ddl_type)) for c in encoded]
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))

@@ -21,7 +21,7 @@ from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.routes import Routes
 from pgonce.sink.settings import DEAD_LETTERS, DeadLetters, Destination
 from pgonce.sink.target.catalogue import TargetTable, look_up_table
-from pgonce.sink.target.checked_table import check_table, plan_columns
+from pgonce.sink.target.checked_table import check_table, plan_columns, refuse_nested_keys
 from pgonce.sink.target.dead_letters.letters import checked_letters_table
 from pgonce.sink.target.evolution.new_columns import as_altered, changes_for, without_extra
 from pgonce.sink.target.evolution.obstacles import refuse_what_stands_in_the_way
@@ -174,6 +174,7 @@ def look_at_table(
     """
     table = _found(connection, destination)
     if table is None:
+        refuse_nested_keys(destination.table, columns, destination.keys)
         return None
     changes = changes_for(table, columns, destination)
     if changes:

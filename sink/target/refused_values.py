@@ -32,8 +32,8 @@ from pgonce.sink.positions.columns import PositionColumns
 from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.fitting.fit import Fit
-from pgonce.sink.target.keys.key_plan import Upsert
-from pgonce.sink.target.statements import value_of
+from pgonce.sink.target.keys.key_plan import ComparedUpsert, Upsert
+from pgonce.sink.target.statements import doubled_key_statement, value_of
 from pgonce.sink.target.whole_or_failed import fail_in_tx
 
 SAVEPOINT = sql.SQL("SAVEPOINT pgonce_rows")
@@ -51,6 +51,7 @@ _IN_ORDER = sql.SQL(
     "SET LOCAL statement_timeout = '{}s'; SET LOCAL synchronize_seqscans = off; "
     "SET LOCAL max_parallel_workers_per_gather = 0; CREATE TEMPORARY SEQUENCE pgonce_row_number"
 ).format(_MOST_SECONDS)
+_BOUNDED = sql.SQL("SET LOCAL statement_timeout = '60s'")
 _LONGEST_KEY = 100
 
 
@@ -94,6 +95,40 @@ class Written:
             of = ", ".join(f"{n} = {_shortened(v)}" for n, v in zip(self.telling, values, strict=True))
             return f"the row with {of}"
         return f"row {number} of the batch, in the order in which rows came to Postgres" if number else "a row"
+
+
+def doubled_key(
+    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert
+) -> str:
+    """A key that several of the wanted rows have, in words; empty if none is found. The transaction is as before."""
+    try:
+        with connection.transaction() as look:
+            connection.execute(_BOUNDED)
+            found = connection.execute(doubled_key_statement(source, wanted, upsert), prepare=False).fetchone()
+            raise psycopg.Rollback(look)
+    except psycopg.Error:
+        return ""
+    if found is None:
+        return ""
+    count, *values = found
+    of = ", ".join(f"{key.source} = {_shortened(value)}" for key, value in zip(upsert.keys, values, strict=True))
+    return f"For example, {count} rows have {of}"
+
+
+def note_doubled(
+    connection: psycopg.Connection,
+    error: psycopg.Error,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    upsert: ComparedUpsert,
+) -> None:
+    """Add a note to ``error``: a key that several of the wanted rows have. The transaction stays failed."""
+    with suppress(psycopg.Error):
+        connection.execute(_BACK)
+        found = doubled_key(connection, source, wanted, upsert)
+        if found:
+            add_note(error, found)
+    fail_in_tx(connection)
 
 
 def _shortened(value: object) -> str:

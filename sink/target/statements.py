@@ -88,6 +88,23 @@ def key_facts_statement(
     )
 
 
+def doubled_key_statement(source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert) -> sql.Composed:
+    """A key that several of the wanted rows have: how many do, and its values as texts; no row if all differ."""
+    texts = (
+        sql.SQL('pg_catalog.min({}::pg_catalog.text COLLATE pg_catalog."C")').format(sql.Identifier(key.source))
+        for key in upsert.keys
+    )
+    return sql.SQL(
+        "SELECT pg_catalog.count(*), {} FROM {} WHERE {} GROUP BY {} "
+        "HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1 LIMIT 1"
+    ).format(
+        sql.SQL(", ").join(texts),
+        source,
+        wanted,
+        sql.SQL(", ").join(value_as_assigned(key, upsert) for key in upsert.keys),
+    )
+
+
 def selected(
     source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert | None
 ) -> sql.Composed:

@@ -29,7 +29,13 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.sink.by_key import Changes
 from pgonce.sink.target.applying.change_table import ChangeTable
-from pgonce.sink.target.applying.deciding_changes import all_changes, create_deciding, create_from, create_of_all
+from pgonce.sink.target.applying.deciding_changes import (
+    all_changes,
+    create_deciding,
+    create_from,
+    create_of_all,
+    wanted_changes,
+)
 from pgonce.sink.target.applying.delete_changes import (
     count_deletes_in_tx,
     delete_in_tx,
@@ -52,7 +58,7 @@ from pgonce.sink.target.catalogue import TargetTable
 from pgonce.sink.target.keys.by_index import execute_joined
 from pgonce.sink.target.keys.key_plan import ComparedUpsert, Upsert
 from pgonce.sink.target.keys.upsert import compare_in_tx, null_keys
-from pgonce.sink.target.refused_values import Written
+from pgonce.sink.target.refused_values import Written, doubled_key
 
 WRITTEN = "written"
 STAGES = (WRITTEN, "deleted", "superseded", "passed_over", "not_found", "ignored")
@@ -103,7 +109,8 @@ def apply_in_tx(
     )
     counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
-        raise _doubled(compared, counts["superseded"])
+        one = doubled_key(connection, source, wanted_changes(batch, wanted), compared)
+        raise _doubled(compared, counts["superseded"], one)
     left = kept - pass_over_in_tx(connection, batch, tombstones)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
@@ -183,11 +190,11 @@ def _reduce_in_tx(
     return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
 
 
-def _doubled(upsert: Upsert, count: int) -> TargetError:
+def _doubled(upsert: Upsert, count: int, one: str) -> TargetError:
     return TargetError(
         "DOUBLED_KEYS",
         f"{count} rows of the batch have the same key as another one ({', '.join(k.source for k in upsert.keys)}), and "
-        "nothing says which of them is the last.",
+        f"nothing says which of them is the last.{f' {one}.' if one else ''}",
         NOTHING,
         "Set orderBy to a column that grows with every change of a key.",
     )

@@ -54,7 +54,8 @@ def _created(table: ChangeTable, query: sql.Composable) -> sql.Composed:
     return sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS {}").format(table.name, query)
 
 
-def _wanted(table: ChangeTable, wanted: sql.Composable) -> sql.Composable:
+def wanted_changes(table: ChangeTable, wanted: sql.Composable) -> sql.Composable:
+    """The condition that picks the changes of which one can decide."""
     if table.changes is None or table.changes.deletes != "ignore":
         return wanted
     # Before the last change of a key is looked for: the row stays as the last write before the delete left it.
@@ -66,7 +67,7 @@ def _last_of_each(table: ChangeTable, source: sql.Identifier, wanted: sql.Compos
         _keys(table),
         sql.SQL(", ").join(table.values()),
         source,
-        _wanted(table, wanted),
+        wanted_changes(table, wanted),
         table.keys_in_order(),
         _latest_first(table),
     )
@@ -75,7 +76,7 @@ def _last_of_each(table: ChangeTable, source: sql.Identifier, wanted: sql.Compos
 def _all(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
     unread = [sql.SQL("{} AS {}").format(is_unread, table.unread[name]) for name, is_unread in table.is_unread.items()]
     return sql.SQL('SELECT {}, ctid AS "pgonce: place" FROM {} WHERE {}').format(
-        sql.SQL(", ").join([*table.values(), *unread]), source, _wanted(table, wanted)
+        sql.SQL(", ").join([*table.values(), *unread]), source, wanted_changes(table, wanted)
     )
 
 

@@ -17,7 +17,7 @@ from pgonce.sink.by_key import Existing
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import BY_KEY, Destination
 from pgonce.sink.target.catalogue import TargetTable
-from pgonce.sink.target.checked_table import ColumnPlan
+from pgonce.sink.target.checked_table import ColumnPlan, nested_key
 from pgonce.sink.target.fitting.fit import Fit, Fitting
 from pgonce.sink.target.keys.delete_actions import refuse_unordered_actions
 
@@ -96,19 +96,28 @@ def plan_upsert(
     """
     How ``destination`` writes by key, or None if its mode does not.
 
-    :raises TargetError: NO_KEYS, KEY_UNKNOWN, ORDER_UNKNOWN, COLUMN_UNKNOWN, DELETE_ACTION.
+    :raises TargetError: NO_KEYS, KEY_UNKNOWN, ORDER_UNKNOWN, COLUMN_UNKNOWN, DELETE_ACTION, NESTED_KEY.
     """
     if destination.mode not in BY_KEY:
         return None
     refuse_unordered_actions(table, destination)
     existing = destination.existing
-    keys = destination.keys or _primary_key(table)
+    keys = tuple(find_column(key, plan) for key in destination.keys or _primary_key(table))
+    _refuse_nested(keys, table, encoded)
     changed = tuple(find_column(name, plan, "updateColumns").target for name in existing.update_columns)
     return Upsert(
-        keys=tuple(find_column(key, plan) for key in keys),
+        keys=keys,
         order_by=_order(destination, plan, encoded),
         existing=existing if changed == existing.update_columns else _with_names(existing, changed),
     )
+
+
+def _refuse_nested(keys: Sequence[ColumnPlan], table: TargetTable, encoded: Sequence[EncodedColumn]) -> None:
+    """A composite type, and hstore, compare their parts as columns do; they are made by an expression."""
+    for column in encoded:
+        for key in keys:
+            if key.source == column.name and column.postgres_type == "jsonb" and key.fitting.expression is None:
+                raise nested_key(table.qualified_name, column)
 
 
 def _with_names(existing: Existing, changed: tuple[str, ...]) -> Existing:

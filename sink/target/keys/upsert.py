@@ -31,7 +31,7 @@ from pgonce.sink.target.keys.key_comparison import (
     has_unique_index,
 )
 from pgonce.sink.target.keys.key_plan import ComparedUpsert, Upsert
-from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT
+from pgonce.sink.target.refused_values import RELEASE, SAVEPOINT, note_doubled
 from pgonce.sink.target.statements import insert_statement, key_facts_statement, merge_statement
 
 MERGED_ROWS = 50_000
@@ -140,7 +140,10 @@ def write_by_key_in_tx(
     except psycopg.errors.CardinalityViolation as error:
         # A user's trigger may raise it too.
         is_single = upsert.order_by is not None or upsert.is_one_each
-        if not is_single or error.diag.source_function != "ExecOnConflictUpdate":
+        if error.diag.source_function != "ExecOnConflictUpdate":
+            raise
+        if not is_single:
+            note_doubled(connection, error, source, wanted, upsert)
             raise
         raise _doubled_by_table(table, upsert) from None
 

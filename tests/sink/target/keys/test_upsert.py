@@ -9,11 +9,13 @@ import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.fixtures.driver import wait_until
 from support.rows import GivenRows
 
 import pgonce.sink.target.keys.upsert
+from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.settings import destination
@@ -121,6 +123,22 @@ def test_a_key_that_a_batch_has_twice_is_refused_as_usual(known, admin, url, mer
         upsert(connection, [*ROWS, (1, "again", 0)])
     assert stored(admin) == known
     assert True not in merges
+
+
+@pytest.mark.parametrize("rows", [[*ROWS, (1, "hidden", 0), (1, "hidden", 1)], [(7, "x" * 50, 1)] * 2])
+def test_one_key_that_is_doubled_is_named(rows, admin, url, merges):
+    """Its values and how many rows have it, no other value; the transaction stays failed."""
+    admin.execute(TABLE.encode())
+    with psycopg.connect(url) as connection:
+        with pytest.raises(psycopg.errors.CardinalityViolation) as error:
+            upsert(connection, rows)
+        assert connection.info.transaction_status is TransactionStatus.INERROR
+    refused = target_error(error.value)
+    assert refused.code == "DOUBLED_KEYS"
+    assert f"For example, {sum(row[0] == rows[-1][0] for row in rows)} rows have id = {rows[-1][0]}." in str(refused)
+    assert "hidden" not in str(refused)
+    assert "xxx" not in str(refused)
+    assert stored(admin) == []
 
 
 @pytest.mark.parametrize(
