@@ -8,26 +8,39 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgonce.offsets_store.errors import PgonceError
+    from pgonce.offsets_store.offsets.compare import CurrentOffset
     from pgonce.offsets_store.postgres.passwords.login import Login
     from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
     from pgonce.offsets_store.progress.listener import OffsetsListener
-    from pgonce.offsets_store.recovery.recover import recover_checkpoint
+    from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
+    from pgonce.offsets_store.status.batch_jobs import StoredJob
+    from pgonce.offsets_store.status.dead_letters import StoredLetter
     from pgonce.offsets_store.status.store import OffsetsStore
+    from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
     from pgonce.sink.foreach_batch.transaction import BatchTransaction
     from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
     from pgonce.sink.pipeline_sink_options import pipeline_sink_options
     from pgonce.sink.recover_and_start import recover_and_start
+
+    __version__: str
 else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _MODULES = {
         "BatchTransaction": "pgonce.sink.foreach_batch.transaction",
+        "CurrentOffset": "pgonce.offsets_store.offsets.compare",
         "Login": "pgonce.offsets_store.postgres.passwords.login",
         "OffsetsListener": "pgonce.offsets_store.progress.listener",
         "OffsetsStore": "pgonce.offsets_store.status.store",
+        "PartitionLag": "pgonce.offsets_store.status.stored",
         "PgonceError": "pgonce.offsets_store.errors",
         "PostgresBatchWriter": "pgonce.sink.foreach_batch.batch_writer",
         "PostgresUrl": "pgonce.offsets_store.postgres.passwords.postgres_url",
+        "Recovery": "pgonce.offsets_store.recovery.recover",
+        "StoredBatch": "pgonce.offsets_store.status.stored",
+        "StoredJob": "pgonce.offsets_store.status.batch_jobs",
+        "StoredLetter": "pgonce.offsets_store.status.dead_letters",
+        "StoredWriter": "pgonce.offsets_store.status.stored",
         "pipeline_sink_options": "pgonce.sink.pipeline_sink_options",
         "recover_and_start": "pgonce.sink.recover_and_start",
         "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
@@ -35,8 +48,10 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        from importlib import import_module
+        from importlib import import_module, metadata
 
+        if name == "__version__":
+            return metadata.version("pgonce")
         if name not in _MODULES:
             raise AttributeError(f"module 'pgonce' has no attribute {name!r}")
         return getattr(import_module(_MODULES[name]), name)
@@ -47,12 +62,19 @@ else:
 
 __all__ = [
     "BatchTransaction",
+    "CurrentOffset",
     "Login",
     "OffsetsListener",
     "OffsetsStore",
+    "PartitionLag",
     "PgonceError",
     "PostgresBatchWriter",
     "PostgresUrl",
+    "Recovery",
+    "StoredBatch",
+    "StoredJob",
+    "StoredLetter",
+    "StoredWriter",
     "pipeline_sink_options",
     "recover_and_start",
     "recover_checkpoint",

@@ -122,6 +122,27 @@ def test_the_command_line_needs_no_spark():
     assert (done.returncode, done.stdout.strip()) == (0, importlib.metadata.version("pgonce")), done.stderr
 
 
+def test_the_version_is_that_of_the_package():
+    """As other packages tell theirs."""
+    assert pgonce.__version__ == importlib.metadata.version("pgonce")
+
+
+def test_what_public_methods_return_can_be_named():
+    """Each class of ours in what a public method or function returns can be imported for an annotation."""
+    returned = ""
+    for name in pgonce.__all__:
+        public = getattr(pgonce, name)
+        methods = [method for key, method in vars(public).items() if not key.startswith("_")]
+        called = methods if isinstance(public, type) else [public]
+        called = [each.fget if isinstance(each, property) else each for each in called]
+        returned += " ".join(str(getattr(each, "__annotations__", {}).get("return")) for each in called) + " "
+    ours = {"StoredWriter", "StoredBatch", "StoredJob", "StoredLetter", "PartitionLag", "CurrentOffset", "Recovery"}
+    named = set(re.findall(r"\w+", returned.replace("Status", "StoredWriter PartitionLag")))
+    assert ours <= named
+    foreign = {"Any", "BatchFunction", "Callable", "Connection", "CursorResult", "DataFrame", "None", "Offsets", "Self"}
+    assert {each for each in named if each[:1].isupper()} - foreign - {"StreamingQuery"} <= set(pgonce.__all__)
+
+
 def test_every_public_name_is_there():
     """Each name is found when it is asked for, and no other."""
     assert all(getattr(pgonce, name).__name__ == name for name in pgonce.__all__)
