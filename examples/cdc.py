@@ -7,7 +7,7 @@ delete, is passed over.
     CREATE TABLE orders (id bigint PRIMARY KEY, customer text, amount numeric(12, 2), note text, updated_at timestamptz,
         lsn bigint)  -- by which later changes of a row are told from older ones
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.0 examples/cdc.py \
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 examples/cdc.py \
         localhost:9092 shop.public.orders checkpoint postgresql://localhost/copy
 """
 

@@ -5,7 +5,7 @@ Each batch appends its orders, upserts every customer's newest order, and adds t
 committed together with the batch's Kafka offsets, or not at all: a total never counts an order twice, however often
 the driver dies.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.0 examples/kafka_orders.py \
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 examples/kafka_orders.py \
         --servers broker:9092 --topic orders --checkpoint checkpoint --url postgresql://localhost/shop
 """
 

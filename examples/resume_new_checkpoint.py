@@ -6,7 +6,7 @@ offsets were committed with its rows, so its successor starts right after the la
 `replaces`, pgonce would refuse a second query from the same topic into the same table. Started again, this program
 goes on in its own checkpoint; if that is lost too, start it with another one.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.0 examples/resume_new_checkpoint.py \
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 examples/resume_new_checkpoint.py \
         --servers broker:9092 --query orders --checkpoint new-checkpoint --url postgresql://localhost/shop
 """
 

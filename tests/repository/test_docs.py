@@ -209,6 +209,19 @@ def test_python_in_documents_is_python_and_imports_what_there_is():
     assert {"PostgresBatchWriter", "transactional_batch", "OffsetsStore"} <= imported <= set(pgonce.__all__)
 
 
+def test_examples_name_the_connector_with_which_they_are_tested():
+    """Spark's Kafka connector, in the version that the tests have beside the PySpark that pip installs."""
+    pom = (ROOT / "testbed" / "connector" / "pom.xml").read_text()
+    tested = re.search(r"<artifactId>spark-sql-kafka-0-10_2.13</artifactId>\s*<version>(.+)</version>", pom)
+    shown = [
+        version
+        for path in [*DOCUMENTS, *(ROOT / "examples").rglob("*.py")]
+        for version in re.findall(r"spark-sql-kafka-0-10_2.13:([\d.]+)", path.read_text())
+    ]
+    assert len(shown) >= 4
+    assert {*shown} == {tested[1]}
+
+
 def test_the_readme_shows_every_way_in_as_python():
     """The blocks that the test above reads are there to be read."""
     text = "\n".join(blocks(ROOT / "README.md", "python"))
