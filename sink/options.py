@@ -1,8 +1,9 @@
 """
 What did the user ask for?
 
-Pure: runs in the planner's worker, the commit worker and the driver. Invariant: an option that is unknown, bad or
-in conflict with another is refused before any row moves, and the error suggests the nearest valid name.
+Runs in the planner's worker, the commit worker and the driver. Pure, except that an error about startOver asks who
+feeds the table. Invariant: an option that is unknown, bad or in conflict with another is refused before any row moves,
+and the error suggests the nearest valid name.
 """
 
 from __future__ import annotations

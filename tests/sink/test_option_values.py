@@ -1,4 +1,8 @@
-"""What an error about the values of options says: which word was meant, and for startOver which line to write."""
+"""
+What an error about the values of options says: which word was meant, and for startOver which line to write.
+
+Covers: offsets_store.status.who_feeds.
+"""
 
 from __future__ import annotations
 
