@@ -6,8 +6,11 @@ Covers: sink.data_source.batch_jobs.commit_job_parcels, sink.data_source.batch_j
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import psycopg
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from support.batch_job import ROWS, frame, save
 from support.committed_rows import TABLE, ids
@@ -66,6 +69,20 @@ def test_overwrite_replaces_all_rows_at_once(options, spark, admin, observer, ur
         save(frame(spark, 3), url, "tuesday", "overwrite", **options)
     assert ids(admin) == [0, 1, 2]
     assert set(seen) <= {ROWS, 3}
+
+
+def test_a_thread_of_the_users_own_needs_an_active_session(spark, admin, url):
+    """Without one, Spark does not look for Python data sources; the line that the documents show is enough."""
+
+    def write_with_session():
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # noqa: SLF001 (PySpark has no public way)
+        save(frame(spark), url)
+
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(Py4JJavaError, match="DATA_SOURCE_NOT_FOUND"):
+            pool.submit(lambda: save(frame(spark), url)).result()
+        pool.submit(write_with_session).result()
+    assert ids(admin) == list(range(ROWS))
 
 
 def test_upsert(spark, admin, url):
