@@ -51,7 +51,7 @@ _IN_ORDER = sql.SQL(
     "SET LOCAL statement_timeout = '{}s'; SET LOCAL synchronize_seqscans = off; "
     "SET LOCAL max_parallel_workers_per_gather = 0; CREATE TEMPORARY SEQUENCE pgonce_row_number"
 ).format(_MOST_SECONDS)
-_BOUNDED = sql.SQL("SET LOCAL statement_timeout = '60s'")
+_BOUNDED = sql.SQL("SET LOCAL statement_timeout = '{}s'").format(_MOST_SECONDS)
 _LONGEST_KEY = 100
 
 
@@ -124,7 +124,7 @@ def note_doubled(
 ) -> None:
     """Add a note to ``error``: a key that several of the wanted rows have. The transaction stays failed."""
     with suppress(psycopg.Error):
-        connection.execute(_BACK)
+        connection.execute(BACK)
         found = doubled_key(connection, source, wanted, upsert)
         if found:
             add_note(error, found)
