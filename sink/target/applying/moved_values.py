@@ -7,11 +7,14 @@ refused, because a row that only came too early would be called bad.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.sink.target.checked_table import ColumnPlan
 from pgonce.sink.target.dead_letters.conflicts import unique_columns
 from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.refused_values import Written
@@ -42,38 +45,32 @@ def refuse_moved_values(
 def _may_have_moved(
     connection: psycopg.Connection, gathered: GatheredRows, written: Written, error: psycopg.Error
 ) -> bool:
+    if written.upsert is None:
+        return False
     names = unique_columns(connection, error)
     plan = {column.target: column for column in written.plan}
-    if not names or written.upsert is None or not plan.keys() >= set(names):
-        # An exclusion constraint, an index on an expression or with a condition, or a column with a default.
-        return True
     keys = [key.target for key in written.upsert.keys]
-    values = sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(value_of(plan[column]), sql.Identifier(column)) for column in {*names, *keys}
-    )
-    writes = gathered.only(that_write(written.changes)) if written.changes else gathered
-    of_keys = sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(value_of(plan[column]), sql.Identifier(column)) for column in keys
-    )
-    query = sql.SQL(
-        "SELECT EXISTS (SELECT FROM (SELECT {values} FROM {source} WHERE {that_write}) AS s "
-        "JOIN {table} AS target ON {same_value} JOIN (SELECT {of_keys} FROM {source} WHERE {wanted}) AS given "
-        "ON {given_key} WHERE NOT ({same_key}))"
-    ).format(
-        values=values,
-        of_keys=of_keys,
-        source=gathered.source,
-        that_write=writes.wanted,
-        wanted=gathered.wanted,
+    # Only a stored row that the batch changes can give a value away.
+    stored = sql.SQL("{table} AS target JOIN ({given}) AS given ON {same_key}").format(
         table=written.table.identifier,
-        same_value=_equal(names, "target", "s"),
-        given_key=_equal(keys, "target", "given"),
-        same_key=_equal(keys, "target", "s"),
+        given=_selected(gathered, plan, keys),
+        same_key=_equal(keys, "target", "given"),
     )
+    if names and plan.keys() >= set(names):
+        writes = gathered.only(that_write(written.changes)) if written.changes else gathered
+        query = sql.SQL("{stored} JOIN ({rows}) AS s ON {same_value} WHERE NOT ({same_key})").format(
+            stored=stored,
+            rows=_selected(writes, plan, list({*names, *keys})),
+            same_value=_equal(names, "target", "s"),
+            same_key=_equal(keys, "target", "s"),
+        )
+    else:
+        # An exclusion constraint, an index on an expression or with a condition, or a column with a default.
+        query = stored
     try:
         with connection.transaction():
             cursor = connection.cursor()
-            search_path.execute_in_tx(cursor, query)
+            search_path.execute_in_tx(cursor, sql.SQL("SELECT EXISTS (SELECT FROM {})").format(query))
             row = cursor.fetchone()
     except (psycopg.errors.DataError, psycopg.errors.ProgrammingError):
         # Types without an equality of Postgres's own; a table that the role may not read.
@@ -81,6 +78,11 @@ def _may_have_moved(
     return bool(row and row[0])
 
 
-def _equal(names: list[str], left: str, right: str) -> sql.Composable:
+def _selected(gathered: GatheredRows, plan: Mapping[str, ColumnPlan], names: Sequence[str]) -> sql.Composed:
+    values = (sql.SQL("{} AS {}").format(value_of(plan[name]), sql.Identifier(name)) for name in names)
+    return sql.SQL("SELECT {} FROM {} WHERE {}").format(sql.SQL(", ").join(values), gathered.source, gathered.wanted)
+
+
+def _equal(names: Sequence[str], left: str, right: str) -> sql.Composable:
     same = sql.SQL("{} = {}")
     return sql.SQL(" AND ").join(same.format(sql.Identifier(left, name), sql.Identifier(right, name)) for name in names)
