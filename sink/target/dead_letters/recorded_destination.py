@@ -26,8 +26,6 @@ from pgonce.sink.settings import Destination, destination
 
 VERSION = 2
 """A reader that does not know it cannot replay the letter."""
-ASIDE = "aside"
-"""What has the names of the columns that are not of the row; letters of an earlier pgonce lack it."""
 _ALL_DELETE = "all_delete"
 """No option, but what ``tx.delete`` does: every row deletes."""
 _CREATES, _ADDS_COLUMNS = "creates", "adds_columns"
@@ -48,7 +46,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
         "table": destination.table,
         "oid": oid,
         "options": _options(destination),
-        ASIDE: sorted(destination.aside),
+        "aside": sorted(destination.aside),
         "columns": [{"name": column.name, "type": as_json(_spark_type(column))} for column in columns],
     }
 
@@ -150,7 +148,7 @@ def _recalled_field(value: Any) -> t.StructField:
 
 
 def _recalled_destination(value: Mapping[str, Any]) -> Destination:
-    aside = frozenset(map(_text, _list(value.get(ASIDE, []))))
+    aside = frozenset(map(_text, _list(value["aside"])))
     given = value["options"]
     if not isinstance(given, Mapping):
         raise TypeError(given)

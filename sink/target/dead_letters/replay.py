@@ -48,7 +48,6 @@ from pgonce.sink.target.dead_letters.replay_rules import (
     refuse_other_target,
     refuse_unsafe,
 )
-from pgonce.sink.target.dead_letters.unrecorded_aside import lacks_aside, with_aside_in_tx
 from pgonce.sink.target.publish import publish_rows_in_tx
 from pgonce.sink.target.table_name import resolve_table
 
@@ -175,8 +174,7 @@ class _Into:
 
     def __call__(self, rows: MendedRows) -> Mapping[str, int] | None:
         group = self.group
-        where = with_aside_in_tx(self.driver, group.destination, group.columns, group.letters[0])
-        result = publish_rows_in_tx(self.driver, where, rows)
+        result = publish_rows_in_tx(self.driver, group.destination, rows)
         # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
         refuse_other_table(group.letters, group.oid, result.table.oid)
         return result.counts
@@ -222,11 +220,9 @@ def _for_the_same_table(driver: psycopg.Connection, group: Group) -> Group:
 
 
 def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
-    groups: dict[tuple[str, str, str], list[StoredLetter]] = {}
+    groups: dict[tuple[str, str], list[StoredLetter]] = {}
     for letter in letters:
-        # What is not recorded depends on the sink.
-        sink = letter.sink_name if lacks_aside(letter) else ""
-        groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True), sink), []).append(letter)
+        groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True)), []).append(letter)
     # In the order of their tables, so that two replays wait for each other and do not block each other.
     return [_group(groups[key]) for key in sorted(groups)]
 
