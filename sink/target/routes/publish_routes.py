@@ -41,7 +41,7 @@ from pgonce.sink.target.publish import Turn, publish_rows_in_tx
 from pgonce.sink.target.routes.gathered_rows import gather_in_tx, indexed_in_tx, rows_of
 from pgonce.sink.target.routes.listed_tables import Listed, listed_tables, lock_listed_in_tx
 from pgonce.sink.target.routes.unfit_routes import put_unfit_aside_in_tx
-from pgonce.sink.target.routes.unknown_routes import settle_unknown_in_tx
+from pgonce.sink.target.routes.unknown_routes import DROPPED, settle_unknown_in_tx
 from pgonce.sink.target.whole_or_failed import whole_or_failed
 
 
@@ -125,7 +125,8 @@ def publish_routes_in_tx(
             if result.table.note:
                 notes[name] = f"{notes.get(name, '')} {result.table.note}".strip()
         refuse_actions_between(written)
-        _refuse_too_many(routes, counts.get(COUNTED, 0), sum(tables.values()), why, too_early)
+        fit = sum(tables.values()) + counts.get(DROPPED, 0)
+        _refuse_too_many(routes, counts.get(COUNTED, 0), fit, why, too_early)
         return RoutedResult(
             targets,
             tables,
@@ -151,12 +152,12 @@ def _written_as(routes: Routes, listed: Listed, columns: Sequence[EncodedColumn]
     }
 
 
-def _refuse_too_many(routes: Routes, aside: int, written: int, why: str, too_early: int) -> None:
+def _refuse_too_many(routes: Routes, aside: int, fit: int, why: str, too_early: int) -> None:
     """A batch may have no more dead letters than any of its tables, and must have rows that are none."""
     settings = [routes.dead_letters, *(route.destination.dead_letters for route in routes)]
     most = max((each.most for each in settings if each is not None), default=0)
     where = f"the tables of {routes.sink_name}"
     if aside > most:
         raise too_many(where, most, why)
-    if not written and aside > max(1, too_early):
+    if not fit and aside > max(1, too_early):
         raise none_fits(where, why)

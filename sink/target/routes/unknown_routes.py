@@ -21,6 +21,8 @@ from pgonce.sink.target.gathering import GatheredRows
 from pgonce.sink.target.routes.gathered_rows import RowsByRoute
 
 CODE = "ROUTE_UNKNOWN"
+DROPPED = "unrouted"
+"""What rows of unknown routes are counted as that are left out."""
 _NAMED_IN_ERROR = 5
 _LONGEST_VALUE = 100
 
@@ -44,7 +46,7 @@ def settle_unknown_in_tx(
         return {}
     total = sum(unknown.values())
     if routes.unknown == "drop":
-        return {"unrouted": total}
+        return {DROPPED: total}
     letters = routes.dead_letters
     if routes.unknown == "refuse" or letters is None or batch is None:
         raise _refused(routes, unknown, "")

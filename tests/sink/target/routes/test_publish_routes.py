@@ -355,3 +355,13 @@ def test_a_batch_of_which_no_row_of_any_table_fits_is_refused(admin, url):
     with pytest.raises(TargetError, match=r"ALL_ROWS_REFUSED.*route:kind.*22001"):
         commit(url, make_planned_batch(0), routes({"orders": {}, "clicks": {}}, dead_letters=True), rows)
     assert contents(admin) == ([], [])
+
+
+def test_rows_that_are_dropped_say_that_the_tables_are_sound(admin, url):
+    """Two bad rows beside them are put aside, as they are beside rows that are written."""
+    admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3); ALTER TABLE orders ALTER name TYPE varchar(3)")
+    rows = routed(("other", 1, "abc"), ("orders", 2, "long"), ("clicks", 3, "long"))
+    where = routes({"orders": {}, "clicks": {}}, unknown_routes="drop", dead_letters=True)
+    commit(url, make_planned_batch(0), where, rows)
+    assert contents(admin) == ([], [])
+    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (2,)

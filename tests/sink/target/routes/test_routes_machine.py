@@ -324,17 +324,8 @@ class Routed(RuleBasedStateMachine):
 
 
 def _without_hopeless(rows: list[Row]) -> list[Row]:
-    """Without the rows of a table that would take none of them, if they are several: such a batch is refused."""
-    kept: list[Row] = []
-    for kind in dict.fromkeys(row.kind for row in rows):
-        own = [row for row in rows if row.kind == kind]
-        if kind == UNKNOWN or any(row.may_be_written for row in own):
-            kept += own
-        else:
-            kept += own[:1]
-    if not any(row.may_be_written for row in kept):
-        kept = kept[:1]
-    return sorted(kept, key=lambda row: row.seq)
+    """All of them, or one if none can be written: a batch of several such rows is refused."""
+    return rows if any(row.may_be_written for row in rows) else rows[:1]
 
 
 def run(url: str, examples: int) -> None:
