@@ -19,12 +19,15 @@ unless no value can have moved among them.
 from __future__ import annotations
 
 import itertools
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import psycopg
 from psycopg import sql
+from typing_extensions import LiteralString
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.target.applying.moved_values import refuse_moved_values
@@ -91,13 +94,8 @@ class _InOrder:
         self._table = sql.Identifier("pg_temp", f"pgonce_turns_{next(_counter)}")
         _, compared = compare_in_tx(connection, written.table, _by_key(written), sql.SQL("SELECT"))
         connection.execute(_numbered(self._table, gathered, written, compared), prepare=False)
-        rows = connection.execute(
-            sql.SQL("SELECT turn, deletes, before, place::pg_catalog.text FROM {} ORDER BY number").format(self._table)
-        ).fetchall()
-        self.turns: list[int] = [turn for turn, *_ in rows]
-        self._deletes: list[bool] = [deletes for _, deletes, *_ in rows]
-        self._before: list[int | None] = [before for *_, before, _ in rows]
-        self._places: list[str] = [place for *_, place in rows]
+        # Of a million rows, lists of Python's numbers would take a hundred times as much memory.
+        self.turns = array("q", (turn for (turn,) in self._selected("turn")))
 
     def of_one_kind(self) -> list[_Part]:
         """
@@ -105,19 +103,17 @@ class _InOrder:
 
         :raises TargetError: DELETE_ACTION, if rows of one turn are of both kinds.
         """
-        starts: list[int] = []
-        for number, turn in enumerate(self.turns):
-            start = starts[-1] if starts else None
-            before = self._before[number]
-            if start is None:
-                starts.append(number)
-            elif self._deletes[number] != self._deletes[number - 1]:
+        starts, is_deletes = [0], None
+        for number, (deletes, before) in enumerate(self._selected("deletes, before")):
+            turn = self.turns[number]
+            if is_deletes is not None and deletes != is_deletes:
                 if turn == self.turns[number - 1]:
                     raise self._tied()
                 starts.append(number)
-            elif before is not None and self.turns[start] <= before < turn:
+            elif before is not None and self.turns[starts[-1]] <= before < turn:
                 # Rows of one turn are not parted.
-                starts.append(max(start, bisect_left(self.turns, turn)))
+                starts.append(bisect_left(self.turns, turn))
+            is_deletes = deletes
         ends = [*starts[1:], len(self.turns)]
         return [_Part(start, end) for start, end in zip(starts, ends, strict=True) if start < end]
 
@@ -135,7 +131,7 @@ class _InOrder:
                 if not is_of_target(self._connection, self._written.table, error):
                     raise
                 if part.end - part.start == 1:
-                    bad.append((error, refused_by(error, self._places[part.start], is_proven=True)))
+                    bad.append((error, refused_by(error, self._place(part.start), is_proven=True)))
                 else:
                     middle = self._middle(part, error)
                     waiting += [_Part(middle, part.end), _Part(part.start, middle)]
@@ -156,6 +152,18 @@ class _InOrder:
             return after
         refuse_moved_values(self._connection, self._rows(part), self._written, error)
         return middle
+
+    def _selected(self, columns: LiteralString) -> psycopg.Cursor[Any]:
+        return self._connection.execute(
+            sql.SQL("SELECT {} FROM {} ORDER BY number").format(sql.SQL(columns), self._table)
+        )
+
+    def _place(self, number: int) -> str:
+        place = sql.SQL("SELECT place::pg_catalog.text FROM {} WHERE number OPERATOR(pg_catalog.=) {}")
+        row = self._connection.execute(place.format(self._table, number + 1)).fetchone()
+        if row is None:
+            raise LookupError("a row of the batch is not among those that were numbered")
+        return row[0]
 
     def _rows(self, part: _Part) -> GatheredRows:
         numbers = sql.SQL("SELECT place FROM {} WHERE number BETWEEN {} AND {}")
