@@ -155,7 +155,10 @@ class TestMovedValues:
         with pytest.raises(ExclusionViolation, match="apart"):
             publish(url, "inline", UPSERT, [(3, 12, 3), (4, 30, 4)], "upsert", order_by="seq")
         with pytest.raises(TargetError, match=r"UNIQUE_VALUE_MOVED.*'apart'"):
-            publish(url, "inline", UPSERT, [(3, 12, 3), (4, 30, 4)], "upsert", dead_letters=True)
+            publish(url, "inline", UPSERT, [(2, 40, 3), (1, 11, 4)][::-1], "upsert", dead_letters=True)
+        # No stored row of these keys can have given a period away.
+        publish(url, "inline", UPSERT, [(3, 12, 3), (4, 30, 4)], "upsert", dead_letters=True)
+        assert letters(admin) == [(3, "23P01")]
 
     def test_an_index_on_an_expression(self, url, admin):
         """Which rows have a value of it is not looked up; in their order they are found all the same."""
