@@ -24,9 +24,9 @@ from pgonce.offsets_store.verdict.targets import WrittenTables
 QUERY = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"
 RUN = "aaaaaaaa-1111-4111-8111-111111111111"
+# When events were heard in each database, which is one of each test.
+_heard: dict[str, datetime] = {}
 # Where a query over a topic t ends.
-# When events were heard: not long ago, because what is old says nothing about the lag of now.
-HEARD_AT = datetime.now(timezone.utc).replace(microsecond=0) - timedelta(seconds=30)
 KAFKA = {"0": {"t": {"0": 10, "1": 20}}}
 
 
@@ -76,6 +76,11 @@ def take_over(url: str, batch: Batch, replaces: str) -> None:
         record.replace_writer_in_tx(connection, locked, batch, replaces)
 
 
+def heard_at(url: str) -> datetime:
+    """When events of this database were heard: not long ago, because what is old says nothing about the lag of now."""
+    return _heard.setdefault(url, datetime.now(timezone.utc).replace(microsecond=0) - timedelta(seconds=30))
+
+
 def hear(
     url: str,
     latest: Any,
@@ -90,7 +95,7 @@ def hear(
         "query_id": query_id,
         "run_id": RUN,
         "batch_id": batch_id,
-        "progress_at": HEARD_AT + timedelta(seconds=seconds),
+        "progress_at": heard_at(url) + timedelta(seconds=seconds),
         "num_input_rows": 1,
         "latest_offsets": latest,
         "disagreement": disagreement,

@@ -75,7 +75,7 @@ def mend(admin, table="pgonce.dead_letters"):
 
 
 BOTH = [
-    ("new", "public.events New", "public.events New", '"public"."events New"'),
+    ("new", 'public."events New"', 'public."events New"', '"public"."events New"'),
     ("old", "public.events", "public.events", '"public"."events"'),
 ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 
-from support.ledger_history import HEARD_AT, KAFKA, hear, publish
+from support.ledger_history import KAFKA, hear, heard_at, publish
 
 from pgonce.offsets_store.status.lag import total_lag
 
@@ -28,7 +28,7 @@ class TestLag:
         hear(url, {"0": {"t": {"0": 11, "1": 20}}}, batch_id=9, seconds=1)
         rows = store.lag("orders")
         assert [row.lag for row in rows] == [3, 0]
-        assert {row.measured_at for row in rows} == {HEARD_AT + timedelta(seconds=5)}
+        assert {row.measured_at for row in rows} == {heard_at(url) + timedelta(seconds=5)}
         assert total_lag(rows) == 3
 
     def test_an_event_older_than_the_end_tells_nothing(self, url, store):
@@ -64,18 +64,18 @@ class TestLag:
         hear(url, {"0": {"t": {"0": 15, "1": 22}}}, seconds=-3600)
         rows = store.lag("orders")
         assert [(row.lag, row.latest_offset) for row in rows] == [(None, 15), (None, 22)]
-        assert {row.measured_at for row in rows} == {HEARD_AT - timedelta(hours=1)}
+        assert {row.measured_at for row in rows} == {heard_at(url) - timedelta(hours=1)}
         assert total_lag(rows) is None
-        when = f"{(HEARD_AT - timedelta(hours=1)).astimezone():%Y-%m-%d %H:%M:%S}"
+        when = f"{(heard_at(url) - timedelta(hours=1)).astimezone():%Y-%m-%d %H:%M:%S}"
         shown = pgonce("status").stdout
         assert all(text in shown for text in ("?", "was 7", f"at {when}"))
         assert f"Newest at {when}" in pgonce("offsets", "orders").stdout
         (writer,) = json.loads(pgonce("status", "--json").stdout)
         assert writer["lag"] is None
-        assert writer["lag_measured_at"].startswith(f"{HEARD_AT - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}")
+        assert writer["lag_measured_at"].startswith(f"{heard_at(url) - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}")
 
     def test_when_it_was_measured_is_shown(self, url, pgonce):
         """Beside a lag that counts, too."""
         publish(url, 0, KAFKA)
         hear(url, {"0": {"t": {"0": 13, "1": 20}}})
-        assert f"at {HEARD_AT.astimezone():%Y-%m-%d %H:%M:%S}" in pgonce("status").stdout
+        assert f"at {heard_at(url).astimezone():%Y-%m-%d %H:%M:%S}" in pgonce("status").stdout
