@@ -30,7 +30,7 @@ from pgonce.sink.target.keys.key_plan import plan_upsert
 from pgonce.sink.target.missing_table import missing_table, refuse_missing_schema
 from pgonce.sink.target.privileges import refuse_missing_privileges
 from pgonce.sink.target.routes.listed_tables import refuse_doubled
-from pgonce.sink.target.table_name import resolve_tables
+from pgonce.sink.target.table_name import ResolvedName, resolve_tables
 
 _log = logging.getLogger("pgonce")
 
@@ -126,9 +126,9 @@ def _look_without_columns(url: str, where: Destination | Routes) -> None:
         connection.rollback()
 
 
-def _found(connection: psycopg.Connection, destination: Destination) -> TargetTable | None:
+def _found(connection: psycopg.Connection, destination: Destination) -> tuple[ResolvedName, TargetTable | None]:
     """
-    The table, which can be written into; None where it is to be created.
+    The table's name, and the table, which can be written into; None where it is to be created.
 
     :raises TargetError: where it is missing, or no such table.
     """
@@ -136,11 +136,11 @@ def _found(connection: psycopg.Connection, destination: Destination) -> TargetTa
     found, table = look_up_table(connection, destination.table)
     if table is not None:
         check_table(table, destination)
-        return table
+        return found, table
     refuse_missing_schema(connection, found.schema)
     if not destination.create_table:
         raise missing_table(connection, found)
-    return None
+    return found, None
 
 
 def _look_at_all(connection: psycopg.Connection, routes: Routes, columns: Sequence[EncodedColumn]) -> None:
@@ -172,9 +172,9 @@ def look_at_table(
     :return: the table as it will be; None if it is to be created.
     :raises TargetError: as the commit would.
     """
-    table = _found(connection, destination)
+    found, table = _found(connection, destination)
     if table is None:
-        refuse_nested_keys(destination.table, columns, destination.keys)
+        refuse_nested_keys(found.qualified_name, columns, destination.keys)
         return None
     changes = changes_for(table, columns, destination)
     if changes:
