@@ -16,6 +16,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.qualified_name import qualified_name
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.settings import Destination
 from pgonce.sink.target.catalogue import TargetColumn, TargetTable
@@ -227,7 +228,7 @@ def create_table(
 
     :raises TargetError: NESTED_KEY.
     """
-    refuse_nested_keys(f"{schema}.{name}", encoded, keys)
+    refuse_nested_keys(qualified_name(schema, name), encoded, keys)
     parts = [sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.ddl_type)) for c in encoded]
     if keys:
         parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
