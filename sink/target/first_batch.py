@@ -25,7 +25,7 @@ from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection, lone
 from pgonce.offsets_store.preflight.places import may_create
 from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, missing_on_ledger
-from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.offsets_store.verdict.refused_batch import refusal
 from pgonce.sink.routes import Routes
@@ -107,6 +107,9 @@ def _refuse_rivals(connection: Connection, settings: CommitSettings, batch: Batc
     remedies = settings.remedies
     ledger = unknown_writer_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
     if ledger is None:
+        return
+    if batch.span is None and stored_positions(ledger, remedies) is not None:
+        # The rows may carry positions, which tell which of them the replaced query has stored.
         return
     verdict = decide(ledger, batch, remedies)
     if verdict not in PUBLISH | SKIP:
