@@ -348,7 +348,7 @@ def looked_at(url, login, tmp_path, monkeypatch) -> Iterator[tuple[Streamer, Cal
 
 
 def test_which_commands_a_role_that_only_looks_can_run(looked_at):
-    """All that read, and all that show what they would do; those for dead letters only with the last grant."""
+    """All that read, and all that show what they would do, but for a replay, which tries to write."""
     viewer, run = looked_at
     *ledger, of_letters = granted_in_the_document("viewer")
     viewer.grant(ledger)
@@ -359,7 +359,10 @@ def test_which_commands_a_role_that_only_looks_can_run(looked_at):
     assert "[ACCEPT_NOT_NEEDED]" in failed[SHOWS[1]]
     assert ["NOT_PERMITTED" in run(command).stderr for command in LETTERS] == [True] * len(LETTERS)
     viewer.grant([of_letters])
-    assert [run(command).exit_code for command in LETTERS] == [ExitCode.OK] * len(LETTERS)
+    shown, tried, discarded = map(run, LETTERS)
+    assert (shown.exit_code, discarded.exit_code) == (ExitCode.OK, ExitCode.OK)
+    assert tried.exit_code == ExitCode.FAILED
+    assert "NOT_PERMITTED" in tried.stderr
 
 
 @pytest.mark.parametrize(

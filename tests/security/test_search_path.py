@@ -193,6 +193,27 @@ def test_changes_are_applied_and_evil_is_never_called(transport, evil_url, admin
         admin.execute("TRUNCATE changed, pgonce.tombstones, pgonce.tombstone_sets")
 
 
+def test_rows_are_written_in_their_order_and_evil_is_never_called(evil_url, admin):
+    """Numbering the rows, halving them and asking whether a value has moved need nothing but pg_catalog."""
+    ensure_ledger(evil_url)
+    admin.execute(
+        "DROP TABLE IF EXISTS public.moved;"
+        "CREATE TABLE public.moved (id bigint PRIMARY KEY, u bigint UNIQUE, parent bigint REFERENCES public.moved "
+        "ON DELETE CASCADE, name text, seq date)"
+    )
+    struct = changes(id=t.LongType(), u=t.LongType(), parent=t.LongType(), name=t.StringType(), seq=t.DateType())
+    days = [date(2026, 1, day) for day in range(1, 9)]
+    how = {"struct": struct, "table": "public.moved", "keep_where": "?", "dead_letters": True}
+    admin.execute("TRUNCATE pgonce.dead_letters")
+    apply(evil_url, *((n, n, None, "a", days[0], WRITE) for n in (1, 2, 3)), **how)
+    rows = [(2, 4, 1, "?", days[1], WRITE), (1, 2, None, "b", days[2], WRITE), (9, 3, None, "c", days[3], WRITE)]
+    moved = [(2, 4, 3, "?", days[4], WRITE), (1, None, None, None, days[5], DELETE), (8, 8, None, "?", days[6], WRITE)]
+    apply(evil_url, *rows, *moved, **how)
+    assert admin.execute("SELECT id, u, parent, name FROM public.moved ORDER BY id").fetchall() == [
+        (2, 4, 3, "a"), (3, 3, None, "a")
+    ]  # fmt: skip
+
+
 def test_an_administrators_ledger_means_what_it_says(evil_url, admin):
     """Migrations, run or printed, and the views that they leave behind are made of pg_catalog's names."""
     ensure_ledger(evil_url)

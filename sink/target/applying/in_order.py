@@ -166,7 +166,9 @@ class _InOrder:
         return row[0]
 
     def _rows(self, part: _Part) -> GatheredRows:
-        numbers = sql.SQL("SELECT place FROM {} WHERE number BETWEEN {} AND {}")
+        numbers = sql.SQL(
+            "SELECT place FROM {} WHERE number OPERATOR(pg_catalog.>=) {} AND number OPERATOR(pg_catalog.<=) {}"
+        )
         places = numbers.format(self._table, part.start + 1, part.end)
         return self._gathered.only(sql.SQL("ctid OPERATOR(pg_catalog.=) ANY (ARRAY({}))").format(places))
 

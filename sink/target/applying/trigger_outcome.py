@@ -11,6 +11,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres import search_path
 from pgonce.sink.target.applying.change_table import DELETED, ChangeTable
 from pgonce.sink.target.keys.by_index import execute_joined
 
@@ -90,7 +91,10 @@ class Outcome:
             )
 
     def _count(self, question: sql.Composed) -> int:
-        row = self._connection.execute(question).fetchone()
+        # It names types and operators as our search_path finds them.
+        cursor = self._connection.cursor()
+        search_path.execute_in_tx(cursor, question)
+        row = cursor.fetchone()
         return row[0] if row else 0
 
 

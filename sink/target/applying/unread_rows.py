@@ -69,7 +69,7 @@ def _asked(
     has_operation = batch.changes and batch.changes.feed == "debezium"
     has_operation = has_operation and OPERATION in {column.name for column in batch.columns}
     inserts = sql.SQL(", ").join(map(sql.Literal, _INSERTS))
-    is_insert = sql.SQL("given.{} IN ({})").format(sql.Identifier(OPERATION), inserts)
+    is_insert = sql.SQL("given.{} OPERATOR(pg_catalog.=) ANY (ARRAY[{}])").format(sql.Identifier(OPERATION), inserts)
     return sql.SQL(
         "SELECT given.ctid::pg_catalog.text, "
         "COALESCE(pg_catalog.bool_or({is_insert}) OVER (PARTITION BY change.ctid), false), {unread} "
