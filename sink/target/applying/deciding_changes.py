@@ -131,7 +131,7 @@ def _with_known_values(table: ChangeTable, ranked: sql.Composable) -> sql.Compos
     The ranked changes, with what is known of the columns for which an earlier change of the key may count.
 
     A value that was not read is that of the last write which has one, and a column that may not change has that of the
-    first write, each since the key was last deleted.
+    first write (which has one), each since the key was last deleted.
     """
     keys = _keys(table)
     frozen = table.frozen
@@ -139,19 +139,22 @@ def _with_known_values(table: ChangeTable, ranked: sql.Composable) -> sql.Compos
     window = sql.SQL('(PARTITION BY {} ORDER BY {}, "pgonce: rank" {})')
     first = window.format(keys, gone, sql.SQL("DESC"))
     known = [
-        sql.SQL("pg_catalog.first_value({0}) OVER {1} AS {0}").format(sql.Identifier(name), first) for name in frozen
+        sql.SQL("pg_catalog.first_value({0}) OVER {1} AS {0}").format(sql.Identifier(name), first)
+        for name in frozen
+        if name not in table.unread
     ]
     for name, unread in table.unread.items():
         useless = sql.SQL("({} OR {})").format(unread, gone)
         last = window.format(keys, useless, sql.SQL("ASC"))
         known.append(sql.SQL("pg_catalog.first_value({}) OVER {} AS {}").format(useless, last, unread))
-        if name not in frozen:
-            known.append(
-                sql.SQL(
-                    "CASE WHEN pg_catalog.first_value({useless}) OVER {last} THEN NULL "
-                    "ELSE pg_catalog.first_value({column}) OVER {last} END AS {column}"
-                ).format(useless=useless, last=last, column=sql.Identifier(name))
-            )
+        # Of a column that may not change, the first write that has a value.
+        chosen = window.format(keys, useless, sql.SQL("DESC")) if name in frozen else last
+        known.append(
+            sql.SQL(
+                "CASE WHEN pg_catalog.first_value({useless}) OVER {chosen} THEN NULL "
+                "ELSE pg_catalog.first_value({column}) OVER {chosen} END AS {column}"
+            ).format(useless=useless, chosen=chosen, column=sql.Identifier(name))
+        )
     rest = [sql.Identifier(column.target) for column in table.written if column.target not in {*table.unread, *frozen}]
     rest += [sql.Identifier(ORDER)] if table.order_column == ORDER else []
     return sql.SQL("SELECT {} FROM ({}) AS ranked").format(

@@ -235,6 +235,9 @@ class Changing(RuleBasedStateMachine):
         if len(bad) == len(numbers) > 1:
             # A batch of which no row can be written stops the query.
             return
+        if how.keep and how.update_columns and self.lacks_rows(changes):
+            # A column that updates leave alone has what the first change says, though that is put aside by itself.
+            return
         if how.keep:
             bad |= {number for number, change in zip(numbers, changes, strict=True) if change.name == UNREAD}
         with patch.object(upsert, "MERGED_ROWS", 0 if how.table == WHOLE else upsert.MERGED_ROWS):
@@ -270,6 +273,15 @@ class Changing(RuleBasedStateMachine):
         parts = {0 if change.id == 1 else 1 for change in changes}
         is_parted = self.how.table.endswith("True") and len(parts) == 1
         return f"{self.name}_{parts.pop()}" if is_parted else sql.Identifier(self.called).as_string(None)
+
+    def lacks_rows(self, changes: Iterable[Change]) -> bool:
+        """Whether a change leaves out a value that no row of its key has when its turn comes."""
+        table = dict(self.model)
+        for change in sorted(changes, key=lambda change: change.seq):
+            if lacks_its_row(table.get(tuple(getattr(change, name) for name in self.how.keys)), change, self.how):
+                return True
+            one_by_one(table, [change], self.how)
+        return False
 
     def compare(self) -> None:
         """A soft delete of a row that was never seen cannot leave one."""

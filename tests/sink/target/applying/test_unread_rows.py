@@ -53,6 +53,13 @@ def test_it_is_put_aside_if_there_are_dead_letters(only_newer, transport, url, a
     assert letters(admin) == [("20", "VALUE_NOT_READ", "name"), ("21", "VALUE_NOT_READ", "name")]
 
 
+def test_a_column_that_updates_leave_alone_has_the_first_value_that_was_read(url, admin):
+    """Neither the null of a change before it, nor a value of one after it."""
+    rows = [(1, "?", 1, WRITE), (1, "long", 2, WRITE), (1, "later", 3, WRITE)]
+    apply(url, *rows, update_columns=["seq"], **UNREAD)
+    assert stored(admin) == [(1, "long", 3)]
+
+
 def test_a_batch_of_nothing_else_is_put_aside(url, admin):
     """Such changes say nothing about the table, so a quiet stream does not stop for them."""
     how = {"dead_letters": True, **UNREAD}
