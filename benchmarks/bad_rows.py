@@ -34,9 +34,9 @@ from pgonce.sink.data_source.parcel_rows import ParcelRows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import StagingTable
-from pgonce.sink.target.publish import publication
+from pgonce.sink.writing.publish import publication
 
 _TABLE = (
     "id bigint PRIMARY KEY, customer integer CHECK (customer >= 0), amount double precision, status varchar(8), "

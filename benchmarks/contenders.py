@@ -17,7 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from upserts import merge_by_hand
 
 from pgonce import PostgresBatchWriter
-from pgonce.sink.settings import TableOptions
+from pgonce.sink.options.destination import TableOptions
 
 # A partition of 500,000 rows is 45 MB: no load reaches this limit.
 _ALL_INLINE = str(512 * 1024 * 1024)

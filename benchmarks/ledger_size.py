@@ -29,7 +29,7 @@ from rich.table import Table
 from screen import about_this_run, write_results
 from typer.testing import CliRunner
 
-from pgonce.offsets_store.cli.main import app
+from pgonce.cli.main import app
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work

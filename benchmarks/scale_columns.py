@@ -24,9 +24,9 @@ from run import POSTGRES
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.route_options import where_to
-from pgonce.sink.routes import Routes
-from pgonce.sink.settings import Destination
+from pgonce.sink.options.destination import Destination
+from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.routes import Routes
 
 _VALUES = 4_000_000
 

@@ -29,7 +29,7 @@ from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options import SinkOptions, parse_options
+from pgonce.sink.options.sink_options import SinkOptions, parse_options
 
 _WARM_UP = 5
 _ROWS = 25

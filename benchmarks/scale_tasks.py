@@ -33,7 +33,7 @@ from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options import parse_options
+from pgonce.sink.options.sink_options import parse_options
 
 ROWS_A_TASK = 25
 _WAYS = (PYTHON_NOTHING, WITHOUT_RECEIVER, INLINE, FOREACH_NOTHING, BATCH_WRITER)

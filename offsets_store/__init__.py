@@ -5,6 +5,6 @@ Runs on the driver, in Spark's workers and on the command line. Invariant: this 
 only its listener needs pyspark.
 """
 
-from pgonce.offsets_store.log_lines import keep_lines_whole
+from .log_lines import keep_lines_whole
 
 keep_lines_whole()

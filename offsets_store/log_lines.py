@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timezone
 
-from pgonce.offsets_store.shown import one_line
+from .shown import one_line
 
 LOGGERS = ("pgonce", "pgonce.staging", "pgonce.receiver")
 

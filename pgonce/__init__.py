@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
     from pgonce.sink.foreach_batch.transaction import BatchTransaction
     from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
-    from pgonce.sink.pipeline_sink_options import pipeline_sink_options
+    from pgonce.sink.options.pipeline_sink_options import pipeline_sink_options
     from pgonce.sink.recover_and_start import recover_and_start
 
     __version__: str
@@ -41,7 +41,7 @@ else:
         "StoredJob": "pgonce.offsets_store.status.batch_jobs",
         "StoredLetter": "pgonce.offsets_store.status.dead_letters",
         "StoredWriter": "pgonce.offsets_store.status.stored",
-        "pipeline_sink_options": "pgonce.sink.pipeline_sink_options",
+        "pipeline_sink_options": "pgonce.sink.options.pipeline_sink_options",
         "recover_and_start": "pgonce.sink.recover_and_start",
         "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
         "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",

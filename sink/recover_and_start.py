@@ -21,7 +21,8 @@ from pgonce.offsets_store.errors import NOTHING, RecoveryError
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
-from pgonce.sink.errors import SparkError, without_data_sources
+
+from .errors import SparkError, without_data_sources
 
 # Spark allows asynchronous progress tracking only for sinks that it knows. This internal option of Spark's lifts that.
 _LET_ANY_SINK = "_asyncProgressTrackingOverrideSinkSupportCheck"

@@ -9,6 +9,7 @@ pytest_plugins = [
     "support.fixtures.thorough",
     "support.fixtures.order",
     "support.fixtures.postgres",
+    "support.fixtures.stored",
     "support.fixtures.extensions",
     "support.fixtures.proxy",
     "support.fixtures.pgbouncer",

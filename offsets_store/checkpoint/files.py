@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import Any, Literal, TypeVar
 
-from pgonce.offsets_store.errors import CheckpointError
+from ..errors import CheckpointError
 
 T = TypeVar("T")
 

@@ -11,8 +11,10 @@ import hashlib
 import time
 from collections.abc import Callable, Iterable
 
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
-from pgonce.offsets_store.checkpoint.log_entries import (
+from ..errors import CheckpointError
+from ..offsets.compare import Offsets
+from .files import CheckpointFiles, open_location
+from .log_entries import (
     CommitLog,
     OffsetLog,
     OffsetLogEntry,
@@ -22,8 +24,6 @@ from pgonce.offsets_store.checkpoint.log_entries import (
     parse_offset_log,
     parse_query_id,
 )
-from pgonce.offsets_store.errors import CheckpointError
-from pgonce.offsets_store.offsets.compare import Offsets
 
 _FIRST_PAUSE = 0.002
 _LONGEST_PAUSE = 0.1

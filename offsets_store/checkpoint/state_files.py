@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles
+from .files import CheckpointFiles
 
 _VERSION = re.compile(r"\.?([0-9]+)(_[^.]+)?\.(delta|snapshot|changelog|zip)(\.crc)?", re.ASCII)
 _WHOLE = frozenset({"snapshot", "zip"})

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from pgonce.offsets_store.checkpoint.files import ArrowFiles, CheckpointFiles, LocalFiles, open_location
-from pgonce.offsets_store.errors import CheckpointError
+from ..errors import CheckpointError
+from .files import ArrowFiles, CheckpointFiles, LocalFiles, open_location
 
 T = TypeVar("T")
 

@@ -25,26 +25,20 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit import one_transaction
-from pgonce.offsets_store.commit.notification import notify_in_tx
-from pgonce.offsets_store.commit.retrying import tried
-from pgonce.offsets_store.commit.session import application_name, session_of_a_try
-from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import Named, Outcome
-from pgonce.offsets_store.errors import RefusedBatch
-from pgonce.offsets_store.ledger.batch_jobs import (
-    Job,
-    RecordedJob,
-    claim_in_tx,
-    record_job_in_tx,
-    record_skip_in_tx,
-)
-from pgonce.offsets_store.ledger.begin import TransactionState, begin_in_tx
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.offsets_store.postgres.one_round_trip import one_trip
-from pgonce.offsets_store.postgres.search_path import leave_in_tx
+from ..errors import RefusedBatch
+from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
+from ..ledger.begin import TransactionState, begin_in_tx
+from ..ledger.published import Published
+from ..postgres.connect import driver_connection
+from ..postgres.lock_watch import LockWatch
+from ..postgres.one_round_trip import one_trip
+from ..postgres.search_path import leave_in_tx
+from . import one_transaction
+from .notification import notify_in_tx
+from .retrying import tried
+from .session import application_name, session_of_a_try
+from .settings import CommitSettings
+from .work import Named, Outcome
 
 _log = logging.getLogger("pgonce")
 

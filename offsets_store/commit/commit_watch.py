@@ -14,9 +14,9 @@ from contextlib import contextmanager
 
 import psycopg
 
-from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.postgres.bounds import enter_in_tx
-from pgonce.offsets_store.postgres.connect import connect
+from ..errors import PgonceError
+from ..postgres.bounds import enter_in_tx
+from ..postgres.connect import connect
 
 _log = logging.getLogger("pgonce")
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 
-from pgonce.offsets_store.commit.retrying import commit_batch, left_unknown
-from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import PgonceError, without_its_words
-from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import PlannedBatch
+from ..errors import PgonceError, without_its_words
+from ..verdict.decide import Verdict
+from ..verdict.facts import PlannedBatch
+from .retrying import commit_batch, left_unknown
+from .settings import CommitSettings
+from .work import Work
 
 _log = logging.getLogger("pgonce")
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.errors import bad_option
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from ..errors import bad_option
+from ..ledger.published import Published
+from ..postgres.connect import driver_connection
+from ..postgres.storable import refuse_unstorable
 
 # Postgres's own bounds: NOTIFY_PAYLOAD_MAX_LENGTH and NAMEDATALEN, each less the byte that ends the text.
 _LONGEST_PAYLOAD = 7999

@@ -10,12 +10,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection, event
 
-from pgonce.offsets_store.commit.commit_watch import saying_why_it_waits
-from pgonce.offsets_store.commit.work import Named, Outcome
-from pgonce.offsets_store.errors import NOTHING, CommitError
-from pgonce.offsets_store.ledger.begin import TransactionState, transaction_state_in_tx
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.translate import leaves_commit_unknown
+from ..errors import NOTHING, CommitError
+from ..ledger.begin import TransactionState, transaction_state_in_tx
+from ..postgres.connect import driver_connection
+from ..postgres.translate import leaves_commit_unknown
+from .commit_watch import saying_why_it_waits
+from .work import Named, Outcome
 
 
 def refuse_lost_on_crash(state: TransactionState) -> None:

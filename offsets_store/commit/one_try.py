@@ -26,24 +26,18 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit import one_transaction
-from pgonce.offsets_store.commit.notification import notify_in_tx
-from pgonce.offsets_store.commit.session import application_name, session_of_a_try
-from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import NameSink, Outcome, Work, named
-from pgonce.offsets_store.commit.written_tables import compared_with_earlier
-from pgonce.offsets_store.ledger import record
-from pgonce.offsets_store.ledger.acceptances import close_acceptances_in_tx, is_accepted_in_tx
-from pgonce.offsets_store.ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
-from pgonce.offsets_store.ledger.lock import LockedWriter, SnapshotTooOldError, lock_writer_in_tx
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.offsets_store.postgres.one_round_trip import one_trip
-from pgonce.offsets_store.postgres.search_path import leave_in_tx
-from pgonce.offsets_store.postgres.translate import ledger_gone
-from pgonce.offsets_store.verdict.decide import (
+from ..ledger import record
+from ..ledger.acceptances import close_acceptances_in_tx, is_accepted_in_tx
+from ..ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
+from ..ledger.lock import LockedWriter, SnapshotTooOldError, lock_writer_in_tx
+from ..ledger.published import Published
+from ..offsets.compare import Offsets
+from ..postgres.connect import driver_connection
+from ..postgres.lock_watch import LockWatch
+from ..postgres.one_round_trip import one_trip
+from ..postgres.search_path import leave_in_tx
+from ..postgres.translate import ledger_gone
+from ..verdict.decide import (
     ACCEPTABLE,
     PUBLISH,
     SKIP,
@@ -53,9 +47,15 @@ from pgonce.offsets_store.verdict.decide import (
     starts_over,
     stored_positions,
 )
-from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
-from pgonce.offsets_store.verdict.refused_batch import refusal
-from pgonce.offsets_store.verdict.targets import WrittenTables
+from ..verdict.facts import Batch, PlannedBatch
+from ..verdict.refused_batch import refusal
+from ..verdict.targets import WrittenTables
+from . import one_transaction
+from .notification import notify_in_tx
+from .session import application_name, session_of_a_try
+from .settings import CommitSettings
+from .work import NameSink, Outcome, Work, named
+from .written_tables import compared_with_earlier
 
 _log = logging.getLogger("pgonce")
 

@@ -15,15 +15,12 @@ from typing import TypeVar
 import psycopg
 import sqlalchemy.exc
 
-from pgonce.offsets_store.commit.one_try import ask_or_skip, has_committed, publish_or_skip
-from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.commit.work import Named, NameSink, Outcome, Work, named
-from pgonce.offsets_store.errors import NOTHING, CommitError, ConnectError, PgonceError
-from pgonce.offsets_store.ledger.migrations import forget_ledger
-from pgonce.offsets_store.postgres.backoff import in_one_line, patiently
-from pgonce.offsets_store.postgres.lock_watch import HeldByOthersError, LockWatch
-from pgonce.offsets_store.postgres.refused_rows import target_error
-from pgonce.offsets_store.postgres.translate import (
+from ..errors import NOTHING, CommitError, ConnectError, PgonceError
+from ..ledger.migrations import forget_ledger
+from ..postgres.backoff import in_one_line, patiently
+from ..postgres.lock_watch import HeldByOthersError, LockWatch
+from ..postgres.refused_rows import target_error
+from ..postgres.translate import (
     driver_error,
     is_ledger_gone,
     is_standby,
@@ -31,8 +28,11 @@ from pgonce.offsets_store.postgres.translate import (
     ledger_error,
     passes,
 )
-from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import PlannedBatch
+from ..verdict.decide import Verdict
+from ..verdict.facts import PlannedBatch
+from .one_try import ask_or_skip, has_committed, publish_or_skip
+from .settings import CommitSettings
+from .work import Named, NameSink, Outcome, Work, named
 
 _log = logging.getLogger("pgonce")
 

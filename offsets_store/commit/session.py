@@ -14,10 +14,10 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger
-from pgonce.offsets_store.postgres.bounds import outlast_locks
-from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
+from ..ledger.migrations import ensure_ledger, forget_ledger
+from ..postgres.bounds import outlast_locks
+from ..postgres.connect import checked_out, driver_connection
+from .settings import CommitSettings
 
 
 def application_name(run_id: str) -> str:

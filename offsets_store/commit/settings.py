@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from pgonce.offsets_store.commit.notification import refuse_unfit_channel
-from pgonce.offsets_store.errors import bad_option
-from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
-from pgonce.offsets_store.postgres.connect import parse_url
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
-from pgonce.offsets_store.verdict.facts import Remedies
+from ..errors import bad_option
+from ..postgres.backoff import RETRY_SECONDS
+from ..postgres.connect import parse_url
+from ..postgres.storable import refuse_unstorable
+from ..verdict.facts import Remedies
+from .notification import refuse_unfit_channel
 
 LEAST_RETAINED_BATCHES = 100
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
+from ..ledger.published import Published
+from ..offsets.compare import Offsets
+from ..verdict.facts import Batch, PlannedBatch
 
 
 @dataclass(frozen=True)

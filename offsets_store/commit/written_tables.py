@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 
-from pgonce.offsets_store.errors import NOTHING, CommitError
-from pgonce.offsets_store.verdict.facts import Batch, Writer
-from pgonce.offsets_store.verdict.targets import Targets, WrittenTables, changed_targets, known_targets
+from ..errors import NOTHING, CommitError
+from ..verdict.facts import Batch, Writer
+from ..verdict.targets import Targets, WrittenTables, changed_targets, known_targets
 
 _log = logging.getLogger("pgonce")
 

@@ -9,7 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgonce.offsets_store.export_group.plan import (
+from ..kafka.groups import group_in_use, group_offsets, has_members, log_ends, move_group
+from ..kafka.settings import Brokers
+from ..ledger.session import reading
+from ..status.reached import living_writers
+from ..status.read_stored import writers_of
+from .plan import (
     Move,
     beyond_the_log,
     ends_to_export,
@@ -19,11 +24,6 @@ from pgonce.offsets_store.export_group.plan import (
     strangers,
     topic_is_shorter,
 )
-from pgonce.offsets_store.kafka_groups import group_in_use, group_offsets, has_members, log_ends, move_group
-from pgonce.offsets_store.kafka_settings import Brokers
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.status.reached import living_writers
-from pgonce.offsets_store.status.read_stored import writers_of
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
-from pgonce.offsets_store.kafka_broker import TopicPartition
-from pgonce.offsets_store.kafka_groups import GroupOffset
-from pgonce.offsets_store.status.reached import held_by_all
-from pgonce.offsets_store.status.stored import StoredWriter
+from ..errors import UNCHANGED, OffsetsError
+from ..kafka.broker import TopicPartition
+from ..kafka.groups import GroupOffset
+from ..status.reached import held_by_all
+from ..status.stored import StoredWriter
 
 
 @dataclass(frozen=True)

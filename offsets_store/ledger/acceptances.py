@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlalchemy import BindParameter, ColumnElement, Connection, and_, func, literal, select, update
 
-from pgonce.offsets_store.ledger.tables import interventions
+from .tables import interventions
 
 
 def is_open(writer_id: int | BindParameter[int]) -> ColumnElement[bool]:

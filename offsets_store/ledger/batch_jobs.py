@@ -16,9 +16,9 @@ from uuid import UUID
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql
 
-from pgonce.offsets_store.ledger.migrations import refuse_too_new
-from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.tables import LEAST_READER, batch_job_skips, batch_jobs
+from .migrations import refuse_too_new
+from .published import Published
+from .tables import LEAST_READER, batch_job_skips, batch_jobs
 
 
 @dataclass(frozen=True)

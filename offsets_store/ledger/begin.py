@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from psycopg import sql
 from sqlalchemy import Connection, bindparam, func, literal_column, select
 
-from pgonce.offsets_store.postgres.bounds import server_settings
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.search_path import ENTER_COLUMNS
+from ..postgres.bounds import server_settings
+from ..postgres.connect import driver_connection
+from ..postgres.search_path import ENTER_COLUMNS
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.postgres import search_path
+from ..postgres import search_path
 
 
 class Feeder(NamedTuple):

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from psycopg import sql
 
-from pgonce.offsets_store.ledger.migrations import MIGRATIONS
-from pgonce.offsets_store.ledger.tables import SCHEMA, VIEWS
-from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
-from pgonce.offsets_store.postgres.search_path import SET_OURS
+from ..postgres.bounds import LOCK_SECONDS
+from ..postgres.search_path import SET_OURS
+from .migrations import MIGRATIONS
+from .tables import SCHEMA, VIEWS
 
 # A test revokes them one by one.
 PRIVILEGES = {

@@ -13,15 +13,15 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, bindparam, literal, select, text
 from sqlalchemy.dialects import postgresql
 
-from pgonce.offsets_store.ledger.acceptances import is_open
-from pgonce.offsets_store.ledger.begin import PLACES_IN_ORDER
-from pgonce.offsets_store.ledger.migrations import refuse_too_new
-from pgonce.offsets_store.ledger.named_query import replaced_query_in_tx
-from pgonce.offsets_store.ledger.neighbours import neighbours_in_tx
-from pgonce.offsets_store.ledger.tables import LEAST_READER, batches, replays, runs, writers
-from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Writer
-from pgonce.offsets_store.verdict.reads import recorded_reads
-from pgonce.offsets_store.verdict.rivals import rivals_of
+from ..verdict.facts import Batch, Ledger, Recorded, Writer
+from ..verdict.reads import recorded_reads
+from ..verdict.rivals import rivals_of
+from .acceptances import is_open
+from .begin import PLACES_IN_ORDER
+from .migrations import refuse_too_new
+from .named_query import replaced_query_in_tx
+from .neighbours import neighbours_in_tx
+from .tables import LEAST_READER, batches, replays, runs, writers
 
 
 @dataclass(frozen=True)

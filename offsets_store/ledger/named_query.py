@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from sqlalchemy import ColumnElement, Connection, func, or_, select
 
-from pgonce.offsets_store.errors import NOTHING, OffsetsError
-from pgonce.offsets_store.ledger.tables import writers
-from pgonce.offsets_store.verdict.facts import Batch
+from ..errors import NOTHING, OffsetsError
+from ..verdict.facts import Batch
+from .tables import writers
 
 # Fewer characters of an id are probably something else that was mistyped.
 LEAST_CHARACTERS = 4

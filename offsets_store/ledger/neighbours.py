@@ -13,11 +13,11 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, Connection, Row, and_, cast, exists, func, literal, or_, select
 from sqlalchemy.dialects import postgresql
 
-from pgonce.offsets_store.ledger.tables import last_batches, writers, writers_and_last_batches
-from pgonce.offsets_store.offsets.positions import furthest
-from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.offsets_store.verdict.reads import recorded_reads
-from pgonce.offsets_store.verdict.rivals import Neighbour
+from ..offsets.positions import furthest
+from ..verdict.facts import Batch
+from ..verdict.reads import recorded_reads
+from ..verdict.rivals import Neighbour
+from .tables import last_batches, writers, writers_and_last_batches
 
 # Writers that may publish, and have published. A first batch that was rolled back leaves nothing that counts.
 IS_LIVING = and_(writers.c.last_batch_id.is_not(None), writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))

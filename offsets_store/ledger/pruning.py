@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, and_, delete, func, or_, select
 
-from pgonce.offsets_store.ledger.tables import batches, replays
+from .tables import batches, replays
 
 # To delete a few rows from time to time is cheaper than to delete one row every time.
 PRUNE_EVERY = 16

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pgonce.offsets_store.verdict.targets import Targets
+from ..verdict.targets import Targets
 
 
 @dataclass(frozen=True)

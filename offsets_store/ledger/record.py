@@ -16,15 +16,15 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, exists, func, insert, literal, select, update
 from sqlalchemy.dialects import postgresql
 
-from pgonce.offsets_store.ledger.lock import LockedWriter
-from pgonce.offsets_store.ledger.pruning import is_pruned_at, prune_in_tx
-from pgonce.offsets_store.ledger.published import Published, WrittenAs
-from pgonce.offsets_store.ledger.tables import batches, interventions, replays, runs, target_changes, writers
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.offsets.positions import furthest
-from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.offsets_store.verdict.reads import Reads, reads_of, together
-from pgonce.offsets_store.verdict.targets import WrittenTables
+from ..offsets.compare import Offsets
+from ..offsets.positions import furthest
+from ..verdict.facts import Batch
+from ..verdict.reads import Reads, reads_of, together
+from ..verdict.targets import WrittenTables
+from .lock import LockedWriter
+from .pruning import is_pruned_at, prune_in_tx
+from .published import Published, WrittenAs
+from .tables import batches, interventions, replays, runs, target_changes, writers
 
 _RECORD = insert(batches)
 _MOVED = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
+from ..postgres.connect import checked_out, driver_connection
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import logging
 
 import psycopg
 
-from pgonce.offsets_store.postgres.qualified_name import QUALIFIED_NAME
+from ..postgres.qualified_name import QUALIFIED_NAME
 
 _log = logging.getLogger("pgonce")
 

@@ -16,11 +16,11 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.ledger.migrations import require_ledger
-from pgonce.offsets_store.ledger.restored import follow_restore_in_tx
-from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
-from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
-from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
+from ..postgres.bounds import LOCK_SECONDS, enter_in_tx
+from ..postgres.connect import checked_out, driver_connection
+from ..postgres.translate import driver_error, ledger_error
+from .migrations import require_ledger
+from .restored import follow_restore_in_tx
 
 
 @contextmanager

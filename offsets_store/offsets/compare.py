@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeGuard
 
-from pgonce.offsets_store.offsets.exact_json import decode_exactly, same_json
+from .exact_json import decode_exactly, same_json
 
 Offsets = dict[str, Any]
 """Source id (``"0"``, ``"1"``, or the name of a named source) to its parsed offset.

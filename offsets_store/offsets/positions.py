@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgonce.offsets_store.offsets.compare import Offsets, kafka_positions
+from .compare import Offsets, kafka_positions
 
 Place = tuple[str, str, str]
 """A source's id, a topic and a partition."""

@@ -17,8 +17,8 @@ from typing import TypeVar
 import psycopg
 import sqlalchemy.exc
 
-from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.postgres.translate import driver_error, passes, scrub
+from ..errors import PgonceError
+from .translate import driver_error, passes, scrub
 
 _T = TypeVar("_T")
 

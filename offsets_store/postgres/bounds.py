@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
-from pgonce.offsets_store.postgres.search_path import SET_OURS
+from .search_path import SET_OURS
 
 KEEPALIVES = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 """Libpq's parameters for a connection on which nothing is under way: it is dead after 30 + 3 * 10 seconds."""

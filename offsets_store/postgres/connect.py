@@ -21,12 +21,12 @@ import sqlalchemy.exc
 from psycopg.conninfo import conninfo_to_dict
 from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 
-from pgonce.offsets_store.errors import ConfigurationError, ConnectError
-from pgonce.offsets_store.postgres.bounds import with_line_bounds
-from pgonce.offsets_store.postgres.passwords.connect_asking import connect_asking
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
-from pgonce.offsets_store.postgres.search_path import SET_OURS
-from pgonce.offsets_store.postgres.translate import connect_error
+from ..errors import ConfigurationError, ConnectError
+from .bounds import with_line_bounds
+from .passwords.connect_asking import connect_asking
+from .passwords.postgres_url import PostgresUrl
+from .search_path import SET_OURS
+from .translate import connect_error
 
 
 def _shows_no_row(record: logging.LogRecord) -> bool:

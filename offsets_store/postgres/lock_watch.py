@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.postgres.bounds import enter_in_tx
-from pgonce.offsets_store.postgres.connect import connect
+from ..errors import PgonceError
+from .bounds import enter_in_tx
+from .connect import connect
 
 _log = logging.getLogger("pgonce")
 

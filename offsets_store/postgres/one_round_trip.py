@@ -12,8 +12,8 @@ from contextlib import contextmanager, nullcontext
 import psycopg
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.translate import is_transient, ledger_error
+from .connect import driver_connection
+from .translate import is_transient, ledger_error
 
 
 @contextmanager

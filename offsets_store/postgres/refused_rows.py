@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import psycopg
 
-from pgonce.offsets_store.errors import NOTHING, PgonceError, TargetError
-from pgonce.offsets_store.postgres.translate import PRIMARY_NEEDED, ledger_error, scrub
+from ..errors import NOTHING, PgonceError, TargetError
+from .translate import PRIMARY_NEEDED, ledger_error, scrub
 
 _AFTERWARDS = "Then start the query again: Spark runs the batch again from its source."
 

@@ -17,8 +17,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.postgres.local_settings import LocalSettings
-from pgonce.offsets_store.postgres.our_settings import FOR_NAMES, OF_VALUES, OURS
+from .local_settings import LocalSettings
+from .our_settings import FOR_NAMES, OF_VALUES, OURS
 
 SET_OURS = "; ".join(
     f"SET LOCAL {name} = {value if name == 'search_path' else repr(value)}" for name, value in OURS.items()

@@ -6,7 +6,7 @@ Pure. Invariant: the error for a text that it cannot hold names the option that 
 
 from __future__ import annotations
 
-from pgonce.offsets_store.errors import bad_option
+from ..errors import bad_option
 
 
 def is_storable(text: str) -> bool:

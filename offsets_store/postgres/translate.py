@@ -12,7 +12,7 @@ import re
 import psycopg
 import sqlalchemy.exc
 
-from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, PgonceError
+from ..errors import NOTHING, ConnectError, LedgerError, PgonceError
 
 # What passes by itself. Source: appendix A of Postgres's manual, "PostgreSQL Error Codes".
 TRANSIENT_SQLSTATES = frozenset({

@@ -15,8 +15,8 @@ from enum import Enum
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.postgres.search_path import SET_OURS
-from pgonce.offsets_store.postgres.translate import is_lost_connection, is_statement_pooling, scrub
+from ..postgres.search_path import SET_OURS
+from ..postgres.translate import is_lost_connection, is_statement_pooling, scrub
 
 _BOUNDS = f"{SET_OURS}; SET LOCAL statement_timeout = '10s'"
 

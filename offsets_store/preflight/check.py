@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 import psycopg
 from typing_extensions import Self
 
-from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.translate import is_lost_connection, is_statement_pooling, ledger_error
-from pgonce.offsets_store.preflight import durability, locking, pooling, role, server, transactions, writing
-from pgonce.offsets_store.preflight.answers import Finding, Holds, Question, asked
-from pgonce.offsets_store.preflight.left_behind import PROMISE, TRANSACTIONAL_DDL, ask_transactional_ddl
+from ..postgres.connect import connect
+from ..postgres.translate import is_lost_connection, is_statement_pooling, ledger_error
+from . import durability, locking, pooling, role, server, transactions, writing
+from .answers import Finding, Holds, Question, asked
+from .left_behind import PROMISE, TRANSACTIONAL_DDL, ask_transactional_ddl
 
 
 def check_server(url: str, *more: Question) -> list[Finding]:

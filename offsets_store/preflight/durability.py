@@ -10,8 +10,8 @@ import re
 
 import psycopg
 
-from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, one_row
-from pgonce.offsets_store.preflight.server import storage_of_its_own
+from .answers import Answer, Holds, Question, one_row
+from .server import storage_of_its_own
 
 # Postgres counts a standby only while it is sync or quorum: one that is potential is still catching up, or is there
 # beyond the number.

@@ -12,7 +12,7 @@ import secrets
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.preflight.answers import (
+from .answers import (
     Answer,
     Finding,
     Holds,

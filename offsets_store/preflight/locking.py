@@ -16,9 +16,9 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, commit_for_the_moment, one_row
-from pgonce.offsets_store.preflight.places import may_create
+from ..ledger.tables import SCHEMA
+from .answers import Answer, Holds, Question, commit_for_the_moment, one_row
+from .places import may_create
 
 _PATIENCE_SECONDS = 10.0
 _ADVISORY = "SELECT pg_catalog.pg_advisory_xact_lock({})"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import psycopg
 
-from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.preflight.answers import one_row
+from ..ledger.tables import SCHEMA
+from .answers import one_row
 
 _WHERE = """
 SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import psycopg
 
-from pgonce.offsets_store.postgres.bounds import enter_in_tx
-from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
+from ..postgres.bounds import enter_in_tx
+from .answers import Answer, Finding, Holds, Question, one_row
 
 
 def _pooler(connection: psycopg.Connection) -> Answer:

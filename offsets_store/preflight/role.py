@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import psycopg
 
-from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger.grants import PRIVILEGES
-from pgonce.offsets_store.ledger.migrations import MIGRATIONS, require_ledger
-from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, one_row
+from ..errors import LedgerError
+from ..ledger.grants import PRIVILEGES
+from ..ledger.migrations import MIGRATIONS, require_ledger
+from ..ledger.tables import SCHEMA
+from .answers import Answer, Holds, Question, one_row
 
 _INIT = "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`)."
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s)"

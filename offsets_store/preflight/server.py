@@ -10,8 +10,8 @@ import re
 
 import psycopg
 
-from pgonce.offsets_store.postgres.translate import PRIMARY_NEEDED
-from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, one_row
+from ..postgres.translate import PRIMARY_NEEDED
+from .answers import Answer, Holds, Question, one_row
 
 _OLDEST, _NEWEST = 14, 18
 # What speaks Postgres's protocol calls itself a Postgres, and names itself in the same text.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import psycopg
 
-from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, one_row
+from .answers import Answer, Holds, Question, one_row
 
 _XID = "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text"
 _PARENT_AND_CHILD = """

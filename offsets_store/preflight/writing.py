@@ -12,9 +12,9 @@ import struct
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.preflight.answers import Answer, Holds, Question, one_row
-from pgonce.offsets_store.preflight.places import may_create
+from ..ledger.tables import SCHEMA
+from .answers import Answer, Holds, Question, one_row
+from .places import may_create
 
 _TABLE = "CREATE TEMPORARY TABLE pgonce_rows (id pg_catalog.int8 PRIMARY KEY, name pg_catalog.text) ON COMMIT DROP"
 # The signature of binary COPY, no flags and no extension; then a row of two fields; then the trailer.

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pgonce.offsets_store.offsets.compare import Offsets, parse_offset
-from pgonce.offsets_store.offsets.exact_json import same_json
+from ..offsets.compare import Offsets, parse_offset
+from ..offsets.exact_json import same_json
 
 
 @dataclass(frozen=True)

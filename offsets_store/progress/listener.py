@@ -22,12 +22,12 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.connect import checked_out, parse_url
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
-from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
-from pgonce.offsets_store.progress.event import parse_progress
-from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+from ..ledger.migrations import ensure_ledger
+from ..postgres.connect import checked_out, parse_url
+from ..postgres.passwords.postgres_url import PostgresUrl
+from ..postgres.translate import driver_error, ledger_error
+from .event import parse_progress
+from .record_event import store_progress_in_tx
 
 _log = logging.getLogger("pgonce")
 

@@ -13,12 +13,12 @@ from typing import Any
 from sqlalchemy import Connection, and_, case, delete, desc, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
-from pgonce.offsets_store.ledger.pruning import is_pruned_at
-from pgonce.offsets_store.ledger.tables import batches, progress, writers
-from pgonce.offsets_store.postgres.bounds import server_settings
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.our_settings import OURS
-from pgonce.offsets_store.progress.event import Heard, LedgerSide, disagreement
+from ..ledger.pruning import is_pruned_at
+from ..ledger.tables import batches, progress, writers
+from ..postgres.bounds import server_settings
+from ..postgres.connect import driver_connection
+from ..postgres.our_settings import OURS
+from .event import Heard, LedgerSide, disagreement
 
 KEPT_A_QUERY = 1000
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from pgonce.offsets_store.offsets.compare import Offsets, kafka_positions, same, says_which_rows, tells_which_rows
+from ..offsets.compare import Offsets, kafka_positions, same, says_which_rows, tells_which_rows
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from pgonce.offsets_store.postgres.qualified_name import qualified_name
+from ..postgres.qualified_name import qualified_name
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from pgonce.offsets_store.rebuild.described_table import Column, Table
+from .described_table import Column, Table
 
 
 def differences(living: Table, new: Table) -> list[str]:

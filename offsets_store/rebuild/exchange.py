@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from psycopg import sql
 
-from pgonce.offsets_store.rebuild.described_table import EVERYBODY, Column, Part, Sequence, Table
+from .described_table import EVERYBODY, Column, Part, Sequence, Table
 
 Grants = frozenset[tuple[str, str, bool]]
 

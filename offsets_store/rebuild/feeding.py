@@ -12,14 +12,14 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, RowMapping, select, update
 
-from pgonce.offsets_store.ledger.feeders import feeders_in_tx
-from pgonce.offsets_store.ledger.neighbours import NEIGHBOURS
-from pgonce.offsets_store.ledger.tables import batches, interventions, writers
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.offsets.positions import furthest
-from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.rebuild.caught_up import Reach
-from pgonce.offsets_store.rebuild.described_table import Table
+from ..ledger.feeders import feeders_in_tx
+from ..ledger.neighbours import NEIGHBOURS
+from ..ledger.tables import batches, interventions, writers
+from ..offsets.compare import Offsets
+from ..offsets.positions import furthest
+from ..postgres.connect import driver_connection
+from .caught_up import Reach
+from .described_table import Table
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from uuid import uuid4
 from sqlalchemy import BigInteger, Connection, bindparam, text
 from sqlalchemy.dialects import postgresql
 
-from pgonce.offsets_store.rebuild.described_table import Table
+from .described_table import Table
 
 _MOST_SHOWN = 5
 

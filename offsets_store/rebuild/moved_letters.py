@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from sqlalchemy import Connection, select, text, update
 
-from pgonce.offsets_store.ledger.tables import dead_letters
-from pgonce.offsets_store.rebuild.described_table import Table
+from ..ledger.tables import dead_letters
+from .described_table import Table
 
 
 def lock_letters(connection: Connection, living: Table, new: Table) -> None:

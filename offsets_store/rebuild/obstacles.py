@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import psycopg
 
-from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.rebuild.described_table import Table
+from ..ledger.tables import SCHEMA
+from .described_table import Table
 
 
 def obstacles(connection: psycopg.Connection, living: Table, new: Table) -> list[str]:

@@ -18,21 +18,21 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection, func, insert, select, update
 
-from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
-from pgonce.offsets_store.ledger.session import reading, writing
-from pgonce.offsets_store.ledger.tables import interventions, tombstone_sets
-from pgonce.offsets_store.postgres.connect import connect, driver_connection
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.offsets_store.rebuild.caught_up import NotComparableError, missing
-from pgonce.offsets_store.rebuild.described_table import Table, describe_table, find_table
-from pgonce.offsets_store.rebuild.differences import differences
-from pgonce.offsets_store.rebuild.exchange import exchange
-from pgonce.offsets_store.rebuild.feeding import Feeding, feeding, follow, refused_feeding
-from pgonce.offsets_store.rebuild.job_keys import exchange_keys, keys_of_one_only, lock_job_keys, refused_keys
-from pgonce.offsets_store.rebuild.moved_letters import exchange_letters, follow_sink, lock_letters
-from pgonce.offsets_store.rebuild.obstacles import obstacles
-from pgonce.offsets_store.recovery.by_hand import refuse_no_reason
-from pgonce.offsets_store.recovery.fence import lock_writer_row
+from ..errors import UNCHANGED, RecoveryError
+from ..ledger.session import reading, writing
+from ..ledger.tables import interventions, tombstone_sets
+from ..postgres.connect import connect, driver_connection
+from ..postgres.lock_watch import LockWatch
+from ..recovery.by_hand import refuse_no_reason
+from ..recovery.fence import lock_writer_row
+from .caught_up import NotComparableError, missing
+from .described_table import Table, describe_table, find_table
+from .differences import differences
+from .exchange import exchange
+from .feeding import Feeding, feeding, follow, refused_feeding
+from .job_keys import exchange_keys, keys_of_one_only, lock_job_keys, refused_keys
+from .moved_letters import exchange_letters, follow_sink, lock_letters
+from .obstacles import obstacles
 
 LOCK_SECONDS = 10.0
 """How long it waits for each lock. Behind the last ones, those of the tables, readers wait, too."""

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import CheckpointError, RecoveryError
-from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED
-from pgonce.offsets_store.recovery.stopped_query import Change
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import CheckpointError, RecoveryError
+from .refused_recovery import NOTHING_CHANGED
+from .stopped_query import Change
 
 FOLDER = "pgonce-kept"
 _MANIFEST = "manifest.json"

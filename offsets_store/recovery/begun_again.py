@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection, text
 
-from pgonce.offsets_store.status.dead_letters import StoredLetter
+from ..status.dead_letters import StoredLetter
 
 Key = tuple[str, str]
 """A writer: the query's id, and its sink's name."""

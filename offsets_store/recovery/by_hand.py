@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 from sqlalchemy import func, update
 
-from pgonce.offsets_store.checkpoint.files import open_location, open_recorded
-from pgonce.offsets_store.errors import CheckpointError, ConfigurationError, RecoveryError
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.ledger.tables import writers
-from pgonce.offsets_store.recovery.fence import holding, note
-from pgonce.offsets_store.recovery.next_start import next_start, verdict_on
-from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_sinks
-from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED, no_checkpoint
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
-from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.offsets_store.verdict.decide import ACCEPTABLE, Verdict
+from ..checkpoint.files import open_location, open_recorded
+from ..errors import CheckpointError, ConfigurationError, RecoveryError
+from ..ledger.session import reading
+from ..ledger.tables import writers
+from ..status.store import OffsetsStore
+from ..verdict.decide import ACCEPTABLE, Verdict
+from .fence import holding, note
+from .next_start import next_start, verdict_on
+from .read_stopped_query import read_checkpoint, read_sinks
+from .refused_recovery import NOTHING_CHANGED, no_checkpoint
+from .stopped_query import CheckpointFacts, SinkFacts
 
 # Records of this many batches are read besides the newest ones: as many as Spark keeps in a checkpoint.
 _LOOK_BACK = 100

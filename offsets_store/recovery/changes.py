@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, checksum_of
+from .stopped_query import Change, CheckpointFacts, checksum_of
 
 FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 """``commits/N`` of a stateless query, where there is none to copy; found to be enough on Spark 4.3."""

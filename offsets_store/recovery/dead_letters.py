@@ -17,14 +17,14 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import Connection, Table, delete, insert, select, tuple_
 
-from pgonce.offsets_store.errors import UNCHANGED, LedgerError, OffsetsError
-from pgonce.offsets_store.ledger.session import reading, writing
-from pgonce.offsets_store.ledger.tables import interventions, writers
-from pgonce.offsets_store.postgres.translate import driver_error, scrub
-from pgonce.offsets_store.recovery.by_hand import refuse_no_reason
-from pgonce.offsets_store.status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
-from pgonce.offsets_store.status.read_stored import writers_of
-from pgonce.offsets_store.status.stored import StoredWriter
+from ..errors import UNCHANGED, LedgerError, OffsetsError
+from ..ledger.session import reading, writing
+from ..ledger.tables import interventions, writers
+from ..postgres.translate import driver_error, scrub
+from ..status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
+from ..status.read_stored import writers_of
+from ..status.stored import StoredWriter
+from .by_hand import refuse_no_reason
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
-from pgonce.offsets_store.errors import CheckpointError, RecoveryError
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.recovery.first_contact import FirstContact
-from pgonce.offsets_store.recovery.next_start import NextStart, begins_at, goes_on, next_start, verdict_on
-from pgonce.offsets_store.recovery.plan import plan_recovery
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
-from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
+from ..errors import CheckpointError, RecoveryError
+from ..offsets.compare import Offsets
+from ..verdict.decide import PUBLISH, Verdict
+from .first_contact import FirstContact
+from .next_start import NextStart, begins_at, goes_on, next_start, verdict_on
+from .plan import plan_recovery
+from .stopped_query import CheckpointFacts, SinkFacts
 
 
 class Finding(Enum):

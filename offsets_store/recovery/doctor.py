@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pgonce.offsets_store.checkpoint.files import open_location
-from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.recovery.diagnosis import Diagnosis, diagnose
-from pgonce.offsets_store.recovery.first_contact import first_contacts
-from pgonce.offsets_store.recovery.next_start import next_start
-from pgonce.offsets_store.recovery.read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
-from pgonce.offsets_store.recovery.refused_recovery import no_checkpoint
-from pgonce.offsets_store.verdict.rivals import Neighbour
+from ..checkpoint.files import open_location
+from ..errors import LedgerError
+from ..ledger.session import reading
+from ..verdict.rivals import Neighbour
+from .diagnosis import Diagnosis, diagnose
+from .first_contact import first_contacts
+from .next_start import next_start
+from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
+from .refused_recovery import no_checkpoint
 
 
 def examine(

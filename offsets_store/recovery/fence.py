@@ -17,16 +17,16 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import Connection, Row, func, insert, select, update
 
-from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.ledger.tables import batches, interventions, writers
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.offsets_store.postgres.translate import driver_error
-from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, with_state
-from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED, no_checkpoint
-from pgonce.offsets_store.recovery.still_running import refuse_running
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import RecoveryError
+from ..ledger.session import writing
+from ..ledger.tables import batches, interventions, writers
+from ..postgres.lock_watch import LockWatch
+from ..postgres.translate import driver_error
+from .read_stopped_query import read_checkpoint, with_state
+from .refused_recovery import NOTHING_CHANGED, no_checkpoint
+from .still_running import refuse_running
+from .stopped_query import CheckpointFacts, SinkFacts
 
 RECOVERY = "recovery-"
 """Begins the run id that a recovery gives to a writer, so that the run before it is refused."""

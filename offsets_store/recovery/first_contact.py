@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
-from pgonce.offsets_store.recovery.next_start import NextStart, begins_at
-from pgonce.offsets_store.recovery.stopped_query import NO_QUERY_ID, CheckpointFacts, side_log_number
-from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict, decide
-from pgonce.offsets_store.verdict.facts import Batch, Ledger, Remedies
-from pgonce.offsets_store.verdict.refused_batch import refusal
-from pgonce.offsets_store.verdict.rivals import Neighbour, rivals_of, what_speaks_against
+from ..verdict.decide import PUBLISH, Verdict, decide
+from ..verdict.facts import Batch, Ledger, Remedies
+from ..verdict.refused_batch import refusal
+from ..verdict.rivals import Neighbour, rivals_of, what_speaks_against
+from .next_start import NextStart, begins_at
+from .stopped_query import NO_QUERY_ID, CheckpointFacts, side_log_number
 
 ANY_SINK = "*"
 """The name that stands for every sink that is not named."""

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, select, text
 
-from pgonce.offsets_store.checkpoint.files import open_recorded
-from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import CheckpointError
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.ledger.tables import writers
-from pgonce.offsets_store.postgres.qualified_name import QUALIFIED_NAME
-from pgonce.offsets_store.recovery.by_hand import put_out_of_the_way, refuse_gone, refuse_no_reason
-from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint, read_neighbours, read_sinks
-from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
-from pgonce.offsets_store.status.store import OffsetsStore
+from ..checkpoint.files import open_recorded
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import CheckpointError
+from ..ledger.session import reading
+from ..ledger.tables import writers
+from ..postgres.qualified_name import QUALIFIED_NAME
+from ..status.store import OffsetsStore
+from .by_hand import put_out_of_the_way, refuse_gone, refuse_no_reason
+from .read_stopped_query import read_checkpoint, read_neighbours, read_sinks
+from .still_running import QUIET_SECONDS, refuse_running
+from .stopped_query import CheckpointFacts, SinkFacts
 
 
 @dataclass(frozen=True)

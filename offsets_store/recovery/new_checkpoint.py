@@ -12,16 +12,18 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
-from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.offsets.compare import Offsets, same, tells_which_rows
-from pgonce.offsets_store.recovery.changes import FIRST_COMMIT, METADATA_LINE
-from pgonce.offsets_store.recovery.fence import fence
-from pgonce.offsets_store.recovery.next_start import goes_on, next_start
-from pgonce.offsets_store.recovery.read_stopped_query import read_sinks
-from pgonce.offsets_store.recovery.refused_recovery import (
+from ..checkpoint.log_entries import parse_offset_log
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import RecoveryError
+from ..ledger.session import reading
+from ..offsets.compare import Offsets, same, tells_which_rows
+from ..status.store import OffsetsStore
+from ..verdict.decide import stored_end
+from .changes import FIRST_COMMIT, METADATA_LINE
+from .fence import fence
+from .next_start import goes_on, next_start
+from .read_stopped_query import read_sinks
+from .refused_recovery import (
     NOTHING_CHANGED,
     apart,
     by_numbers,
@@ -29,11 +31,9 @@ from pgonce.offsets_store.recovery.refused_recovery import (
     unknown_query,
     unproven,
 )
-from pgonce.offsets_store.recovery.retrying import recovered
-from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS, refuse_running
-from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts
-from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.offsets_store.verdict.decide import stored_end
+from .retrying import recovered
+from .still_running import QUIET_SECONDS, refuse_running
+from .stopped_query import Change, CheckpointFacts, SinkFacts
 
 # Where a writer's rows carry positions, the newest recorded text may be some batches old.
 _LOOK_BACK = 1000

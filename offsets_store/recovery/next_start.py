@@ -14,11 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import uuid4
 
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.offsets.positions import Span
-from pgonce.offsets_store.recovery.stopped_query import NO_QUERY_ID, CheckpointFacts, SinkFacts
-from pgonce.offsets_store.verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
-from pgonce.offsets_store.verdict.facts import Batch, Remedies
+from ..offsets.compare import Offsets
+from ..offsets.positions import Span
+from ..verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
+from ..verdict.facts import Batch, Remedies
+from .stopped_query import NO_QUERY_ID, CheckpointFacts, SinkFacts
 
 # Equal to no recorded text: the entry of this batch is still to be written.
 _NOT_PLANNED = ""

@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
-from pgonce.offsets_store.offsets.compare import tells_which_rows
-from pgonce.offsets_store.recovery.changes import Target, changes_for, fit_for_micro_batches
-from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
-from pgonce.offsets_store.recovery.refused_recovery import (
+from ..checkpoint.log_entries import parse_offset_log
+from ..offsets.compare import tells_which_rows
+from ..verdict.decide import Verdict
+from .changes import Target, changes_for, fit_for_micro_batches
+from .next_start import NextStart, goes_on, next_start, verdict_on
+from .refused_recovery import (
     apart,
     by_numbers,
     common_text,
@@ -30,9 +31,8 @@ from pgonce.offsets_store.recovery.refused_recovery import (
     unknown_query,
     unproven,
 )
-from pgonce.offsets_store.recovery.stateful_query import entry_to_put_back, without_whole_state
-from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
-from pgonce.offsets_store.verdict.decide import Verdict
+from .stateful_query import entry_to_put_back, without_whole_state
+from .stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
 
 
 @dataclass(frozen=True)

@@ -13,18 +13,18 @@ from dataclasses import replace
 
 from sqlalchemy import Connection, RowMapping, or_, select
 
-from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location
-from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.checkpoint.state_files import state_files
-from pgonce.offsets_store.errors import CheckpointError, LedgerError
-from pgonce.offsets_store.ledger.acceptances import is_open
-from pgonce.offsets_store.ledger.lock import recorded
-from pgonce.offsets_store.ledger.neighbours import IS_LIVING, NEIGHBOURS, neighbour
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.ledger.tables import batches, interventions, writers
-from pgonce.offsets_store.recovery.stateful_query import last_batch
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SideLog, SinkFacts
-from pgonce.offsets_store.verdict.rivals import Neighbour
+from ..checkpoint.files import CheckpointFiles, open_location
+from ..checkpoint.reader import Checkpoint
+from ..checkpoint.state_files import state_files
+from ..errors import CheckpointError, LedgerError
+from ..ledger.acceptances import is_open
+from ..ledger.lock import recorded
+from ..ledger.neighbours import IS_LIVING, NEIGHBOURS, neighbour
+from ..ledger.session import reading
+from ..ledger.tables import batches, interventions, writers
+from ..verdict.rivals import Neighbour
+from .stateful_query import last_batch
+from .stopped_query import CheckpointFacts, SideLog, SinkFacts
 
 _CHECKSUM = re.compile(r"\.[0-9]+\.crc", re.ASCII)
 _UNFINISHED = re.compile(r"\.{1,2}0\.[0-9a-f-]{36}\.tmp(\.crc)?", re.ASCII)

@@ -11,16 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
-from pgonce.offsets_store.recovery.backup import keep_aside, kept_folder
-from pgonce.offsets_store.recovery.fence import StoppedQuery, take_over
-from pgonce.offsets_store.recovery.plan import plan_recovery
-from pgonce.offsets_store.recovery.read_stopped_query import known_sinks, read_checkpoint, with_state
-from pgonce.offsets_store.recovery.retrying import recovered
-from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import LedgerError
+from ..ledger.migrations import ensure_ledger
+from ..postgres.backoff import RETRY_SECONDS
+from .backup import keep_aside, kept_folder
+from .fence import StoppedQuery, take_over
+from .plan import plan_recovery
+from .read_stopped_query import known_sinks, read_checkpoint, with_state
+from .retrying import recovered
+from .still_running import QUIET_SECONDS
 
 WAIT_SECONDS = 15.0
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgonce.offsets_store.errors import CheckpointError, RecoveryError
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from ..errors import CheckpointError, RecoveryError
+from .stopped_query import CheckpointFacts, SinkFacts
 
 NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 

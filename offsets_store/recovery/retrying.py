@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
-from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.postgres.backoff import patiently
-from pgonce.offsets_store.postgres.translate import driver_error, ledger_error, passes
+from ..errors import LedgerError
+from ..postgres.backoff import patiently
+from ..postgres.translate import driver_error, ledger_error, passes
 
 _log = logging.getLogger("pgonce")
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
-from pgonce.offsets_store.offsets.compare import goes_back, tells_which_rows
-from pgonce.offsets_store.recovery.next_start import NextStart, verdict_on
-from pgonce.offsets_store.recovery.refused_recovery import (
+from ..checkpoint.log_entries import parse_offset_log
+from ..offsets.compare import goes_back, tells_which_rows
+from ..verdict.decide import Verdict
+from .next_start import NextStart, verdict_on
+from .refused_recovery import (
     common_text,
     files_of_a_stateful_query,
     state_went_on,
@@ -24,8 +25,7 @@ from pgonce.offsets_store.recovery.refused_recovery import (
     topic_recreated,
     unproven,
 )
-from pgonce.offsets_store.recovery.stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
-from pgonce.offsets_store.verdict.decide import Verdict
+from .stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
 
 
 def last_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> int | None:

@@ -18,12 +18,12 @@ from typing import Any
 
 from sqlalchemy import Connection, extract, func, select, text
 
-from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.ledger.tables import replays, writers
-from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED
-from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SinkFacts
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import RecoveryError
+from ..ledger.session import reading
+from ..ledger.tables import replays, writers
+from .refused_recovery import NOTHING_CHANGED
+from .stopped_query import CheckpointFacts, SinkFacts
 
 QUIET_SECONDS = 5.0
 """

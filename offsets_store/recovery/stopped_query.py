@@ -13,15 +13,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from pgonce.offsets_store.checkpoint.log_entries import (
-    CommitLog,
-    OffsetLog,
-    parse_commit_log,
-    parse_offset_log,
-)
-from pgonce.offsets_store.checkpoint.state_files import StateFile
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.verdict.facts import Guarantee, Ledger, Recorded, Writer
+from ..checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
+from ..checkpoint.state_files import StateFile
+from ..offsets.compare import Offsets
+from ..verdict.facts import Guarantee, Ledger, Recorded, Writer
 
 NO_QUERY_ID = "(new)"
 """Stands for the id of a query that has none yet, because the file ``metadata`` is missing."""

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
-from pgonce.offsets_store.recovery.backup import Kept, mark_undone, newest_kept, undoing
-from pgonce.offsets_store.recovery.fence import RECOVERY, StoppedQuery, take_over
-from pgonce.offsets_store.recovery.read_stopped_query import known_sinks, read_checkpoint, with_state
-from pgonce.offsets_store.recovery.recover import WAIT_SECONDS, Recovery
-from pgonce.offsets_store.recovery.refused_recovery import NOTHING_CHANGED
-from pgonce.offsets_store.recovery.retrying import recovered
-from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
-from pgonce.offsets_store.recovery.stopped_query import SinkFacts
+from ..checkpoint.writer import CheckpointWriter
+from ..errors import RecoveryError
+from ..postgres.backoff import RETRY_SECONDS
+from .backup import Kept, mark_undone, newest_kept, undoing
+from .fence import RECOVERY, StoppedQuery, take_over
+from .read_stopped_query import known_sinks, read_checkpoint, with_state
+from .recover import WAIT_SECONDS, Recovery
+from .refused_recovery import NOTHING_CHANGED
+from .retrying import recovered
+from .still_running import QUIET_SECONDS
+from .stopped_query import SinkFacts
 
 
 def undo_recovery(

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, desc, func, select
 
-from pgonce.offsets_store.ledger.tables import batch_job_skips, batch_jobs
+from ..ledger.tables import batch_job_skips, batch_jobs
 
 
 @dataclass(frozen=True)

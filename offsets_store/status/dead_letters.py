@@ -15,11 +15,11 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, select, tuple_
 
-from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
-from pgonce.offsets_store.ledger.tables import dead_letters
-from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.translate import ledger_error
-from pgonce.offsets_store.status.stored import StoredWriter
+from ..errors import UNCHANGED, OffsetsError
+from ..ledger.tables import dead_letters
+from ..postgres.connect import connect
+from ..postgres.translate import ledger_error
+from .stored import StoredWriter
 
 
 @dataclass(frozen=True)

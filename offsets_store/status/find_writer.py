@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
-from pgonce.offsets_store.ledger.named_query import is_meant
-from pgonce.offsets_store.offsets.compare import same
-from pgonce.offsets_store.status.stored import StoredWriter
+from ..errors import UNCHANGED, OffsetsError
+from ..ledger.named_query import is_meant
+from ..offsets.compare import same
+from .stored import StoredWriter
 
 
 def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None = None) -> list[StoredWriter]:

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from pgonce.offsets_store.kafka_broker import TopicPartition
-from pgonce.offsets_store.offsets.compare import Offsets, as_current
-from pgonce.offsets_store.status.stored import PartitionLag, StoredWriter
+from ..kafka.broker import TopicPartition
+from ..offsets.compare import Offsets, as_current
+from .stored import PartitionLag, StoredWriter
 
 OLDEST = timedelta(minutes=10)
 """A newest offset that was read longer ago says nothing about now: the source may have gone on, unheard."""

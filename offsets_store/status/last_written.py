@@ -13,10 +13,10 @@ from typing import Any
 
 from sqlalchemy import select
 
-from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger.neighbours import IS_LIVING
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.ledger.tables import writers
+from ..errors import LedgerError
+from ..ledger.neighbours import IS_LIVING
+from ..ledger.session import reading
+from ..ledger.tables import writers
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pgonce.offsets_store.errors import UNCHANGED, ConfigurationError, OffsetsError
-from pgonce.offsets_store.kafka_broker import TopicPartition
-from pgonce.offsets_store.offsets.compare import kafka_positions
-from pgonce.offsets_store.status.stored import StoredWriter
+from ..errors import UNCHANGED, ConfigurationError, OffsetsError
+from ..kafka.broker import TopicPartition
+from ..offsets.compare import kafka_positions
+from .stored import StoredWriter
 
 RecordOffsets = Mapping[str, Mapping[str | int, int]]
 """Offsets of Kafka records, as a producer returns them: topic to partition to offset."""

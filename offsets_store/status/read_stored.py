@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Result, desc, func, select, true
 
-from pgonce.offsets_store.ledger.named_query import meant_by
-from pgonce.offsets_store.ledger.tables import (
+from ..ledger.named_query import meant_by
+from ..ledger.tables import (
     batches,
     last_batches,
     progress,
@@ -21,10 +21,10 @@ from pgonce.offsets_store.ledger.tables import (
     writers,
     writers_and_last_batches,
 )
-from pgonce.offsets_store.offsets.positions import furthest
-from pgonce.offsets_store.status.find_writer import find_writers
-from pgonce.offsets_store.status.lag import Newest, newest_of_progress
-from pgonce.offsets_store.status.stored import StoredBatch, StoredWriter
+from ..offsets.positions import furthest
+from .find_writer import find_writers
+from .lag import Newest, newest_of_progress
+from .stored import StoredBatch, StoredWriter
 
 _named = writers.alias("named")
 _WRITERS = (

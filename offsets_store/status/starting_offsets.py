@@ -11,10 +11,10 @@ import json
 import shlex
 from collections.abc import Iterable
 
-from pgonce.offsets_store.errors import UNCHANGED, OffsetsError
-from pgonce.offsets_store.kafka_broker import TopicPartition
-from pgonce.offsets_store.offsets.compare import Offsets, is_kafka
-from pgonce.offsets_store.status.stored import StoredWriter
+from ..errors import UNCHANGED, OffsetsError
+from ..kafka.broker import TopicPartition
+from ..offsets.compare import Offsets, is_kafka
+from .stored import StoredWriter
 
 # Kafka's own numbers in startingOffsets: -2 is the earliest offset, -1 the latest.
 EARLIEST = -2

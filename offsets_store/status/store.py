@@ -13,22 +13,22 @@ from datetime import datetime, timezone
 
 from sqlalchemy import desc
 
-from pgonce.offsets_store.errors import ConnectError, LedgerError
-from pgonce.offsets_store.kafka_broker import ends_of, partitions_of
-from pgonce.offsets_store.kafka_settings import brokers
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.offsets.compare import kafka_topics
-from pgonce.offsets_store.postgres.connect import engine_for
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
-from pgonce.offsets_store.postgres.translate import passes
-from pgonce.offsets_store.status.batch_jobs import StoredJob, newest_jobs
-from pgonce.offsets_store.status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
-from pgonce.offsets_store.status.find_writer import the_writer, where_to_resume
-from pgonce.offsets_store.status.lag import Newest, Status, lag_of
-from pgonce.offsets_store.status.reached import RecordOffsets, has_reached, living_writers, parse_records
-from pgonce.offsets_store.status.read_stored import newest_batches, newest_progress, stored_writers, writers_of
-from pgonce.offsets_store.status.starting_offsets import kafka_end, starting_offsets_json
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
+from ..errors import ConnectError, LedgerError
+from ..kafka.broker import ends_of, partitions_of
+from ..kafka.settings import brokers
+from ..ledger.session import reading
+from ..offsets.compare import kafka_topics
+from ..postgres.connect import engine_for
+from ..postgres.passwords.postgres_url import PostgresUrl
+from ..postgres.translate import passes
+from .batch_jobs import StoredJob, newest_jobs
+from .dead_letters import StoredLetter, as_letters, letters_of, letters_table
+from .find_writer import the_writer, where_to_resume
+from .lag import Newest, Status, lag_of
+from .reached import RecordOffsets, has_reached, living_writers, parse_records
+from .read_stored import newest_batches, newest_progress, stored_writers, writers_of
+from .starting_offsets import kafka_end, starting_offsets_json
+from .stored import PartitionLag, StoredBatch, StoredWriter
 
 # Between two looks of wait_for; the function in SQL has the same pauses.
 LONGEST_PAUSE_SECONDS = 0.1

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pgonce.offsets_store.offsets.compare import CurrentOffset, Offsets, as_current
-from pgonce.offsets_store.verdict.facts import Guarantee
+from ..offsets.compare import CurrentOffset, Offsets, as_current
+from ..verdict.facts import Guarantee
 
 
 @dataclass(frozen=True)

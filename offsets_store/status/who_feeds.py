@@ -7,10 +7,10 @@ anyway; where Postgres or the ledger cannot be asked, nobody is named.
 
 from __future__ import annotations
 
-from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.session import reading
-from pgonce.offsets_store.status.read_stored import stored_writers
-from pgonce.offsets_store.status.stored import StoredWriter
+from ..errors import PgonceError
+from ..ledger.session import reading
+from .read_stored import stored_writers
+from .stored import StoredWriter
 
 
 def who_feeds(url: str, table: str, sink_name: str | None = None) -> list[StoredWriter]:

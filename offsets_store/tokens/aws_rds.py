@@ -15,9 +15,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from pgonce.offsets_store.postgres.passwords.login import Login
-from pgonce.offsets_store.tokens.client_library import client_library, not_there
-from pgonce.offsets_store.tokens.quiet_logs import quiet
+from ..postgres.passwords.login import Login
+from .client_library import client_library, not_there
+from .quiet_logs import quiet
 
 _REGION_IN_HOST = re.compile(r"\.([a-z]{2}(?:-[a-z]+)+-\d)\.rds\.amazonaws\.com(?:\.cn)?$", re.IGNORECASE)
 

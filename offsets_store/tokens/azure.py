@@ -14,9 +14,9 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from pgonce.offsets_store.postgres.passwords.login import Login
-from pgonce.offsets_store.tokens.client_library import client_library
-from pgonce.offsets_store.tokens.quiet_logs import quiet
+from ..postgres.passwords.login import Login
+from .client_library import client_library
+from .quiet_logs import quiet
 
 _PUBLIC = "https://ossrdbms-aad.database.windows.net/.default"
 # By the end of the host's name.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from pgonce.offsets_store.errors import ConfigurationError
+from ..errors import ConfigurationError
 
 
 def client_library(module: str, package: str, extra: str) -> Any:

@@ -15,9 +15,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from pgonce.offsets_store.postgres.passwords.login import Login
-from pgonce.offsets_store.tokens.client_library import client_library, not_there
-from pgonce.offsets_store.tokens.quiet_logs import quiet
+from ..postgres.passwords.login import Login
+from .client_library import client_library, not_there
+from .quiet_logs import quiet
 
 INSTANCE = "PGONCE_LAKEBASE_INSTANCE"
 """The environment variable for the name of a provisioned instance."""

@@ -15,9 +15,9 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from pgonce.offsets_store.postgres.passwords.login import Login
-from pgonce.offsets_store.tokens.client_library import client_library
-from pgonce.offsets_store.tokens.quiet_logs import quiet
+from ..postgres.passwords.login import Login
+from .client_library import client_library
+from .quiet_logs import quiet
 
 _SCOPE = "https://www.googleapis.com/auth/sqlservice.login"
 

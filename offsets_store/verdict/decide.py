@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from enum import Enum
 
-from pgonce.offsets_store.offsets.compare import Offsets, goes_back, same, says_which_rows
-from pgonce.offsets_store.offsets.positions import Span, below, furthest, left_out, places
-from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Writer
+from ..offsets.compare import Offsets, goes_back, same, says_which_rows
+from ..offsets.positions import Span, below, furthest, left_out, places
+from .facts import Batch, Ledger, Recorded, Remedies, Writer
 
 
 class Verdict(Enum):

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 from uuid import UUID, uuid4
 
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.offsets.positions import Span
-from pgonce.offsets_store.verdict.reads import Reads
+from ..offsets.compare import Offsets
+from ..offsets.positions import Span
+from .reads import Reads
 
 Guarantee = Literal["offsets", "ids"]
 ReadBy = Literal["python", "pyarrow", "spark", "listener"]

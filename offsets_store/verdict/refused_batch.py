@@ -9,10 +9,10 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
-from pgonce.offsets_store.errors import NOTHING, RefusedBatch
-from pgonce.offsets_store.offsets.compare import says_which_rows, tells_which_rows
-from pgonce.offsets_store.verdict.decide import Verdict, backwards, recreated
-from pgonce.offsets_store.verdict.facts import Batch, Ledger, Remedies, Rival
+from ..errors import NOTHING, RefusedBatch
+from ..offsets.compare import says_which_rows, tells_which_rows
+from .decide import Verdict, backwards, recreated
+from .facts import Batch, Ledger, Remedies, Rival
 
 
 def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) -> RefusedBatch:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.verdict.facts import Batch, Rival
-from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, seen_in, shared
+from ..offsets.compare import Offsets
+from .facts import Batch, Rival
+from .reads import Reads, are_apart, reads_of, seen_in, shared
 
 
 @dataclass(frozen=True)

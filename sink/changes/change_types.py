@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import BooleanType, StringType, StructField, StructType
 
-from pgonce.sink.by_key import CHANGE_TYPE, DELETED_COLUMN
-from pgonce.sink.changes.refused import refuse_unknown, require_column
+from ..options.by_key import CHANGE_TYPE, DELETED_COLUMN
+from .refused import refuse_unknown, require_column
 
 _SAY_IT = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
 _WRITES, _DELETES, _BEFORE = pa.array(["insert", "update_postimage"]), "delete", "update_preimage"
@@ -93,7 +93,7 @@ class AllDelete:
 
     @property
     def struct_type(self) -> StructType:
-        """The frame's columns, and :data:`~pgonce.sink.by_key.DELETED_COLUMN`."""
+        """The frame's columns, and :data:`~pgonce.sink.options.by_key.DELETED_COLUMN`."""
         return with_deleted(self.of)
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -113,7 +113,7 @@ class ChangeTypes:
 
     @property
     def struct_type(self) -> StructType:
-        """The frame's columns, and :data:`~pgonce.sink.by_key.DELETED_COLUMN`."""
+        """The frame's columns, and :data:`~pgonce.sink.options.by_key.DELETED_COLUMN`."""
         return with_deleted(self.of)
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -130,5 +130,5 @@ class ChangeTypes:
 
 
 def with_deleted(struct_type: StructType) -> StructType:
-    """These columns and :data:`~pgonce.sink.by_key.DELETED_COLUMN`."""
+    """These columns and :data:`~pgonce.sink.options.by_key.DELETED_COLUMN`."""
     return StructType([*struct_type.fields, StructField(DELETED_COLUMN, BooleanType(), nullable=False)])

@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from pgonce.sink.by_key import OPERATION
-from pgonce.sink.changes.change_types import with_deleted
-from pgonce.sink.changes.refused import change_columns, refuse_unknown, require_column, without_row
+from ..options.by_key import OPERATION
+from .change_types import with_deleted
+from .refused import change_columns, refuse_unknown, require_column, without_row
 
 _ENVELOPE = frozenset({"before", "after", "source", OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
 _WRITES, _DELETES = pa.array(["c", "r", "u"]), "d"

@@ -12,10 +12,10 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql.types import StructType
 
-from pgonce.sink.changes.change_types import AllDelete, AsTheyAre, ChangeTypes, DeleteWhen, DeleteWhenByRoute
-from pgonce.sink.changes.debezium import Envelope
-from pgonce.sink.routes import Routes
-from pgonce.sink.settings import Destination
+from ..options.destination import Destination
+from ..options.routes import Routes
+from .change_types import AllDelete, AsTheyAre, ChangeTypes, DeleteWhen, DeleteWhenByRoute
+from .debezium import Envelope
 
 
 class ChangeReader(Protocol):

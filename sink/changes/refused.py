@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StructField, StructType
 
 from pgonce.offsets_store.errors import NOTHING, ConfigurationError, bad_option
-from pgonce.sink.errors import EncodingError
+
+from ..errors import EncodingError
 
 
 def require_column(struct_type: StructType, name: str, data_type: type[DataType]) -> StructField:

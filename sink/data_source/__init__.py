@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from pgonce.sink.errors import without_data_sources
+from ..errors import without_data_sources
 
 # Before any module of this folder is imported: the error that Python itself would raise says nothing about Spark.
 if find_spec("pyspark.sql.datasource") is None:

@@ -15,9 +15,10 @@ from uuid import UUID
 from pgonce.offsets_store.commit.work import NameSink
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.options import SinkOptions
-from pgonce.sink.unfit_row import UnfitRow
+
+from ..identity.origin import Origin
+from ..options.sink_options import SinkOptions
+from ..unfit_row import UnfitRow
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,15 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.data_source.parcel import open_parcels
-from pgonce.sink.data_source.parcel_rows import ParcelRows
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planned_batch import planned_batch, staging_table
-from pgonce.sink.options import SinkOptions
-from pgonce.sink.staging.table import sweep
-from pgonce.sink.target.routes.publication import publication_into
+
+from ..encoding.encoded_types import EncodedColumn
+from ..identity.origin import Origin
+from ..identity.planned_batch import planned_batch, staging_table
+from ..options.sink_options import SinkOptions
+from ..staging.table import sweep
+from ..writing.routes.publication import publication_into
+from .parcel import open_parcels
+from .parcel_rows import ParcelRows
 
 _log = logging.getLogger("pgonce")
 

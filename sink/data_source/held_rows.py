@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.sieve import Sieve
-from pgonce.sink.positions.columns import PositionColumns
+from ..encoding.copy_encoder import CopyEncoder
+from ..encoding.sieve import Sieve
+from ..options.position_columns import PositionColumns
 
 
 @dataclass

@@ -10,7 +10,8 @@ from __future__ import annotations
 from importlib.metadata import PackageNotFoundError, version
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.errors import SparkError
+
+from ..errors import SparkError
 
 
 def _installed_version() -> str:

@@ -14,8 +14,9 @@ from typing import Any
 from pyspark import cloudpickle
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.data_source.loaded_version import LOADED_VERSION, other_version
-from pgonce.sink.errors import SparkError
+
+from ..errors import SparkError
+from .loaded_version import LOADED_VERSION, other_version
 
 # Filled in by the task: where it is, and what it lacks.
 _WHERE = "the Python of an executor ({python} on host {host})"

@@ -15,12 +15,13 @@ import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.data_source.carrier import Carrier
-from pgonce.sink.data_source.loaded_version import LOADED_VERSION, other_version
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.positions.reach import Reach
-from pgonce.sink.unfit_row import UnfitRow
+
+from ..errors import SparkError
+from ..identity.origin import Origin
+from ..positions.reach import Reach
+from ..unfit_row import UnfitRow
+from .carrier import Carrier
+from .loaded_version import LOADED_VERSION, other_version
 
 _PARTITIONS_AT_FULL_SIZE = 8
 # What a task reports to Spark is as large. To stage so few rows takes a connection and 28 ms on a busy machine, and to

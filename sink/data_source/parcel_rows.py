@@ -12,14 +12,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.positions.columns import PositionColumns
-from pgonce.sink.positions.drop_stored_arrow import bodies_not_stored, is_stored
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.staging.table import StagingTable
-from pgonce.sink.unfit_row import UnfitRow
+
+from ..encoding.encoded_types import EncodedColumn
+from ..options.position_columns import PositionColumns
+from ..positions.drop_stored_arrow import bodies_not_stored, is_stored
+from ..staging.staged_rows import StagedRows
+from ..staging.table import StagingTable
+from ..unfit_row import UnfitRow
+from .carrier import Promise
+from .parcel import Inline, Parcel, Received, Staged
 
 
 @dataclass(frozen=True)

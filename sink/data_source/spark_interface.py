@@ -23,27 +23,28 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.border import called_by_spark
-from pgonce.sink.changes.reader import reader_of
-from pgonce.sink.data_source.batch_jobs.job_writer import JobWriter, job_writer
-from pgonce.sink.data_source.carrier import Carrier
-from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.freeze_heap import settle
-from pgonce.sink.data_source.on_executors import reduced
-from pgonce.sink.data_source.parcel import Parcel, Staged
-from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.stream_arrow_writer import StreamArrowWriter
-from pgonce.sink.data_source.task_writer import TaskWriter
-from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planned_batch import planned_batch, staging_table
-from pgonce.sink.identity.planning import planned_entry
-from pgonce.sink.options import SinkOptions, parse_options
-from pgonce.sink.positions.columns import written_type
-from pgonce.sink.staging.table import drop_staging_table
-from pgonce.sink.target.first_batch import refuse_first_batch
-from pgonce.sink.target.first_look import look_once
+
+from ..border import called_by_spark
+from ..changes.reader import reader_of
+from ..encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
+from ..errors import SparkError
+from ..identity.origin import Origin
+from ..identity.planned_batch import planned_batch, staging_table
+from ..identity.planning import planned_entry
+from ..options.position_columns import written_type
+from ..options.sink_options import SinkOptions, parse_options
+from ..staging.table import drop_staging_table
+from ..writing.first_batch import refuse_first_batch
+from ..writing.first_look import look_once
+from .batch_jobs.job_writer import JobWriter, job_writer
+from .carrier import Carrier
+from .commit_parcels import commit_parcels
+from .freeze_heap import settle
+from .on_executors import reduced
+from .parcel import Parcel, Staged
+from .receiver.launch import receiver_for
+from .stream_arrow_writer import StreamArrowWriter
+from .task_writer import TaskWriter
 
 _log = logging.getLogger("pgonce")
 

@@ -18,19 +18,20 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.changes.reader import ChangeReader, reader_of
-from pgonce.sink.data_source.carrier import Carrier
-from pgonce.sink.data_source.held_rows import HeldRows
-from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged, inline_cap
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.sieve import Sieve
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planned_batch import staging_table
-from pgonce.sink.options import SinkOptions
-from pgonce.sink.positions.columns import written_type
-from pgonce.sink.positions.reach import Reach, reach, reach_of, widen
-from pgonce.sink.staging.stager import Stager
+
+from ..changes.reader import ChangeReader, reader_of
+from ..encoding.copy_encoder import CopyEncoder
+from ..encoding.sieve import Sieve
+from ..errors import SparkError
+from ..identity.origin import Origin
+from ..identity.planned_batch import staging_table
+from ..options.position_columns import written_type
+from ..options.sink_options import SinkOptions
+from ..positions.reach import Reach, reach, reach_of, widen
+from ..staging.stager import Stager
+from .carrier import Carrier
+from .held_rows import HeldRows
+from .parcel import Inline, Parcel, Received, Staged, inline_cap
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.json_texts import NulInJsonError, json_texts
-from pgonce.sink.encoding.newer_types import TimeType
+from .json_texts import NulInJsonError, json_texts
+from .newer_types import TimeType
 
 _FORMS: dict[type[t.DataType], pa.DataType] = {
     t.BooleanType: pa.bool_(),

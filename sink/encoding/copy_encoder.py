@@ -16,9 +16,9 @@ import pyarrow as pa
 from pgpq import encoders, schema
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.arrow_forms import UnfitValueError, first_unfit, prepare
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
-from pgonce.sink.errors import EncodingError
+from ..errors import EncodingError
+from .arrow_forms import UnfitValueError, first_unfit, prepare
+from .encoded_types import EncodedColumn, encoded_columns
 
 HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 TRAILER = b"\xff\xff"

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.postgres.storable import is_storable
-from pgonce.sink.encoding.newer_types import CalendarIntervalType, TimeType, VariantType
-from pgonce.sink.errors import TypeMappingError
+
+from ..errors import TypeMappingError
+from .newer_types import CalendarIntervalType, TimeType, VariantType
 
 _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
     t.BooleanType: ("bool", "boolean"),

@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.newer_types import TimeType, VariantType
+from .newer_types import TimeType, VariantType
 
 _SECOND = 1_000_000
 DAY = 86_400 * _SECOND

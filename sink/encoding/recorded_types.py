@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.newer_types import TimeType, VariantType
+from .newer_types import TimeType, VariantType
 
 MOST_NESTED = 100
 """How deep a type may be nested; nobody's rows are, and Python's stack is deeper."""

@@ -15,9 +15,9 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.arrow_forms import UnfitValueError, copied, in_form
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.encoding.json_texts import DAY, clock, grouped, json_texts, quoted, within, year_and_day
+from .arrow_forms import UnfitValueError, copied, in_form
+from .encoded_types import EncodedColumn
+from .json_texts import DAY, clock, grouped, json_texts, quoted, within, year_and_day
 
 _TEXTS = (t.StringType, t.CharType, t.VarcharType)
 _NO_FORM = (ValueError, pa.ArrowNotImplementedError, UnfitValueError)

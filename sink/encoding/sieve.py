@@ -15,12 +15,12 @@ from typing import Protocol
 import pyarrow as pa
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.arrow_forms import UnfitValueError, copied, unfit_values
-from pgonce.sink.encoding.copy_encoder import NOTHING_WRITTEN, CopyEncoder
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
-from pgonce.sink.encoding.row_texts import row_texts
-from pgonce.sink.errors import EncodingError
-from pgonce.sink.unfit_row import UnfitRow
+from ..errors import EncodingError
+from ..unfit_row import UnfitRow
+from .arrow_forms import UnfitValueError, copied, unfit_values
+from .copy_encoder import NOTHING_WRITTEN, CopyEncoder
+from .encoded_types import EncodedColumn, encoded_columns
+from .row_texts import row_texts
 
 
 class Positions(Protocol):

@@ -17,9 +17,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.errors import CommitError
-from pgonce.sink.foreach_batch.server_rows import ServerRows
-from pgonce.sink.identity.server_session import is_connect
-from pgonce.sink.spool import Spool
+
+from ..identity.server_session import is_connect
+from ..spool import Spool
+from .server_rows import ServerRows
 
 # A smaller batch has arrived in whole before any of it is written.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
@@ -131,7 +132,7 @@ def _rows_of(frame: DataFrame) -> _ComingRows:
     if is_connect(frame):
         return ServerRows(frame)
     # Needs a JVM in this process, which a client of a Connect server lacks.
-    from pgonce.sink.foreach_batch.jvm_rows import JvmRows
+    from .jvm_rows import JvmRows
 
     return JvmRows(frame)
 

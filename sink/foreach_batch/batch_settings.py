@@ -14,14 +14,15 @@ from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.kafka_settings import Brokers, brokers
+from pgonce.offsets_store.kafka.settings import Brokers, brokers
 from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
-from pgonce.sink.identity.from_server import as_long_as_planned, batch_from_server
-from pgonce.sink.identity.server_session import ServerSession, is_connect
-from pgonce.sink.identity.topic_ids import with_topic_ids
-from pgonce.sink.option_hints import column_names
-from pgonce.sink.positions.columns import PositionColumns, position_columns
+
+from ..identity.from_server import as_long_as_planned, batch_from_server
+from ..identity.server_session import ServerSession, is_connect
+from ..identity.topic_ids import with_topic_ids
+from ..options.hints import column_names
+from ..options.position_columns import PositionColumns, position_columns
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class BatchSettings:
             batch = batch_from_server(self.server, frame, batch_id, by_position=by_position)
         else:
             # Needs a JVM in this process, which a client of a Connect server lacks.
-            from pgonce.sink.identity.from_running_query import batch_of
+            from ..identity.from_running_query import batch_of
 
             batch = batch_of(frame, batch_id, by_position=by_position)
         return with_topic_ids(batch, self.brokers)

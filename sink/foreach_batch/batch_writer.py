@@ -20,23 +20,24 @@ from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.border import called_by_spark
-from pgonce.sink.changes.reader import reader_of
-from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.foreach_batch.batch_settings import batch_settings
-from pgonce.sink.foreach_batch.early_commit import EarlyCommits
-from pgonce.sink.foreach_batch.frame_commits import FrameCommits
-from pgonce.sink.foreach_batch.frame_rows import arriving_rows
-from pgonce.sink.option_hints import only_known_arguments
-from pgonce.sink.option_values import AS_ARGUMENTS, starts_over
-from pgonce.sink.positions.columns import written_type
-from pgonce.sink.route_options import where_to
-from pgonce.sink.routes import UnknownRoutes
-from pgonce.sink.settings import Mode, TableOptions, refuse_unfit_positions
-from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.target.first_batch import refuse_first_batch
-from pgonce.sink.target.first_look import look_once, look_when_made
-from pgonce.sink.target.routes.publication import publication_into
+
+from ..border import called_by_spark
+from ..changes.reader import reader_of
+from ..encoding.encoded_types import encoded_columns
+from ..options.destination import Mode, TableOptions, refuse_unfit_positions
+from ..options.hints import only_known_arguments
+from ..options.position_columns import written_type
+from ..options.route_options import where_to
+from ..options.routes import UnknownRoutes
+from ..options.values import AS_ARGUMENTS, starts_over
+from ..writing.batch_rows import BatchRows
+from ..writing.first_batch import refuse_first_batch
+from ..writing.first_look import look_once, look_when_made
+from ..writing.routes.publication import publication_into
+from .batch_settings import batch_settings
+from .early_commit import EarlyCommits
+from .frame_commits import FrameCommits
+from .frame_rows import arriving_rows
 
 
 class PostgresBatchWriter:
@@ -74,7 +75,7 @@ class PostgresBatchWriter:
     :param independent: this query has nothing to do with others that feed the table.
     :param lock_timeout: seconds to wait for a lock before looking who holds it.
     :param retry_timeout: seconds to keep trying after temporary errors.
-    :param how: what else is to be said of the table: :class:`~pgonce.sink.settings.TableOptions`.
+    :param how: what else is to be said of the table: :class:`~pgonce.sink.options.destination.TableOptions`.
     :raises ConfigurationError: at once, for arguments that cannot work.
     :raises TargetError: at once, for a table that is missing or cannot be written into, if the database can be reached.
         A client of Spark Connect leaves it to the first batch.

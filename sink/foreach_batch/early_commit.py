@@ -14,13 +14,14 @@ from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
-from pgonce.sink.foreach_batch.frame_commits import FrameCommits, WorkOf
-from pgonce.sink.positions.columns import PositionColumns
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.unfit_row import UnfitRow
+
+from ..encoding.encoded_types import EncodedColumn
+from ..options.position_columns import PositionColumns
+from ..staging.staged_rows import StagedRows
+from ..unfit_row import UnfitRow
+from ..writing.batch_rows import BatchRows
+from .arriving_batches import ArrivingBatches
+from .frame_commits import FrameCommits, WorkOf
 
 # If the rows of a run's last batch came within this time, the next batch's transaction begins while Spark's job runs.
 _SOON_SECONDS = 0.25

@@ -13,8 +13,9 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
-from pgonce.sink.target.batch_rows import BatchRows
+
+from ..writing.batch_rows import BatchRows
+from .arriving_batches import ArrivingBatches
 
 WorkOf = Callable[[BatchRows], Work]
 

@@ -17,18 +17,19 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.changes.reader import ChangeReader, reader_of
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
-from pgonce.sink.encoding.sieve import Sieve
-from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
-from pgonce.sink.positions.columns import PositionColumns, written_type
-from pgonce.sink.positions.drop_stored_arrow import not_stored
-from pgonce.sink.positions.reach import reach, refuse_outside, span_of
-from pgonce.sink.routes import Routes
-from pgonce.sink.settings import DeadLetters, Destination
-from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.unfit_row import UnfitRow
+
+from ..changes.reader import ChangeReader, reader_of
+from ..encoding.copy_encoder import CopyEncoder
+from ..encoding.encoded_types import EncodedColumn, encoded_columns
+from ..encoding.sieve import Sieve
+from ..options.destination import DeadLetters, Destination
+from ..options.position_columns import PositionColumns, written_type
+from ..options.routes import Routes
+from ..positions.drop_stored_arrow import not_stored
+from ..positions.reach import reach, refuse_outside, span_of
+from ..unfit_row import UnfitRow
+from ..writing.batch_rows import BatchRows
+from .arriving_batches import ArrivingBatches
 
 
 @contextmanager

@@ -20,15 +20,16 @@ from pgonce.offsets_store.ledger.published import WrittenAs
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.sink.by_key import DELETED_COLUMN, Changes
-from pgonce.sink.foreach_batch.frame_rows import collected_rows
-from pgonce.sink.option_hints import column_names
-from pgonce.sink.route_options import where_to
-from pgonce.sink.routes import Routes, UnknownRoutes
-from pgonce.sink.settings import Destination, TableOptions, destination
-from pgonce.sink.target.applying.apply import WRITTEN
-from pgonce.sink.target.publish import TableResult, publish_rows_in_tx
-from pgonce.sink.target.routes.publish_routes import publish_routes_in_tx
+
+from ..options.by_key import DELETED_COLUMN, Changes
+from ..options.destination import Destination, TableOptions, destination
+from ..options.hints import column_names
+from ..options.route_options import where_to
+from ..options.routes import Routes, UnknownRoutes
+from ..writing.by_key.apply import WRITTEN
+from ..writing.publish import TableResult, publish_rows_in_tx
+from ..writing.routes.publish_routes import publish_routes_in_tx
+from .frame_rows import collected_rows
 
 
 class BatchTransaction:

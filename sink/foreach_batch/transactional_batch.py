@@ -24,12 +24,13 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.storable import refuse_unstorable
 from pgonce.offsets_store.verdict.decide import SKIP
 from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.sink.border import calls_users_code
-from pgonce.sink.foreach_batch.batch_settings import batch_settings
-from pgonce.sink.foreach_batch.transaction import BatchTransaction
-from pgonce.sink.option_hints import only_known_arguments
-from pgonce.sink.positions.drop_stored_spark import stored_already
-from pgonce.sink.target.first_batch import refuse_first_batch
+
+from ..border import calls_users_code
+from ..options.hints import only_known_arguments
+from ..positions.drop_stored_spark import stored_already
+from ..writing.first_batch import refuse_first_batch
+from .batch_settings import batch_settings
+from .transaction import BatchTransaction
 
 BatchFunction = Callable[[DataFrame, int], None]
 

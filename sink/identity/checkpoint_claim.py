@@ -15,8 +15,9 @@ from pathlib import Path
 
 from pgonce.offsets_store.checkpoint.files import ArrowFiles, LocalFiles, open_location, unreadable
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.file_system import is_of_one_machine
+
+from ..errors import SparkError
+from .file_system import is_of_one_machine
 
 # Spark renames a file to offsets/N. Of two servers that do so at the same time, these stores refuse one: HDFS in its
 # name node, Azure's by the header If-None-Match. S3 copies. On a disk, Hadoop looks and then renames: of 3,000 pairs

@@ -17,10 +17,11 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.offsets.compare import Offsets, says_which_rows
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.options import SinkOptions
-from pgonce.sink.positions.reach import Reach, refuse_outside, span_of
+
+from ..errors import SparkError
+from ..options.sink_options import SinkOptions
+from ..positions.reach import Reach, refuse_outside, span_of
+from .origin import Origin
 
 # On an object store a file may be listed before it can be read.
 WAIT_FOR_OFFSETS_SECONDS = 10.0

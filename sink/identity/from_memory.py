@@ -16,9 +16,10 @@ from pyspark.sql import SparkSession
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.identity.from_checkpoint import batch_of_query, rewritten
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planned_progress import planned_end, planned_metadata, planned_start
+
+from .from_checkpoint import batch_of_query, rewritten
+from .origin import Origin
+from .planned_progress import planned_end, planned_metadata, planned_start
 
 _NAMES_SOURCES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
 

@@ -19,17 +19,14 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.from_checkpoint import (
-    describe_batch,
-    refuse_other_query,
-    refuse_without_positions,
-)
-from pgonce.sink.identity.from_memory import batch_in_memory
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planned_progress import planned_metadata
-from pgonce.sink.identity.source_folders import source_folders
-from pgonce.sink.identity.spark_files import SparkFiles
+
+from ..errors import SparkError
+from .from_checkpoint import describe_batch, refuse_other_query, refuse_without_positions
+from .from_memory import batch_in_memory
+from .origin import Origin
+from .planned_progress import planned_metadata
+from .source_folders import source_folders
+from .spark_files import SparkFiles
 
 _MICRO_BATCH = "MicroBatchExecution"
 _ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"

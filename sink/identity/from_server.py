@@ -21,10 +21,11 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.from_checkpoint import describe_batch, refuse_without_positions, rewritten
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.server_session import ServerSession, no_checkpoint_location
+
+from ..errors import SparkError
+from .from_checkpoint import describe_batch, refuse_without_positions, rewritten
+from .origin import Origin
+from .server_session import ServerSession, no_checkpoint_location
 
 
 def batch_from_server(

@@ -11,12 +11,13 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.identity.from_checkpoint import batch_by_id, batch_from_checkpoint
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.topic_ids import with_topic_ids
-from pgonce.sink.options import SinkOptions
-from pgonce.sink.positions.reach import Reach
-from pgonce.sink.staging.table import StagingTable
+
+from ..options.sink_options import SinkOptions
+from ..positions.reach import Reach
+from ..staging.table import StagingTable
+from .from_checkpoint import batch_by_id, batch_from_checkpoint
+from .origin import Origin
+from .topic_ids import with_topic_ids
 
 
 def planned_batch(

@@ -13,9 +13,10 @@ from contextlib import suppress
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.from_checkpoint import WAIT_FOR_OFFSETS_SECONDS
-from pgonce.sink.options import SinkOptions
+
+from ..errors import SparkError
+from ..options.sink_options import SinkOptions
+from .from_checkpoint import WAIT_FOR_OFFSETS_SECONDS
 
 
 def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:

@@ -16,9 +16,10 @@ import pyspark
 from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.errors import SparkError
-from pgonce.sink.identity.checkpoint_claim import claim_checkpoint
-from pgonce.sink.identity.worker_life import end_with_server
+
+from ..errors import SparkError
+from .checkpoint_claim import claim_checkpoint
+from .worker_life import end_with_server
 
 _WORKER = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from pgonce.offsets_store.kafka_broker import topic_ids
-from pgonce.offsets_store.kafka_settings import Brokers
+from pgonce.offsets_store.kafka.broker import topic_ids
+from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.offsets.compare import kafka_topics
 from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import PlannedBatch

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.sink.encoding.copy_bodies import body_rows
+
+from ..encoding.copy_bodies import body_rows
 
 
 def not_stored(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:

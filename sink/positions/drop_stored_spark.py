@@ -11,7 +11,8 @@ from pyspark.sql import functions as f
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import Span, places
-from pgonce.sink.positions.columns import PositionColumns
+
+from ..options.position_columns import PositionColumns
 
 
 def stored_already(columns: PositionColumns, stored: Offsets | None, span: Span | None) -> Column:

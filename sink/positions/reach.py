@@ -14,7 +14,8 @@ import pyarrow as pa
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets.positions import Span, places
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.errors import EncodingError
+
+from ..errors import EncodingError
 
 
 def refuse_outside(span: Span, batch: PlannedBatch) -> None:

@@ -17,9 +17,10 @@ from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import places
-from pgonce.sink.errors import StagingError
-from pgonce.sink.positions.columns import PositionColumns
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable
+
+from ..errors import StagingError
+from ..options.position_columns import PositionColumns
+from .table import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,13 @@ from pgonce.offsets_store.postgres.backoff import patiently
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
-from pgonce.offsets_store.postgres.translate import (
-    is_ledger_gone,
-    is_statement_pooling,
-    ledger_error,
-    scrub,
-)
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.encoding.sieve import Sieve
-from pgonce.sink.errors import StagingError
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.offsets_store.postgres.translate import is_ledger_gone, is_statement_pooling, ledger_error, scrub
+
+from ..encoding.copy_encoder import CopyEncoder
+from ..encoding.encoded_types import encoded_columns
+from ..encoding.sieve import Sieve
+from ..errors import StagingError
+from .table import ATTEMPT_COLUMN, StagingTable, stage_rows
 
 _log = logging.getLogger("pgonce.staging")
 

@@ -21,9 +21,10 @@ from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.errors import StagingError
+
+from ..encoding.copy_encoder import HEADER, TRAILER
+from ..encoding.encoded_types import EncodedColumn
+from ..errors import StagingError
 
 _log = logging.getLogger("pgonce.staging")
 

@@ -11,6 +11,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from importlib.util import resolve_name
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +40,9 @@ def of_trees(trees: Iterable[ast.Module]) -> str:
 
 def modules_of_commits(root: Path) -> dict[str, ast.Module]:
     """The parsed modules of the wheel from which a commit can be reached by imports, by name."""
-    trees = {name: ast.parse(file.read_text()) for name, file in _files(root)}
+    files = dict(_files(root))
+    trees = {name: ast.parse(file.read_text()) for name, file in files.items()}
+    packages = {name: name if file.stem == "__init__" else name.rpartition(".")[0] for name, file in files.items()}
     entrances = [name for name, tree in trees.items() if any(_defines(node) for node in tree.body)]
     defined = {getattr(node, "name", "") for name in entrances for node in trees[name].body}
     if missing := set(_ENTRANCES) - defined:
@@ -49,7 +52,7 @@ def modules_of_commits(root: Path) -> dict[str, ast.Module]:
         name = entrances.pop()
         if name not in found and name in trees:
             found[name] = trees[name]
-            entrances += _imports(trees[name])
+            entrances += _imports(trees[name], packages[name])
         # Who imports a module runs the packages that it stands in.
         entrances += [name.rpartition(".")[0]] if "." in name else []
     return found
@@ -71,12 +74,13 @@ def _defines(node: ast.stmt) -> bool:
     return isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name in _ENTRANCES
 
 
-def _imports(tree: ast.Module) -> Iterator[str]:
+def _imports(tree: ast.Module, package: str) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name.removeprefix("pgonce.") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            module = node.module.removeprefix("pgonce.")
+        elif isinstance(node, ast.ImportFrom):
+            named = "." * node.level + (node.module or "")
+            module = resolve_name(named, package).removeprefix("pgonce.")
             yield module
             # A module of a package, as in ``from sink import early_commit``.
             yield from (f"{module}.{alias.name}" for alias in node.names)

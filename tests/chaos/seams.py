@@ -20,8 +20,8 @@ from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.frame_commits import WorkOf
-from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.target.keys import upsert
+from pgonce.sink.writing.batch_rows import BatchRows
+from pgonce.sink.writing.by_key import upsert
 
 MERGED, BEGAN_EARLY, PUBLISHED_EARLY = "upserts by MERGE", "transactions begun early", "early ones that had their rows"
 

@@ -23,7 +23,7 @@ from pgonce.offsets_store.ledger.migrations import forget_ledger, migrate
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 
 JOB = Path(__file__).parents[1] / "support" / "token_job.py"
 WAYS = ("inline", "staged", "received", "writer", "function", "commanded")

@@ -27,7 +27,7 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planning import newest_uncommitted_entry
-from pgonce.sink.options import parse_options
+from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions.reach import reach
 
 POSITIONS = {"positionColumns": "topic,partition,offset"}

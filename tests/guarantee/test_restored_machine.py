@@ -10,7 +10,7 @@ the whole database for an earlier copy. ``PGONCE_MODEL_EXAMPLES=2000 pytest test
 runs longer.
 
 Covers: offsets_store.recovery.recover, offsets_store.recovery.plan, offsets_store.ledger.pruning,
-offsets_store.commit.batch_job, sink.target.publish, sink.target.routes.publication.
+offsets_store.commit.batch_job, sink.writing.publish, sink.writing.routes.publication.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import describe_batch
 from pgonce.sink.identity.origin import Origin
-from pgonce.sink.route_options import where_to
-from pgonce.sink.routes import Routes
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication, publish_rows_in_tx
-from pgonce.sink.target.routes.publication import publication_into
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.routes import Routes
+from pgonce.sink.writing.publish import publication, publish_rows_in_tx
+from pgonce.sink.writing.routes.publication import publication_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
 BAD = 10
@@ -507,7 +507,7 @@ class Restoring(RuleBasedStateMachine):
     def compare(self, sink: Sink) -> None:
         """Tables and dead letters are what the changes leave."""
         newest, everything = sink.tables
-        for table, model in ((newest, sorted(sink.by_key.values())), (everything, sorted(sink.rows))):
+        for table, model in ((newest, sorted(sink.options.by_key.values())), (everything, sorted(sink.rows))):
             if table is None:
                 continue
             names = "id, kind, first, seq" + (", gone" if table == everything else "")

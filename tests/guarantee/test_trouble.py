@@ -25,7 +25,7 @@ from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.sink.identity.from_checkpoint import batch_from_checkpoint
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planning import newest_uncommitted_entry
-from pgonce.sink.options import parse_options
+from pgonce.sink.options.sink_options import parse_options
 
 pytestmark = pytest.mark.spark
 

@@ -6,8 +6,8 @@ import pytest
 from support.pages import DOCS, quoted_names, sections
 
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.data_source.batch_jobs.job_options import JOB_OPTIONS, parse_job_options
-from pgonce.sink.options import OPTIONS
+from pgonce.sink.options.job_options import JOB_OPTIONS, parse_job_options
+from pgonce.sink.options.sink_options import OPTIONS
 
 PART = sections((DOCS / "batch-jobs.md").read_text(), 2)["Options"]
 TAKEN, REFUSED = PART.split("These are refused")

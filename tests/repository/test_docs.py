@@ -11,11 +11,11 @@ import pytest
 from support.named_tests import is_there
 
 import pgonce
-from pgonce.command_line import app
+from pgonce.cli.main import app
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
-from pgonce.sink.option_hints import argument_names
+from pgonce.sink.options.hints import argument_names
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(

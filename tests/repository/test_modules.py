@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PRODUCT = ("offsets_store", "sink")
+PRODUCT = ("offsets_store", "sink", "pgonce/cli")
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
@@ -39,10 +39,15 @@ def covered_by(path: Path) -> list[str]:
 COVERED = {name for path in TESTS for name in covered_by(path)}
 
 
+def where_tests_stand(folder: Path) -> Path:
+    """The folder that has the tests of the modules in ``folder``."""
+    return ROOT / "tests" / str(folder.relative_to(ROOT)).removeprefix("pgonce/")
+
+
 def is_found(module: str) -> bool:
     """Whether tests stand in the same folder under the module's name, or say that they cover it."""
     *folders, name = module.split(".")
-    beside = ROOT.joinpath("tests", *folders)
+    beside = where_tests_stand(ROOT.joinpath(*folders))
     return module in COVERED or any([*beside.glob(f"test_{name}.py"), *beside.glob(f"test_{name}_*.py")])
 
 
@@ -60,8 +65,8 @@ def test_what_is_said_to_be_covered_is_there():
 def test_tests_are_named_after_what_they_test(package):
     """In the folders that mirror the product's, a file begins with the name of a module there, or of the folder."""
     strangers = []
-    for path in (ROOT / "tests" / package).rglob("test_*.py"):
-        folder = ROOT / path.parent.relative_to(ROOT / "tests")
+    for path in where_tests_stand(ROOT / package).rglob("test_*.py"):
+        folder = ROOT / package / path.parent.relative_to(where_tests_stand(ROOT / package))
         known = {
             folder.name,
             *(one.stem for one in folder.iterdir() if one.suffix == ".py" or (one / "__init__.py").is_file()),

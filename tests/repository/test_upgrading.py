@@ -14,15 +14,15 @@ from support.recoveries import history
 from support.stopped_query import entries, write_checkpoint
 from typer.testing import CliRunner
 
-from pgonce.command_line import app
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.main import app
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import LedgerError, PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger import migrations
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, forget_ledger, migrate
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 
 SECTION = sections((DOCS / "operations.md").read_text(), 2)["Upgrading and removing"]
 ORDERS = destination("public.orders", "append", (), None)

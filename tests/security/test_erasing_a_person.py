@@ -13,10 +13,10 @@ from support.sent_rows import arrow_rows
 from support.typed_rows import commit_typed, struct_of
 from typer.testing import CliRunner
 
-from pgonce.command_line import app
+from pgonce.cli.main import app
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
 
 PAGE = Path(__file__).parents[2] / "docs" / "erasing-a-person.md"

@@ -21,8 +21,8 @@ from support.fixtures.postgres import PostgresServer
 from typer.testing import CliRunner
 
 from pgonce import PostgresBatchWriter, transactional_batch
+from pgonce.cli.main import app
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
-from pgonce.offsets_store.cli.main import app
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -34,8 +34,8 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.foreach_batch.transaction import BatchTransaction
-from pgonce.sink.options import parse_options
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.sink_options import parse_options
 
 # Each fits into 63 bytes, so Postgres takes it for a table, a column and a text.
 LEGAL = (
@@ -246,7 +246,7 @@ def test_the_words_about_a_querys_past_are_only_texts(name, connected, database_
     commit(database_url, make_planned_batch(query_id=name), plain)
     heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     heirs = CommitSettings(url=database_url, remedies=Remedies(replaces=name), retry_timeout=0)
-    from pgonce.sink.target.publish import publication
+    from pgonce.sink.writing.publish import publication
 
     with nothing_else_happens(connected):
         assert commit_batch(heirs, heir, publication(None, plain, inline([(3, name)]))) is Verdict.NEW

@@ -16,10 +16,10 @@ from pyspark.sql import types as t
 from support.dead_letters import EVENTS, STRUCT, a_past
 from typer.testing import CliRunner
 
-from pgonce.command_line import app
+from pgonce.cli.main import app
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.target.dead_letters.recorded_destination import recorded
+from pgonce.sink.writing.bad_rows.recorded_destination import recorded
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from support.sent_rows import publish
 from support.stopped_query import entries, write_checkpoint
 from typer.testing import CliRunner, Result
 
-from pgonce.command_line import app
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.main import app
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
@@ -38,7 +38,7 @@ from pgonce.offsets_store.progress.record_event import store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.batch_jobs.job_staging import give_up, sweep_jobs
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import StagingTable, sweep
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"

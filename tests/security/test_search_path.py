@@ -24,7 +24,7 @@ from support.fixtures.postgres import PostgresServer, url_with
 from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 
-from pgonce.offsets_store.cli.main import app
+from pgonce.cli.main import app
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -42,10 +42,10 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.foreach_batch.transaction import BatchTransaction
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import sweep
-from pgonce.sink.target.publish import publication, publish_rows_in_tx
-from pgonce.sink.target.routes import gathered_rows
+from pgonce.sink.writing.publish import publication, publish_rows_in_tx
+from pgonce.sink.writing.routes import gathered_rows
 
 PATHS = (
     "evil, pg_catalog",

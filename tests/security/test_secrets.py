@@ -22,7 +22,7 @@ from support.meanwhile import meanwhile
 from support.rotating_password import FILE, who_asked
 from typer.testing import CliRunner
 
-from pgonce.offsets_store.cli.main import app
+from pgonce.cli.main import app
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.ledger.migrations import migrate

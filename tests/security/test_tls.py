@@ -22,7 +22,7 @@ from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.ledger.migrations import ledgers_seen
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 
 # The embedded wheel's Postgres 18 is built without TLS.
 _MAJORS = (18, 17, 16, 15, 14)

@@ -9,7 +9,7 @@ import pytest
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.border import called_by_spark, calls_users_code
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 
 
 def refused_inside():

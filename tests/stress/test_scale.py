@@ -27,11 +27,11 @@ from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options import parse_options
-from pgonce.sink.settings import destination
-from pgonce.sink.target.catalogue import TargetColumn, TargetTable
-from pgonce.sink.target.checked_table import plan_columns
-from pgonce.sink.target.evolution.new_columns import left_out
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.sink_options import parse_options
+from pgonce.sink.writing.checked_table import plan_columns
+from pgonce.sink.writing.evolution.new_columns import left_out
+from pgonce.sink.writing.table.catalogue import TargetColumn, TargetTable
 
 MEGABYTE = 1_000_000
 

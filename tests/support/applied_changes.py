@@ -5,8 +5,8 @@ from __future__ import annotations
 from pyspark.sql import types as t
 from support.sent_rows import publish
 
-from pgonce.sink.target.applying.apply import STAGES
-from pgonce.sink.target.dead_letters.letters import COUNTED
+from pgonce.sink.writing.bad_rows.letters import COUNTED
+from pgonce.sink.writing.by_key.apply import STAGES
 
 WRITE, DELETE = False, True
 

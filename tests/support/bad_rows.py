@@ -16,7 +16,7 @@ from pyspark.sql import types as t
 from support.typed_rows import Columns, commit_typed
 
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.unfit_row import UnfitRow
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "amount": t.LongType()}

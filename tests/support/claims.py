@@ -116,7 +116,7 @@ CLAIMS: tuple[Claim, ...] = (
     Claim(
         "an `ALTER TABLE` waits for the batch that is under way",
         (
-            "tests/sink/target/test_lock.py::test_an_alter_may_come_at_every_step_of_the_commit",
+            "tests/sink/writing/table/test_lock.py::test_an_alter_may_come_at_every_step_of_the_commit",
             "tests/chaos/administrators.py::Alter",
         ),
     ),
@@ -261,7 +261,7 @@ CLAIMS: tuple[Claim, ...] = (
     ),
     Claim(
         "an older snapshot does not see what was committed while it waited",
-        ("tests/sink/target/test_start_over.py::TestRefused::test_other_isolation_levels",),
+        ("tests/sink/writing/test_start_over.py::TestRefused::test_other_isolation_levels",),
     ),
     Claim(
         "if a query is in the middle of a batch for more than 10 seconds (`RECOVERY_RUNNING`)",

@@ -22,10 +22,10 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.settings import Destination
+from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
-from pgonce.sink.target.publish import publication
+from pgonce.sink.writing.publish import publication
 
 Rows = Sequence[tuple[int, str]]
 

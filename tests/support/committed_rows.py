@@ -21,8 +21,8 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publish_rows_in_tx
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])

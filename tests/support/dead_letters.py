@@ -9,10 +9,10 @@ from pyspark.sql import types as t
 from support.ledger_history import KAFKA, QUERY, publish
 
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters
+from pgonce.sink.dead_letters.replay import Group, replay_letters
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.settings import Destination, destination
-from pgonce.sink.target.dead_letters.recorded_destination import recorded
-from pgonce.sink.target.dead_letters.replay import Group, replay_letters
+from pgonce.sink.options.destination import Destination, destination
+from pgonce.sink.writing.bad_rows.recorded_destination import recorded
 
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 EVENTS = destination("public.events")

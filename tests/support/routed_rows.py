@@ -17,9 +17,9 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.route_options import where_to
-from pgonce.sink.routes import Routes
-from pgonce.sink.target.routes.publication import publication_into
+from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.routes import Routes
+from pgonce.sink.writing.routes.publication import publication_into
 
 STRUCT = t.StructType([
     t.StructField("kind", t.StringType()),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.positions.columns import PositionColumns
+from pgonce.sink.options.position_columns import PositionColumns
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.unfit_row import UnfitRow
 

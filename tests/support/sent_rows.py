@@ -15,10 +15,10 @@ from support.rows import GivenRows
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.writing.publish import publish_rows_in_tx
 
 _batch_ids = itertools.count()
 

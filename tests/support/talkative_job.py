@@ -19,7 +19,12 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
-from pgonce import OffsetsListener, OffsetsStore, PostgresBatchWriter, transactional_batch
+from pgonce import (
+    OffsetsListener,
+    OffsetsStore,
+    PostgresBatchWriter,
+    transactional_batch,
+)
 from pgonce.sink.data_source.spark_interface import PgonceDataSource, StreamWriter
 
 # Files have no topics, so no broker is ever asked.

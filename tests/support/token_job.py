@@ -13,7 +13,12 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from support import rotating_password
 
-from pgonce import OffsetsListener, OffsetsStore, PostgresBatchWriter, transactional_batch
+from pgonce import (
+    OffsetsListener,
+    OffsetsStore,
+    PostgresBatchWriter,
+    transactional_batch,
+)
 
 SOURCE = "support.rotating_password:asked"
 COMMAND = f"{sys.executable} {rotating_password.__file__} {{host}} {{port}} {{user}} {{dbname}}"

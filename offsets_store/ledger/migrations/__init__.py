@@ -17,13 +17,13 @@ from threading import Lock
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger.restored import follow_restore_in_tx
-from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
-from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
-from pgonce.offsets_store.postgres.translate import is_transient, ledger_error
+from ...errors import LedgerError
+from ...postgres.bounds import LOCK_SECONDS, enter_in_tx
+from ...postgres.connect import connect
+from ...postgres.lock_watch import LockWatch
+from ...postgres.translate import is_transient, ledger_error
+from ..restored import follow_restore_in_tx
+from ..tables import SCHEMA
 
 _log = logging.getLogger("pgonce")
 

@@ -15,9 +15,9 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from pgonce.offsets_store.postgres.passwords.login import Login
-from pgonce.offsets_store.postgres.passwords.postgres_url import command_words
-from pgonce.offsets_store.postgres.passwords.say_failure import safe_words, source_failed, source_missing
+from .login import Login
+from .postgres_url import command_words
+from .say_failure import safe_words, source_failed, source_missing
 
 COMMAND_SECONDS = 30.0
 """How long the command may take."""

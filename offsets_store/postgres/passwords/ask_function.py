@@ -11,9 +11,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.postgres.passwords.login import Login
-from pgonce.offsets_store.postgres.passwords.say_failure import safe_words, source_failed, source_missing
+from ...errors import PgonceError
+from .login import Login
+from .say_failure import safe_words, source_failed, source_missing
 
 _READY = "pgonce."
 _WHERE_IT_MUST_BE = (

@@ -17,10 +17,10 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from pgonce.offsets_store.postgres.passwords.ask_command import ask_command
-from pgonce.offsets_store.postgres.passwords.ask_function import ask_function
-from pgonce.offsets_store.postgres.passwords.login import Login
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from .ask_command import ask_command
+from .ask_function import ask_function
+from .login import Login
+from .postgres_url import PostgresUrl
 
 # libpq reads all that it was told, files and environment included, before it refuses this; it connects to nobody.
 _STOP_BEFORE_CONNECTING = "pgonce only reads"

@@ -14,7 +14,7 @@ from psycopg import Error
 from psycopg.conninfo import conninfo_to_dict
 from typing_extensions import Self
 
-from pgonce.offsets_store.errors import bad_option
+from ...errors import bad_option
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")

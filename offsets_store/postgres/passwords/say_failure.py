@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 
-from pgonce.offsets_store.errors import ConfigurationError, ConnectError
-from pgonce.offsets_store.postgres.translate import scrub
+from ...errors import ConfigurationError, ConnectError
+from ..translate import scrub
 
 _LONGEST = 300
 _HIDDEN = "***"

@@ -21,15 +21,16 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import connect, driver_connection
-from pgonce.sink.data_source.batch_jobs.content_hash import content_hash
-from pgonce.sink.data_source.batch_jobs.job_options import JobOptions
-from pgonce.sink.data_source.batch_jobs.job_staging import job_staging_table, sweep_jobs
-from pgonce.sink.data_source.batch_jobs.job_task import JobParcel
-from pgonce.sink.data_source.parcel import Parcel, open_parcels
-from pgonce.sink.data_source.parcel_rows import ParcelRows
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.target.publish import Turn, publish_rows_in_tx
-from pgonce.sink.target.table_name import ResolvedName, resolve_table
+
+from ...encoding.encoded_types import EncodedColumn
+from ...options.job_options import JobOptions
+from ...writing.publish import Turn, publish_rows_in_tx
+from ...writing.table.table_name import ResolvedName, resolve_table
+from ..parcel import Parcel, open_parcels
+from ..parcel_rows import ParcelRows
+from .content_hash import content_hash
+from .job_staging import job_staging_table, sweep_jobs
+from .job_task import JobParcel
 
 _log = logging.getLogger("pgonce")
 

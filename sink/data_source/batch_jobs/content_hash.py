@@ -15,9 +15,9 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from pgonce.sink.encoding.copy_bodies import body_rows
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import EncodedColumn
+from ...encoding.copy_bodies import body_rows
+from ...encoding.copy_encoder import CopyEncoder
+from ...encoding.encoded_types import EncodedColumn
 
 _BYTES = 32
 _MODULUS = 1 << 8 * _BYTES

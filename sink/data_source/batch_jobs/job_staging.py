@@ -12,8 +12,9 @@ from uuid import UUID
 import psycopg
 
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.staging.table import StagingTable, drop_staging_table
+
+from ...identity.origin import Origin
+from ...staging.table import StagingTable, drop_staging_table
 
 # Stands before the key where a stream's staging table has the id of its query.
 _OF_KEY = "batchKey "

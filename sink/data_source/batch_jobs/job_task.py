@@ -18,14 +18,15 @@ from pyspark import TaskContext
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.sink.changes.reader import ChangeReader, reader_of
-from pgonce.sink.data_source.batch_jobs.content_hash import RowSum
-from pgonce.sink.data_source.batch_jobs.job_options import JobOptions
-from pgonce.sink.data_source.batch_jobs.job_staging import job_origin, job_staging_table
-from pgonce.sink.data_source.parcel import Inline, Parcel, Staged, inline_cap
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.errors import SparkError
-from pgonce.sink.staging.stager import Stager
+
+from ...changes.reader import ChangeReader, reader_of
+from ...encoding.copy_encoder import CopyEncoder
+from ...errors import SparkError
+from ...options.job_options import JobOptions
+from ...staging.stager import Stager
+from ..parcel import Inline, Parcel, Staged, inline_cap
+from .content_hash import RowSum
+from .job_staging import job_origin, job_staging_table
 
 
 @dataclass(frozen=True, repr=False)

@@ -21,17 +21,18 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.sink.border import called_by_spark
-from pgonce.sink.changes.reader import reader_of
-from pgonce.sink.data_source.batch_jobs.commit_job_parcels import commit_job_parcels
-from pgonce.sink.data_source.batch_jobs.job_options import parse_job_options
-from pgonce.sink.data_source.batch_jobs.job_staging import give_up
-from pgonce.sink.data_source.batch_jobs.job_task import JobParcel, JobTask
-from pgonce.sink.data_source.on_executors import reduced
-from pgonce.sink.data_source.parcel import Staged
-from pgonce.sink.encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
-from pgonce.sink.target.first_batch import refuse_first_batch
-from pgonce.sink.target.first_look import look_once
+
+from ...border import called_by_spark
+from ...changes.reader import reader_of
+from ...encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
+from ...options.job_options import parse_job_options
+from ...writing.first_batch import refuse_first_batch
+from ...writing.first_look import look_once
+from ..on_executors import reduced
+from ..parcel import Staged
+from .commit_job_parcels import commit_job_parcels
+from .job_staging import give_up
+from .job_task import JobParcel, JobTask
 
 _log = logging.getLogger("pgonce")
 

@@ -11,9 +11,10 @@ import time
 from dataclasses import dataclass
 
 from pgonce.offsets_store.commit.early_try import NotNowError
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.receiver.error_messages import without_rows
-from pgonce.sink.spool import Spool
+
+from ...spool import Spool
+from ..carrier import Promise
+from .error_messages import without_rows
 
 # What has arrived is kept for a second try: up to this size in memory, the rest in a file.
 IN_MEMORY_BYTES = 32 * 1024 * 1024

@@ -13,11 +13,12 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict
 
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.receiver.error_messages import from_message, lost
-from pgonce.sink.data_source.receiver.line import BROKEN, CONNECT_SECONDS, SILENT, Address, Line
-from pgonce.sink.data_source.receiver.messages import promise_as_message
-from pgonce.sink.identity.origin import Origin
+
+from ...identity.origin import Origin
+from ..carrier import Promise
+from .error_messages import from_message, lost
+from .line import BROKEN, CONNECT_SECONDS, SILENT, Address, Line
+from .messages import promise_as_message
 
 _log = logging.getLogger("pgonce")
 

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Iterator
 
 from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
-from pgonce.sink.data_source.receiver.line import SILENT
+
+from .line import SILENT
 
 _log = logging.getLogger("pgonce.receiver")
 

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterable
 
 from pgonce.offsets_store.commit.work import NameSink
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.data_source.carrier import Carried, Promise
-from pgonce.sink.data_source.receiver import client
-from pgonce.sink.data_source.receiver.line import Address
-from pgonce.sink.data_source.receiver.outcome import finished
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.options import SinkOptions
+
+from ...identity.origin import Origin
+from ...options.sink_options import SinkOptions
+from ..carrier import Carried, Promise
+from . import client
+from .line import Address
+from .outcome import finished
 
 
 class ReceiverHandle(Address):

@@ -27,12 +27,13 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.sink.data_source.loaded_version import LOADED_VERSION
-from pgonce.sink.data_source.receiver.certificate import new_identity
-from pgonce.sink.data_source.receiver.handle import ReceiverHandle
-from pgonce.sink.data_source.receiver.line import SECRET_BYTES
-from pgonce.sink.data_source.receiver.messages import PlannedReception, Start
-from pgonce.sink.options import AUTOMATIC, SinkOptions
+
+from ...options.sink_options import AUTOMATIC, SinkOptions
+from ..loaded_version import LOADED_VERSION
+from .certificate import new_identity
+from .handle import ReceiverHandle
+from .line import SECRET_BYTES
+from .messages import PlannedReception, Start
 
 _log = logging.getLogger("pgonce.receiver")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
 
-from pgonce.sink.data_source.receiver.certificate import context_for
+from .certificate import context_for
 
 CONNECT_SECONDS = 5
 # The receiver reads at once what arrives, and while it commits it says so every second. If it is silent for this long,

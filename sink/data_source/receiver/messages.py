@@ -15,11 +15,12 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.receiver.certificate import Identity
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.options import SinkOptions
-from pgonce.sink.unfit_row import UnfitRow
+
+from ...identity.origin import Origin
+from ...options.sink_options import SinkOptions
+from ...unfit_row import UnfitRow
+from ..carrier import Promise
+from .certificate import Identity
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
-from pgonce.sink.data_source.carrier import Carried, Promise
-from pgonce.sink.data_source.receiver.client import finish
-from pgonce.sink.data_source.receiver.error_messages import ReceiverError, not_in_ledger
-from pgonce.sink.data_source.receiver.line import Address
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.options import SinkOptions
+
+from ...identity.origin import Origin
+from ...options.sink_options import SinkOptions
+from ..carrier import Carried, Promise
+from .client import finish
+from .error_messages import ReceiverError, not_in_ledger
+from .line import Address
 
 _log = logging.getLogger("pgonce")
 

@@ -21,15 +21,16 @@ from typing import Any
 from uuid import UUID
 
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.loaded_version import LOADED_VERSION
-from pgonce.sink.data_source.receiver.certificate import context_of
-from pgonce.sink.data_source.receiver.error_messages import as_message, in_words, without_rows
-from pgonce.sink.data_source.receiver.line import BROKEN, Line
-from pgonce.sink.data_source.receiver.messages import Start, origin_from_message, promise_from_message
-from pgonce.sink.data_source.receiver.reception import Reception
-from pgonce.sink.data_source.receiver.receptions import Receptions
-from pgonce.sink.identity.origin import Origin
+
+from ...identity.origin import Origin
+from ..carrier import Promise
+from ..loaded_version import LOADED_VERSION
+from .certificate import context_of
+from .error_messages import as_message, in_words, without_rows
+from .line import BROKEN, Line
+from .messages import Start, origin_from_message, promise_from_message
+from .reception import Reception
+from .receptions import Receptions
 
 _log = logging.getLogger("pgonce.receiver")
 

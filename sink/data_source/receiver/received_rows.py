@@ -16,11 +16,12 @@ from typing_extensions import Self
 
 from pgonce.offsets_store.commit.early_try import NotNowError
 from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.receiver.arrived import Arrived, Sending
-from pgonce.sink.encoding.encoded_types import EncodedColumn
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.unfit_row import UnfitRow
+
+from ...encoding.encoded_types import EncodedColumn
+from ...staging.staged_rows import StagedRows
+from ...unfit_row import UnfitRow
+from ..carrier import Promise
+from .arrived import Arrived, Sending
 
 # How long a transaction may wait for the next rows: it holds the writer's row.
 LONGEST_SILENCE_SECONDS = 30.0

@@ -21,17 +21,18 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.receiver.arrived import Arrived, Sending
-from pgonce.sink.data_source.receiver.error_messages import in_words, without_rows
-from pgonce.sink.data_source.receiver.received_rows import GuessedRows, PromisedRows
-from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planned_batch import planned_batch, staging_table
-from pgonce.sink.options import SinkOptions
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.target.batch_rows import BatchRows
-from pgonce.sink.target.routes.publication import publication_into
+
+from ...encoding.encoded_types import encoded_columns
+from ...identity.origin import Origin
+from ...identity.planned_batch import planned_batch, staging_table
+from ...options.sink_options import SinkOptions
+from ...staging.staged_rows import StagedRows
+from ...writing.batch_rows import BatchRows
+from ...writing.routes.publication import publication_into
+from ..carrier import Promise
+from .arrived import Arrived, Sending
+from .error_messages import in_words, without_rows
+from .received_rows import GuessedRows, PromisedRows
 
 _log = logging.getLogger("pgonce.receiver")
 

@@ -11,8 +11,8 @@ import time
 from collections import deque
 from uuid import UUID
 
-from pgonce.sink.data_source.receiver.messages import PlannedReception
-from pgonce.sink.data_source.receiver.reception import Reception
+from .messages import PlannedReception
+from .reception import Reception
 
 # The first large task of a batch may be a slow one.
 IDLE_SECONDS = 600.0

@@ -28,9 +28,9 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publish_rows_in_tx
-from pgonce.sink.target.table_name import resolve_table
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.table.table_name import resolve_table
 
 
 @pytest.fixture

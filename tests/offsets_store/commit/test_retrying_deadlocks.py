@@ -25,8 +25,8 @@ from pgonce.offsets_store.postgres.connect import driver_connection, engine_for
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
 SNAPSHOTS = ("repeatable read", "serializable")

@@ -1,7 +1,7 @@
 """
 A consumer group on a real broker is set to what Postgres holds, and to nothing else.
 
-Covers: offsets_store.kafka_groups, offsets_store.cli.export_group.
+Covers: offsets_store.kafka.groups, pgonce.cli.export_group.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from support.fixtures.driver import wait_until
 from support.ledger_history import OTHER, QUERY, publish, take_over
 from support.patience import PATIENCE_SECONDS
 
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.export_group.export import export_group
-from pgonce.offsets_store.kafka_settings import Brokers
+from pgonce.offsets_store.kafka.settings import Brokers
 
 pytestmark = pytest.mark.kafka
 

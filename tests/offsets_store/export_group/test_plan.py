@@ -16,7 +16,7 @@ from pgonce.offsets_store.export_group.plan import (
     not_ours,
     strangers,
 )
-from pgonce.offsets_store.kafka_groups import GroupOffset
+from pgonce.offsets_store.kafka.groups import GroupOffset
 from pgonce.offsets_store.status.stored import StoredWriter
 
 OURS = mark_of("q1")

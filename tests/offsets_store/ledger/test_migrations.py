@@ -28,13 +28,7 @@ from pgonce.offsets_store.errors import LedgerError
 from pgonce.offsets_store.ledger import migrations, tables
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.grants import grants, init_sql
-from pgonce.offsets_store.ledger.migrations import (
-    MIGRATIONS,
-    NEWEST,
-    Migration,
-    ensure_ledger,
-    migrate,
-)
+from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, Migration, ensure_ledger, migrate
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.status.store import OffsetsStore
 

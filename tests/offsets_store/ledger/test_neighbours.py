@@ -17,8 +17,8 @@ from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.recovery.read_stopped_query import read_neighbours
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.settings import destination
-from pgonce.sink.target.routes.publication import publication_into
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.routes.publication import publication_into
 
 BOTH = routes({"orders": {}, "clicks": {}})
 CLICKS = destination("clicks")

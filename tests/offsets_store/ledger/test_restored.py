@@ -17,8 +17,8 @@ from pgonce.offsets_store.errors import CommitError, RefusedBatch
 from pgonce.offsets_store.ledger.feeders import feeders_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publication
 
 TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, name text, seq bigint)"
 

@@ -16,7 +16,7 @@ from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, ids, rows, settings
 from typer.testing import CliRunner
 
-from pgonce.offsets_store.cli import main
+from pgonce.cli import main
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
@@ -26,10 +26,10 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import StagingTable, sweep
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.writing.publish import publish_rows_in_tx
 
 STAGED = StagingTable("query", "events", "run", 7)
 

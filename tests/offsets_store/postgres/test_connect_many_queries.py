@@ -19,8 +19,8 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connection, engine_for
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publish_rows_in_tx
 
 
 @pytest.fixture

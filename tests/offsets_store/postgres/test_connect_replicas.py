@@ -45,10 +45,10 @@ from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import StagingTable
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.writing.publish import publish_rows_in_tx
 
 
 @pytest.fixture(scope="module")

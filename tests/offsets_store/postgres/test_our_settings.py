@@ -20,7 +20,7 @@ from support.typed_rows import commit_typed
 from typer.testing import CliRunner
 
 from pgonce import OffsetsStore
-from pgonce.command_line import app
+from pgonce.cli.main import app
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.preflight.answers import Holds
@@ -29,7 +29,7 @@ from pgonce.offsets_store.progress.record_event import store_progress_in_tx
 from pgonce.offsets_store.recovery.diagnosis import Finding
 from pgonce.offsets_store.recovery.doctor import examine
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 
 ODD = {
     "DateStyle": "German",

@@ -1,7 +1,7 @@
 """
 Two tables are exchanged: readers and writers of a name find the other table, and no row is lost or doubled.
 
-Covers: offsets_store.cli.swap, offsets_store.rebuild.described_table, offsets_store.rebuild.differences,
+Covers: pgonce.cli.swap, offsets_store.rebuild.described_table, offsets_store.rebuild.differences,
 offsets_store.rebuild.exchange,
 offsets_store.rebuild.feeding, offsets_store.rebuild.obstacles.
 """
@@ -19,13 +19,13 @@ from support.meanwhile import meanwhile
 from support.recoveries import noted
 from support.tombstones import put_tombstone
 
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publication
 
 
 @pytest.fixture

@@ -16,15 +16,15 @@ from support.batches import make_batch
 from support.committed_rows import rows, settings
 from support.recoveries import noted
 
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import Turn, publication, publish_rows_in_tx
-from pgonce.sink.target.table_name import resolve_table
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import Turn, publication, publish_rows_in_tx
+from pgonce.sink.writing.table.table_name import resolve_table
 
 TABLES = ("events", "events_new")
 

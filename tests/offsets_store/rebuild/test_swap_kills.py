@@ -18,10 +18,10 @@ from support.committed_rows import rows, settings
 from support.fixtures.driver import wait_until
 from support.recoveries import noted
 
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publication
 
 SWAP = ("swap", "events", "events_new", "--reason", "a mended join", "--yes")
 

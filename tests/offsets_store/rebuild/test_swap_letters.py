@@ -17,13 +17,13 @@ from support.committed_rows import settings
 from support.dead_letters import replayed
 from support.typed_rows import typed_rows
 
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publication
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}
 TABLES = ("events", '"events New"')

@@ -1,7 +1,7 @@
 """
 What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted.
 
-Covers: offsets_store.cli.by_hand, offsets_store.ledger.acceptances.
+Covers: pgonce.cli.by_hand, offsets_store.ledger.acceptances.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from support.ledger_history import OTHER
 from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import entries, write_checkpoint
 
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
 from pgonce.offsets_store.recovery.by_hand import accept_batch
 from pgonce.offsets_store.recovery.diagnosis import Finding

@@ -1,7 +1,7 @@
 """
 A query that the ledger does not know: what it hears, what doctor says of it before, and how an old one makes way.
 
-Covers: offsets_store.cli.by_hand, offsets_store.ledger.neighbours, offsets_store.recovery.forget.
+Covers: pgonce.cli.by_hand, offsets_store.ledger.neighbours, offsets_store.recovery.forget.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 from support.committed_rows import TABLE, rows
 from support.stopped_query import entry, kafka, write_checkpoint
 
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
@@ -27,8 +27,8 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.identity.from_checkpoint import describe_batch
 from pgonce.sink.identity.origin import Origin
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publication
 
 FILES = {"logOffset": 0}
 RATE = {"offset": 10, "timestamp": 1000}

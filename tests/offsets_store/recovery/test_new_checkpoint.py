@@ -10,10 +10,10 @@ from support.ledger_history import QUERY, RUN, publish
 from support.recoveries import history, noted, verdict
 from support.stopped_query import entries, entry, files_of, kafka, write_checkpoint
 
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.checkpoint.files import ArrowFiles
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.offsets_store.cli.terms import ExitCode
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.recovery import new_checkpoint

@@ -11,8 +11,8 @@ from support.recoveries import recover_at_once
 from support.stopped_query import files_of
 from typer.testing import CliRunner
 
-from pgonce.offsets_store.cli.main import app
-from pgonce.offsets_store.cli.terms import ExitCode
+from pgonce.cli.main import app
+from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.recovery.recover import recover_checkpoint

@@ -20,8 +20,8 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.targets import changed_targets, known_targets
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication, publish_rows_in_tx
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publication, publish_rows_in_tx
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.changes.reader import reader_of
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 
 ROW = t.StructType([
     t.StructField("id", t.LongType()),

@@ -16,7 +16,7 @@ from pyspark.sql import types as t
 
 from pgonce.sink.data_source.spark_interface import StreamWriter
 from pgonce.sink.data_source.task_writer import TaskWriter
-from pgonce.sink.options import parse_options
+from pgonce.sink.options.sink_options import parse_options
 
 OPTIONS = {"url": "host=db password=hunter2", "table": "events", "checkpointLocation": "/ckpt"}
 STRUCT = t.StructType([t.StructField("id", t.LongType())])

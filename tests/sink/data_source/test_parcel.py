@@ -11,7 +11,14 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.data_source.batch_jobs.job_task import JobParcel
 from pgonce.sink.data_source.loaded_version import LOADED_VERSION
-from pgonce.sink.data_source.parcel import ALWAYS_INLINE_BYTES, Inline, Parcel, Received, inline_cap, open_parcels
+from pgonce.sink.data_source.parcel import (
+    ALWAYS_INLINE_BYTES,
+    Inline,
+    Parcel,
+    Received,
+    inline_cap,
+    open_parcels,
+)
 from pgonce.sink.data_source.receiver.handle import ReceiverHandle
 from pgonce.sink.identity.origin import Origin
 

@@ -19,7 +19,7 @@ from pgonce.sink.data_source.parcel_rows import ParcelRows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
-from pgonce.sink.positions.columns import position_columns
+from pgonce.sink.options.position_columns import position_columns
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.table import StagingTable
 from pgonce.sink.unfit_row import UnfitRow

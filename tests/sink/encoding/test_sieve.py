@@ -18,7 +18,7 @@ from support.spark_values import FIRST_DAY, TEXTS
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.sieve import Sieve
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.positions.columns import position_columns
+from pgonce.sink.options.position_columns import position_columns
 
 quick = settings(max_examples=60, deadline=None)
 

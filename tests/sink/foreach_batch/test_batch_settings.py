@@ -9,7 +9,7 @@ import pytest
 from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.foreach_batch.batch_settings import batch_settings
-from pgonce.sink.positions.columns import PositionColumns
+from pgonce.sink.options.position_columns import PositionColumns
 
 ARGUMENTS = {
     "pin_table": False,

@@ -21,9 +21,9 @@ from support.rows import GivenRows
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
-from pgonce.sink.positions.columns import position_columns
-from pgonce.sink.settings import destination
-from pgonce.sink.target.publish import publication
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.writing.publish import publication
 
 # Their values are asked of no row here.
 POSITIONS = position_columns(("topic", "partition", "offset"), written=False)

@@ -13,8 +13,8 @@ from pgonce.sink.errors import EncodingError
 from pgonce.sink.foreach_batch import batch_writer
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.frame_rows import arriving_rows
-from pgonce.sink.positions.columns import position_columns
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.position_columns import position_columns
 
 pytestmark = pytest.mark.spark
 

@@ -16,7 +16,7 @@ from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.sink.identity.from_checkpoint import batch_from_checkpoint
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planning import planned_entry
-from pgonce.sink.options import parse_options
+from pgonce.sink.options.sink_options import parse_options
 
 
 @pytest.mark.parametrize("keeps_state", [False, True])

@@ -10,11 +10,11 @@ from support.committed_batch import commit
 from support.fixtures.driver import wait_until
 
 from pgonce.offsets_store.errors import OffsetsError, RefusedBatch
-from pgonce.offsets_store.kafka_broker import topic_ids
-from pgonce.offsets_store.kafka_settings import Brokers
+from pgonce.offsets_store.kafka.broker import topic_ids
+from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.identity.topic_ids import with_topic_ids
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 
 pytestmark = pytest.mark.kafka
 

@@ -17,12 +17,12 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.sieve import Sieve
-from pgonce.sink.settings import destination
+from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import stager
 from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
-from pgonce.sink.target.publish import publish_rows_in_tx
+from pgonce.sink.writing.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 TABLE = StagingTable("query", "events", "run", 7)

@@ -21,7 +21,7 @@ from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
 import pgonce.sink.data_source.receiver.received_rows
-import pgonce.sink.target.publish
+import pgonce.sink.writing.publish
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -31,7 +31,7 @@ from pgonce.sink.data_source.receiver.received_rows import GuessedRows, Promised
 from pgonce.sink.data_source.receiver.reception import Reception
 from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
 from pgonce.sink.identity.planned_batch import staging_table
-from pgonce.sink.options import parse_options
+from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.unfit_row import UnfitRow
 
@@ -282,14 +282,14 @@ def test_rows_that_could_not_be_encoded_come_with_the_promise(early, place, targ
     message = json.loads(json.dumps(promise_as_message(promise(SENT, unfit=(unfit,)))))
     reception = receive(inlineBytes="0" if early else KEPT)
     kinds = []
-    publish = pgonce.sink.target.publish.publish_rows_in_tx
+    publish = pgonce.sink.writing.publish.publish_rows_in_tx
 
     def noted(connection, destination, rows, *others, **named):
         result = publish(connection, destination, rows, *others, **named)
         kinds.append((type(rows), tuple(rows.unfit()), rows.count()))
         return result
 
-    monkeypatch.setattr(pgonce.sink.target.publish, "publish_rows_in_tx", noted)
+    monkeypatch.setattr(pgonce.sink.writing.publish, "publish_rows_in_tx", noted)
     send(reception, 0, 1, 1, 2)
     if early:
         copying(target, 1, 2)

@@ -1,0 +1,1 @@
+"""Kafka: its brokers, consumer groups, and how one logs in."""

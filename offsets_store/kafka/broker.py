@@ -1,0 +1,193 @@
+"""
+What does a Kafka broker say of topics: their partitions, where these begin and end, and their ids?
+
+Runs wherever the stored offsets are asked for, and at the first batch of a run. Needs the optional ``confluent-kafka``.
+Invariant: it only reads metadata; it joins no consumer group and commits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from ..errors import UNCHANGED, ConfigurationError, OffsetsError
+from .settings import Brokers
+
+_Answer = TypeVar("_Answer")
+TopicPartition = tuple[str, int]
+"""A topic, and the number of one of its partitions."""
+
+_TIMEOUT_SECONDS = 15
+# librdkafka insists on a group; nothing joins it.
+_NO_GROUP = "pgonce-reads-metadata-only"
+
+
+def partitions_of(topics: Iterable[str], brokers: Brokers) -> set[TopicPartition]:
+    """
+    Every partition of ``topics``; a topic that does not exist has none.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    return set(with_consumer(lambda consumer: _partitions(consumer, topics), brokers))
+
+
+def ends_of(topics: Iterable[str], brokers: Brokers) -> dict[TopicPartition, tuple[int | None, int]]:
+    """
+    Each partition's earliest offset, and the one that its next row will get.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    return dict(with_consumer(lambda consumer: _ends(consumer, topics), brokers))
+
+
+def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
+    """
+    Kafka's id of each topic that exists: a topic that was deleted and recreated has another id.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    names = sorted(topics)
+    return asked(lambda settings: dict(_topic_ids(names, settings)), brokers) if names else {}
+
+
+def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer:
+    """
+    What ``ask`` answers, given the settings of a client for these brokers. It polls its client before it gives up,
+    because only then librdkafka says why there was no answer.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    try:
+        from confluent_kafka import KafkaException
+    except ImportError as error:
+        raise ConfigurationError(
+            "NO_KAFKA_CLIENT",
+            "Asking a Kafka broker needs the package confluent-kafka, which is not installed here.",
+            UNCHANGED,
+            "Install it (pip install 'pgonce[kafka]'), or leave out the bootstrap servers.",
+        ) from error
+    heard: list[Any] = []
+    # Otherwise every failed connection would be a line on stderr; our error says it once.
+    settings = {**brokers.client, "log_level": 0, "error_cb": heard.append}
+    try:
+        return ask(settings)
+    except (KafkaException, ValueError) as error:
+        raise _no_answer(brokers, error, heard) from None
+
+
+def with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers, group: str = _NO_GROUP) -> _Answer:
+    """
+    What ``ask`` answers, given a consumer that joins no group and commits nothing.
+
+    :param group: the group whose offsets it can read.
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    return asked(lambda settings: _ask_consumer(ask, {**settings, "group.id": group}), brokers)
+
+
+# What the broker says to who lacks a right, and which one that is.
+RIGHTS = {
+    "GROUP_AUTHORIZATION_FAILED": "READ on the group",
+    "TOPIC_AUTHORIZATION_FAILED": "DESCRIBE on the topic",
+    "CLUSTER_AUTHORIZATION_FAILED": "DESCRIBE on the cluster",
+}
+_ABOUT_LOGIN = ("_AUTHENTICATION", "_SSL", "_INVALID_ARG", "_UNSUPPORTED_FEATURE", "SASL_AUTHENTICATION_FAILED")
+
+
+def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsError:
+    from confluent_kafka import KafkaError
+
+    cause = error.args[0] if error.args and isinstance(error.args[0], KafkaError) else None
+    # "All brokers are down" and the like add nothing to what was said of one of them.
+    reasons = [each for each in heard if each.name() != "_ALL_BROKERS_DOWN"]
+    refusals = [each for each in [*reasons, cause] if each is not None and each.name() in _ABOUT_LOGIN]
+    words = brokers.scrub(
+        "; ".join(dict.fromkeys(each.str() for each in [*(refusals or reasons)[-1:], cause] if each)) or str(error)
+    )
+    if refusals:
+        return OffsetsError(
+            "KAFKA_REFUSED",
+            f"The brokers {brokers.servers} did not let this client in, or its settings cannot work: {words}.",
+            UNCHANGED,
+            "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
+            "Spark has them, kafka.security.protocol and so on (`pgonce explain offsets-for-others`).",
+        )
+    if cause is not None and cause.name() in RIGHTS:
+        return OffsetsError(
+            "KAFKA_REFUSED",
+            f"The brokers {brokers.servers} let this client in, but do not let it do this: {words}.",
+            UNCHANGED,
+            f"Give its user the right {RIGHTS[cause.name()]}, as an ACL of Kafka. To ask for offsets takes DESCRIBE on "
+            "the topics, and to set a group READ on the topics and on the group.",
+        )
+    return OffsetsError(
+        "KAFKA_UNREACHABLE",
+        f"The brokers {brokers.servers} gave no answer: {words}.",
+        UNCHANGED,
+        "Check the bootstrap servers (host:port, several with commas), that they are reachable from here, and whether "
+        "they want TLS or a login (kafka.security.protocol).",
+    )
+
+
+def at_topic(topic: str, error: Any) -> Exception:
+    """The exception for an error of the broker that does not say of itself which topic it is about."""
+    from confluent_kafka import KafkaError, KafkaException
+
+    return KafkaException(KafkaError(error.code(), f"{error.str()} ({topic})"))
+
+
+def _ask_consumer(ask: Callable[[Any], _Answer], settings: dict[str, Any]) -> _Answer:
+    from confluent_kafka import Consumer
+
+    consumer = Consumer({**settings, "enable.auto.commit": False, "allow.auto.create.topics": False})
+    try:
+        return ask(consumer)
+    except BaseException:
+        consumer.poll(0)
+        raise
+    finally:
+        consumer.close()
+
+
+def _topic_ids(topics: list[str], settings: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    from confluent_kafka import KafkaError, KafkaException, TopicCollection
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(settings)
+    answers = admin.describe_topics(TopicCollection(topics), request_timeout=_TIMEOUT_SECONDS)
+    for topic, answer in answers.items():
+        try:
+            yield topic, str(answer.result().topic_id)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                admin.poll(0)
+                raise at_topic(topic, error.args[0]) from None
+
+
+def _partitions(consumer: Any, topics: Iterable[str]) -> list[TopicPartition]:
+    found = []
+    known = consumer.list_topics(timeout=_TIMEOUT_SECONDS).topics
+    for topic in topics:
+        # A list of all topics leaves out those that this user may not see. Asked for one of them, the broker says so.
+        told = known.get(topic) or consumer.list_topics(topic, timeout=_TIMEOUT_SECONDS).topics[topic]
+        if told.error is not None and told.error.name() in RIGHTS:
+            raise at_topic(topic, told.error)
+        found += [(topic, partition) for partition in told.partitions]
+    return found
+
+
+def _ends(consumer: Any, topics: Iterable[str]) -> list[tuple[TopicPartition, tuple[int, int]]]:
+    import confluent_kafka
+
+    return [
+        (
+            (topic, partition),
+            consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), timeout=_TIMEOUT_SECONDS),
+        )
+        for topic, partition in _partitions(consumer, topics)
+    ]

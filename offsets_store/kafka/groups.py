@@ -1,0 +1,217 @@
+"""
+Where does a consumer group stand, and how is it moved?
+
+Runs where a person exports a query's offsets. Needs the optional ``confluent-kafka``. Invariant: it joins no group, and
+a group that has a living member is not moved: the broker refuses that, whenever the member came.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..errors import OffsetsError
+from .broker import RIGHTS, TopicPartition, asked, at_topic, partitions_of, with_consumer
+from .settings import Brokers
+
+_Answer = TypeVar("_Answer")
+
+_TIMEOUT_SECONDS = 15
+# A coordinator that has just started, or moved, says so, or says nothing, and answers soon.
+_PASSING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT")
+_PAUSE_SECONDS = 0.3
+_LOOK_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class GroupOffset:
+    """The next offset that a group would read of a partition, and the note that was stored with it."""
+
+    offset: int
+    metadata: str | None = None
+
+
+def group_offsets(
+    group: str, partitions: Iterable[TopicPartition], brokers: Brokers
+) -> dict[TopicPartition, GroupOffset]:
+    """
+    What a group has stored for some partitions; nothing for one that it has not read, or if it does not exist.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    wanted = sorted(partitions)
+
+    def ask(consumer: Any) -> dict[TopicPartition, GroupOffset]:
+        import confluent_kafka
+
+        asked_for = [confluent_kafka.TopicPartition(*place) for place in wanted]
+        answer = _patiently(lambda: _committed(consumer, asked_for))
+        for at in answer:
+            if at.error is not None:
+                raise at_topic(at.topic, at.error)
+        found = {(at.topic, at.partition): GroupOffset(at.offset, at.metadata or None) for at in answer}
+        # A negative number says that there is none.
+        return {place: at for place, at in found.items() if at.offset >= 0}
+
+    return with_consumer(ask, brokers, group) if wanted else {}
+
+
+def has_members(group: str, brokers: Brokers) -> bool:
+    """
+    Whether somebody reads with the group now, by either of Kafka's protocols for groups.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+
+    def ask(admin: Any) -> bool:
+        answer = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_SECONDS)[group]
+        return bool(answer.result().members)
+
+    return _ask_admin(ask, brokers)
+
+
+def log_ends(partitions: Iterable[TopicPartition], brokers: Brokers) -> dict[TopicPartition, int]:
+    """
+    The offset that each partition's next record will get; nothing for a partition that the broker does not have.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    places = set(partitions)
+    # Asked for a topic that it does not have, the client finds no leader for any partition.
+    wanted = sorted(places & partitions_of({topic for topic, _ in places}, brokers))
+
+    def ask(admin: Any) -> dict[TopicPartition, int]:
+        import confluent_kafka.admin
+        from confluent_kafka import KafkaException
+
+        newest = confluent_kafka.admin.OffsetSpec.latest()  # type: ignore[attr-defined]
+        asked_for = {confluent_kafka.TopicPartition(*place): newest for place in wanted}
+        found = {}
+        for at, answer in admin.list_offsets(asked_for, request_timeout=_TIMEOUT_SECONDS).items():
+            try:
+                found[at.topic, at.partition] = answer.result().offset
+            except KafkaException as error:
+                if error.args[0].name() in _PASSING:
+                    raise
+                if error.args[0].name() != "UNKNOWN_TOPIC_OR_PART":
+                    raise at_topic(at.topic, error.args[0]) from None
+        return found
+
+    return _ask_admin(ask, brokers) if wanted else {}
+
+
+def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str, brokers: Brokers) -> None:
+    """
+    Set the next offsets of a group that has no living member; a group that does not exist is created.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: GROUP_IN_USE, PARTITIONS_GONE, KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+
+    def ask(admin: Any) -> list[tuple[TopicPartition, Any]]:
+        import confluent_kafka
+
+        wanted = [confluent_kafka.TopicPartition(*place, offset, metadata) for place, offset in sorted(offsets.items())]
+        request = [confluent_kafka.ConsumerGroupTopicPartitions(group, wanted)]
+        answer = admin.alter_consumer_group_offsets(request, request_timeout=_TIMEOUT_SECONDS)[group].result()
+        moved = _ready(list(answer.topic_partitions))
+        return [((at.topic, at.partition), at.error) for at in moved if at.error is not None]
+
+    refused = _ask_admin(ask, brokers) if offsets else []
+    if refused:
+        raise _refusal(group, refused)
+
+
+def group_in_use(group: str) -> OffsetsError:
+    """The error for a group that somebody reads with."""
+    return OffsetsError(
+        "GROUP_IN_USE",
+        f"The consumer group {group!r} has a living member: somebody reads with it, and stores its own offsets.",
+        "Nothing was changed: the broker does not let anybody else move such a group.",
+        "Give the query a group of its own, by which nobody reads; or stop that reader.",
+    )
+
+
+def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsError:
+    names = {error.name() for _, error in refused}
+    if names & {"UNKNOWN_MEMBER_ID", "NON_EMPTY_GROUP", "REBALANCE_IN_PROGRESS", "STALE_MEMBER_EPOCH"}:
+        return group_in_use(group)
+    where = ", ".join(f"{topic}-{partition}" for (topic, partition), _ in refused)
+    if names == {"UNKNOWN_TOPIC_OR_PART"}:
+        return OffsetsError(
+            "PARTITIONS_GONE",
+            f"The broker has no {where}, which the query has read: the topic was deleted, or created again with fewer "
+            "partitions.",
+            "The group's other partitions were set.",
+            "Check that these are the right brokers, and where the query reads now.",
+        )
+    words = "; ".join(sorted({error.str() for _, error in refused}))
+    return OffsetsError(
+        "KAFKA_REFUSED",
+        f"The broker did not set {where} of group {group!r}: {words}.",
+        "The group's other partitions were set.",
+        "The client needs the rights READ on the group and on the topic.",
+    )
+
+
+def _ask_admin(ask: Callable[[Any], _Answer], brokers: Brokers) -> _Answer:
+    def ask_patiently(settings: dict[str, Any]) -> _Answer:
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        admin = AdminClient(settings)
+        try:
+            return _patiently(lambda: ask(admin))
+        except KafkaException:
+            admin.poll(0)
+            raise
+
+    return asked(ask_patiently, brokers)
+
+
+def _patiently(ask: Callable[[], _Answer]) -> _Answer:
+    """An answer; asked for again where the coordinator says that it is not ready yet."""
+    from confluent_kafka import KafkaException
+
+    until = time.monotonic() + _TIMEOUT_SECONDS
+    while True:
+        try:
+            return ask()
+        except KafkaException as error:
+            if error.args[0].name() not in _PASSING or time.monotonic() > until:
+                raise
+        time.sleep(_PAUSE_SECONDS)
+
+
+def _committed(consumer: Any, partitions: list[Any]) -> list[Any]:
+    """
+    What the group has stored, if that can be known soon.
+
+    AdminClient.list_consumer_group_offsets ends the whole process with a SIGSEGV if the group's coordinator has just
+    moved or started (librdkafka issue 5040).
+    """
+    from confluent_kafka import KafkaException
+
+    try:
+        return _ready(consumer.committed(partitions, _LOOK_SECONDS))
+    except KafkaException:
+        # It would wait to the end for a coordinator that this user may not ask for: only poll says so.
+        said = consumer.poll(0)
+        if said is not None and said.error() is not None and said.error().name() in RIGHTS:
+            raise KafkaException(said.error()) from None
+        raise
+
+
+def _ready(answer: list[Any]) -> list[Any]:
+    """The partitions of an answer. :raises KafkaException: where one says that the coordinator is not ready yet."""
+    from confluent_kafka import KafkaException
+
+    for error in (at.error for at in answer if at.error is not None):
+        if error.name() in _PASSING:
+            raise KafkaException(error)
+    return answer

@@ -1,0 +1,162 @@
+"""
+The command ``pgonce check``: would the promises hold on this server, and may this table be written to?
+
+Runs in a shell, without Spark, under the role that the query will have. Invariant: it leaves nothing behind on the
+server; only ``--table`` imports pyspark, because only that asks what a commit would say.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import psycopg
+import typer
+
+from pgonce.offsets_store.errors import LedgerError, TargetError
+from pgonce.offsets_store.postgres.passwords.postgres_url import with_source_of
+from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
+from pgonce.offsets_store.preflight.check import check_server
+from pgonce.offsets_store.status.find_writer import find_writers
+from pgonce.offsets_store.status.last_written import last_written
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
+from pgonce.sink.writing.table.lock import lock_table
+
+from .needs_pyspark import needing_pyspark
+from .output import print_json, print_lines
+from .terms import ExitCode, Json, Url, errors_as_text
+
+if TYPE_CHECKING:
+    from pgonce.sink.writing.last_written import Looked
+
+_OWN = "pg_temp.pgonce_target"
+_WIDTH = max(len(holds.value) for holds in Holds)
+
+
+def check(
+    server: Annotated[str, typer.Argument(metavar="URL", help="The same as --url.")] = "",
+    url: Url = "",
+    table: Annotated[str | None, typer.Option(help="Also look whether this table may be written to.")] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(help="Also look at the tables of this query (name or id), with the columns of its last batch."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Try on the server which promises would hold there, before a query is started; nothing is left behind."""
+    with errors_as_text():
+        where = with_source_of(url, server) if server else url
+        found = check_server(where, *_questions(table, of_query=query is not None))
+        if query is not None:
+            found += _of_query(where, query, table)
+    if as_json:
+        print_json([{**dataclasses.asdict(finding), "holds": finding.holds.value} for finding in found])
+    else:
+        print_lines([*_lines(found), _summary(found)])
+    if any(finding.holds is Holds.NO for finding in found):
+        raise typer.Exit(ExitCode.NOT_FIT)
+
+
+def _lines(found: Sequence[Finding]) -> Iterator[str]:
+    for finding in found:
+        yield f"{finding.holds.value:<{_WIDTH}}  {finding.name}: {finding.says.rstrip('.')}."
+        if finding.holds is Holds.NO:
+            yield f"{'':<{_WIDTH}}  What does not hold: {finding.promise}"
+        if finding.remedy:
+            yield f"{'':<{_WIDTH}}  Help: {finding.remedy}"
+
+
+def _summary(found: Sequence[Finding]) -> str:
+    broken = [finding.name for finding in found if finding.holds is Holds.NO]
+    if broken:
+        return f"Not all promises would hold here: {', '.join(broken)}."
+    open_ones = [finding.name for finding in found if finding.holds is Holds.UNKNOWN]
+    return (
+        "All promises would hold here."
+        if not open_ones
+        else f"Nothing speaks against it; open: {', '.join(open_ones)}."
+    )
+
+
+def _of_query(url: str, query: str, table: str | None) -> list[Finding]:
+    """
+    Whether the tables of a query take another batch like its last one.
+
+    :param table: only this one, by its qualified name.
+    """
+    with needing_pyspark("A table is looked at as a commit does it, with pyspark's types", "Nothing was written."):
+        from pgonce.sink.writing.last_written import look_again
+    promise = f"The next batch of query {query} can be written."
+    try:
+        (writer, *_) = find_writers(OffsetsStore(url).queries(), query)
+        looked = look_again(url, last_written(url, writer.query_id), of_this_role=True)
+    except LedgerError as error:
+        return [Finding("table", promise, Holds.NO, error.what, error.remedy)]
+    return [
+        Finding("table", promise, *_as_finding(each))
+        for each in looked
+        if table is None or table in (each.table, each.table.partition(".")[2])
+    ] or [Finding("table", promise, Holds.UNKNOWN, f"query {query} has recorded no batch into {table}", "")]
+
+
+def _as_finding(each: Looked) -> tuple[Holds, str, str]:
+    if each.refused:
+        return Holds.NO, each.refused.what, each.refused.remedy
+    if each.unknown:
+        return Holds.UNKNOWN, f"{each.table} was not looked at: {each.unknown.rstrip('.')}", ""
+    says = f"{each.table} takes rows with the columns of batch {each.batch_id}; functions and triggers were not tried"
+    return Holds.YES, says, ""
+
+
+def _questions(table: str | None, *, of_query: bool) -> Iterator[Question]:
+    yield Question("catalogue", "A table is looked at, and locked, before each batch.", _catalogue)
+    if table is not None and not of_query:
+        yield Question("table", f"Batches can be written into {table}.", lambda connection: _table(connection, table))
+
+
+def _catalogue(connection: psycopg.Connection) -> Answer:
+    connection.execute("CREATE TEMPORARY TABLE pgonce_target (id pg_catalog.int8 PRIMARY KEY) ON COMMIT DROP")
+    _, found = lock_table(connection, _OWN)
+    if found is None or [column.column_name for column in found.columns] != ["id"]:
+        return Answer(Holds.NO, "the catalogue does not show a table that is there")
+    return Answer(Holds.YES, "the catalogue answers what is asked before each batch")
+
+
+def _table(connection: psycopg.Connection, table: str) -> Answer:
+    with needing_pyspark("A table is looked at as a commit does it, with pyspark's types", "Nothing was written."):
+        from pgonce.sink.writing.checked_table import check_table
+    # Names are found along the user's own search_path.
+    connection.execute("ROLLBACK")
+    connection.execute("BEGIN")
+    connection.execute("SET LOCAL statement_timeout = '10s'")
+    try:
+        _, found = look_up_table(connection, table)
+        if found is None:
+            return Answer(Holds.UNKNOWN, f"there is no table {table} yet", "Create it, or set createTable.")
+        check_table(found, destination(table))
+    except TargetError as error:
+        return Answer(Holds.NO, error.what, error.remedy)
+    return _writable(connection, found)
+
+
+def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
+    name = table.qualified_name
+    if not one_row(connection, "SELECT pg_catalog.has_any_column_privilege(%s::pg_catalog.oid, 'INSERT')", table.oid)[
+        0
+    ]:
+        return Answer(Holds.NO, f"the role may not insert into {name}", f"GRANT INSERT ON {name} TO <role>.")
+    keys = [column.column_name for column in table.columns if column.primary_key is not None]
+    says = f"{name} can be written to; its primary key is {', '.join(keys)}" if keys else f"{name} can be written to"
+    notes = []
+    if table.row_security:
+        notes.append("row-level security decides for each row of this role, and one that it refuses stops the batch")
+    always = [column.column_name for column in table.columns if column.always_generated]
+    if always:
+        notes.append(f"rows must not have the column {', '.join(always)}, which Postgres fills itself")
+    if not keys:
+        notes.append("it has no primary key: mode=upsert needs keys with a unique index of their own")
+    notes.append("this is about the table alone, and not about the columns of a query (--query)")
+    return Answer(Holds.YES, "; ".join([says, *notes]))

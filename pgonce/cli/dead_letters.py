@@ -1,0 +1,158 @@
+"""
+The command ``pgonce dead-letters``: list rows that were put aside, write them after all, or give them up.
+
+Runs in a shell, under a role that owns the ledger or was granted what a change needs. Invariant: without ``--yes`` it
+only shows what it would do; only ``--replay`` imports pyspark, because only that writes rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError
+from pgonce.offsets_store.recovery.dead_letters import Choice, chosen_letters, discard_letters, found_letters
+from pgonce.offsets_store.status.dead_letters import StoredLetter
+from pgonce.offsets_store.status.store import OffsetsStore
+
+from .needs_pyspark import needing_pyspark
+from .output import counts_text, print_error, print_json, print_lines
+from .tables import letter_records, letter_table, print_table
+from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, errors_as_text
+
+if TYPE_CHECKING:
+    from pgonce.sink.dead_letters.replay import Group
+
+_MOST_IDS_SHOWN = 20
+
+
+def dead_letters(
+    query: Query,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    table: Annotated[
+        str | None, typer.Option(help="The table that deadLetters names, if it is not pgonce.dead_letters.")
+    ] = None,
+    code: Annotated[str | None, typer.Option(help="Only letters with this SQLSTATE, or this code of pgonce.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many letters to list, the newest first.")] = 20,
+    ids: Annotated[list[int] | None, typer.Option("--id", help="Only this letter; may be given several times.")] = None,
+    replay: Annotated[
+        bool, typer.Option("--replay", help="Write the rows into their tables, all or none, and take the letters out.")
+    ] = False,
+    each: Annotated[bool, typer.Option("--each", help="With --replay: each row in a transaction of its own.")] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Delete the letters; needs --reason.")] = False,
+    reason: Annotated[str | None, typer.Option(help="Why; the ledger keeps it.")] = None,
+    as_json: Json = False,
+    yes: Yes = False,
+) -> None:
+    """List the rows that a query has put aside (deadLetters); replay those that are repaired, or discard them."""
+    if replay and discard:
+        raise typer.BadParameter("--replay and --discard exclude each other.")
+    if each and not replay:
+        raise typer.BadParameter("--each has no effect without --replay.")
+    with errors_as_text():
+        if not replay and not discard:
+            store = OffsetsStore(url)
+            _list(store.dead_letters(query, sink, limit, code=code, ids=ids or (), table=table), as_json=as_json)
+            return
+        choice = chosen_letters(url, query, sink, table=table, ids=ids or (), code=code)
+        if discard:
+            found = discard_letters(choice, url, reason=reason or "", dry_run=not yes)
+            print_lines([*_discarded(found), _done("Discarded.", found, yes=yes)])
+        elif each:
+            _replay_each(choice, url, reason, yes=yes)
+        else:
+            groups = _replay(choice, url, reason, yes=yes)
+            letters = [letter for group in groups for letter in group.letters]
+            kept = [one for group in groups for one in group.kept]
+            done = f"Replayed {len(letters) - len(kept)} of {len(letters)}." if kept else "Replayed."
+            done = _REFUSED if any(one.is_refused for one in kept) else _done(done, letters, yes=yes)
+            print_lines([*_replayed(groups), *_kept(groups, yes=yes), done])
+            if kept:
+                raise typer.Exit(ExitCode.FAILED)
+
+
+def _list(letters: Sequence[StoredLetter], *, as_json: bool) -> None:
+    if as_json:
+        print_json(letter_records(letters))
+    elif letters:
+        print_table(letter_table(letters))
+    else:
+        typer.echo("No such dead letter is there.")
+
+
+def _done(word: str, letters: Sequence[StoredLetter], *, yes: bool) -> str:
+    if not letters:
+        return "No such dead letter is there; nothing was changed."
+    return word if yes else NOT_DONE
+
+
+def _discarded(letters: Sequence[StoredLetter]) -> Iterator[str]:
+    by_reason: dict[tuple[str, str], list[StoredLetter]] = {}
+    for letter in letters:
+        by_reason.setdefault((letter.target, letter.code), []).append(letter)
+    for (target, code), own in sorted(by_reason.items()):
+        yield f"{len(own)} for {target}, refused as {code}: {_ids(own)}."
+    if letters:
+        yield "Once they are discarded, their rows are nowhere any more, and no restart of the query brings them back."
+
+
+_REFUSED = (
+    "Nothing was changed, and with --yes nothing would be, because rows are refused: repair them, choose others with "
+    "--id, or replay the others with --each."
+)
+
+
+def _kept(groups: Sequence[Group], *, yes: bool) -> Iterator[str]:
+    """The letters that stay, by the reason why."""
+    by_reason: dict[tuple[str, bool], list[StoredLetter]] = {}
+    for group in groups:
+        for one in group.kept:
+            by_reason.setdefault((one.why, one.is_refused), []).append(one.letter)
+    for (why, is_refused), letters in by_reason.items():
+        what = "is refused" if is_refused else "changes nothing, so its letter stays" if yes else "would change nothing"
+        yield f"{_ids(letters)}: the row {what}: {why}{'' if why.endswith('.') else '.'}"
+
+
+def _replayed(groups: Sequence[Group]) -> Iterator[str]:
+    for group in groups:
+        if group.letters and not group.replayed:
+            continue
+        became = counts_text(group.counts).replace("\n", ", ")
+        yield (
+            f"{len(group.replayed)} into {group.destination.table} (mode {group.destination.mode}): "
+            f"{_ids(group.replayed)}{f'; {became}' if became else ''}."
+        )
+
+
+def _ids(letters: Sequence[StoredLetter]) -> str:
+    shown = ", ".join(str(letter.dead_letter_id) for letter in letters[:_MOST_IDS_SHOWN])
+    return f"id {shown}" + (", ..." if len(letters) > _MOST_IDS_SHOWN else "")
+
+
+def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[Group]:
+    with needing_pyspark("A replay needs pyspark, whose types say how the rows were to be written", UNCHANGED):
+        from pgonce.sink.dead_letters.replay import replay_letters
+    return replay_letters(choice, url, reason=reason, dry_run=not yes)
+
+
+def _replay_each(choice: Choice, url: str, reason: str | None, *, yes: bool) -> None:
+    """Replay each letter by itself, and go on after those that are refused."""
+    letters = found_letters(url, choice)
+    left = 0
+    for letter in letters:
+        try:
+            groups = _replay(replace(choice, ids=frozenset({letter.dead_letter_id})), url, reason, yes=yes)
+        except (TargetError, RecoveryError) as error:
+            left += 1
+            print_error(f"Dead letter {letter.dead_letter_id}: {error}")
+        else:
+            left += sum(len(group.kept) for group in groups)
+            print_lines([*_replayed(groups), *_kept(groups, yes=yes)])
+    print_lines([_done(f"Replayed {len(letters) - left} of {len(letters)}.", letters, yes=yes)])
+    if left:
+        raise typer.Exit(ExitCode.FAILED)

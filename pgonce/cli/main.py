@@ -1,0 +1,208 @@
+"""
+``pgonce``: its commands that ask the ledger and prepare it, and the application to which all commands belong.
+
+Runs in a shell, without Spark. Invariant: an answer goes to stdout and an error to stderr, as text. The exit code says
+which kind of error it was, and no password is ever shown.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated
+
+import psycopg
+import typer
+
+from pgonce.offsets_store.ledger.grants import grants, init_sql
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.translate import ledger_error
+from pgonce.offsets_store.status.store import OffsetsStore
+
+from . import by_hand, export_group, recover, swap, tables
+from .check import check
+from .connecting import Application
+from .dead_letters import dead_letters
+from .doctor import doctor
+from .explain import explanation, headings, nearest, page_list, pages, under_heading
+from .kafka_terms import KafkaConfig, Servers, kafka_options
+from .output import print_json
+from .terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
+
+app = Application(
+    help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
+    epilog="Exit codes: " + "; ".join(f"{int(code)}: {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
+    no_args_is_help=True,
+    add_completion=False,
+    # A traceback with local variables would show connection strings.
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def status(url: Url = "", as_json: Json = False) -> None:
+    """Show where every query stands: its last batch, end offsets, lag, and how many replays were skipped."""
+    with errors_as_text():
+        known = OffsetsStore(url).status()
+        if as_json:
+            print_json(tables.status_records(known))
+        elif known:
+            tables.print_table(tables.status_table(known))
+        else:
+            typer.echo(
+                "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
+            )
+
+
+@app.command()
+def offsets(
+    query: Query,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    starting_offsets: Annotated[
+        bool, typer.Option("--starting-offsets", help="Print only the JSON for Kafka's startingOffsets.")
+    ] = False,
+    bootstrap_servers: Servers = None,
+    kafka_config: KafkaConfig = None,
+    as_json: Json = False,
+) -> None:
+    """Show where a query stands, by topic and partition; or where a new checkpoint of it must start."""
+    with errors_as_text():
+        store, login = OffsetsStore(url), kafka_options(kafka_config) if bootstrap_servers else None
+        if starting_offsets:
+            # This is JSON for a program in any case, so --json changes nothing.
+            typer.echo(store.starting_offsets(query, sink, bootstrap_servers, login))
+            return
+        found = store.status_of(query, sink, bootstrap_servers, login)
+        if as_json:
+            print_json(tables.offsets_records(found))
+            return
+        for writer, lag in found:
+            tables.print_table(tables.offsets_table(writer, lag))
+
+
+@app.command()
+def history(
+    query: Query,
+    url: Url = "",
+    sink: Sink = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many batches to show.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show the newest published batches of a query: rows, offsets, run and time."""
+    with errors_as_text():
+        batches = OffsetsStore(url).history(query, sink, limit)
+        if as_json:
+            print_json(tables.history_records(batches))
+        else:
+            tables.print_table(tables.history_table(batches))
+
+
+@app.command("batch-jobs")
+def batch_jobs(
+    url: Url = "",
+    sink: Annotated[
+        str | None, typer.Option("--sink", help="Only this sink: a sinkName, or a qualified table.")
+    ] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Only jobs with this batchKey.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many jobs to show.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Show the newest published batch jobs (df.write): key, rows, time, and how often each was skipped since."""
+    with errors_as_text():
+        jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
+        if as_json:
+            print_json(tables.job_records(jobs))
+        elif jobs:
+            tables.print_table(tables.job_table(jobs))
+        else:
+            typer.echo("No such batch job has been published.")
+
+
+@app.command()
+def init(
+    url: Url = "",
+    sql: Annotated[bool, typer.Option("--sql", help="Only print the SQL, for an administrator to run.")] = False,
+    role: Annotated[str | None, typer.Option(help="Also grant this role what a streaming query needs.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Create the ledger, or bring it up to date. Run it again after each upgrade; it never changes anything twice."""
+    with errors_as_text():
+        if sql:
+            typer.echo(init_sql(role), nl=False)
+            return
+        applied = _init(url, role)
+        if as_json:
+            print_json({"applied": applied, "role": role})
+            return
+        done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
+        typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
+
+
+@app.command()
+def explain(
+    name: Annotated[
+        str, typer.Argument(help="An error's code (TYPE_MISMATCH), a page (types), a heading, or a word (upsert).")
+    ] = "",
+    heading: Annotated[str, typer.Argument(help='A heading of that page ("starting over"), or a part of one.')] = "",
+) -> None:
+    """Show what the documents say about an error, a page or a part of one, where a word stands, or all pages."""
+    if heading:
+        typer.echo(_under_heading(name.lower(), heading))
+        return
+    text = explanation(name) if name.strip() else page_list()
+    if text is None:
+        raise typer.BadParameter(
+            f"there is no {name!r}, and the documents do not have that word. There is {', '.join(nearest(name))}."
+        )
+    typer.echo(text)
+
+
+def _under_heading(page: str, heading: str) -> str:
+    if page not in pages():
+        raise typer.BadParameter(f"there is no page {page!r}. There is {', '.join(sorted(pages()))}.")
+    text = under_heading(page, heading)
+    if text is None:
+        raise typer.BadParameter(f"{page} has no heading {heading!r}. It has {'; '.join(headings(page))}.")
+    return text
+
+
+def _init(url: str, role: str | None) -> list[int]:
+    with connect(url, autocommit=True) as connection:
+        try:
+            with connection.transaction():
+                applied = migrate(connection, LockWatch(url, LOCK_SECONDS, armed=True))
+                for grant in grants(role) if role is not None else ():
+                    connection.execute(grant.encode())
+        except psycopg.Error as error:
+            raise ledger_error(error, "preparing the ledger") from error
+    return applied
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if show_version:
+        typer.echo(version("pgonce"))
+        raise typer.Exit(ExitCode.OK)
+
+
+app.command()(recover.recover)
+app.command()(by_hand.accept)
+app.command()(by_hand.retire)
+app.command()(by_hand.forget)
+app.command("new-checkpoint")(recover.new_checkpoint)
+app.command()(swap.swap)
+app.command("export-group")(export_group.export)
+app.command()(check)
+app.command()(doctor)
+app.command("dead-letters")(dead_letters)
+
+
+def main() -> None:
+    """Run the command line; the entry point of the distribution."""
+    app()

@@ -1,0 +1,1 @@
+"""Dead letters, listed and written into their tables after all."""

@@ -1,0 +1,278 @@
+"""
+Write rows that were put aside, and have been repaired since, into the table that they were for.
+
+Runs in the command ``pgonce``, without Spark's JVM. Invariant: the rows are written, their letters deleted and that is
+noted in one transaction, or nothing is; the rows pass every check that a batch's rows pass; a letter whose row changes
+nothing stays.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NoReturn
+
+import psycopg
+import sqlalchemy.exc
+from psycopg import sql
+from sqlalchemy import Connection, func, select
+
+from pgonce.offsets_store.commit import one_transaction
+from pgonce.offsets_store.commit.session import session_of_a_try
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Named, Outcome
+from pgonce.offsets_store.errors import UNCHANGED, CommitError, LedgerError, PgonceError, TargetError
+from pgonce.offsets_store.ledger.begin import TransactionState, begin_in_tx
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.postgres.refused_rows import target_error
+from pgonce.offsets_store.postgres.search_path import leave_in_tx
+from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
+from pgonce.offsets_store.recovery.begun_again import begun_again_in_tx
+from pgonce.offsets_store.recovery.dead_letters import Choice, letters_in_tx, lock_writers_in_tx, remove_letters_in_tx
+from pgonce.offsets_store.status.dead_letters import StoredLetter
+
+from ..encoding.encoded_types import EncodedColumn
+from ..options.destination import Destination
+from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
+from ..writing.publish import publish_rows_in_tx
+from ..writing.table.table_name import resolve_table
+from .kept_letters import Kept, LetterRows, Replay
+from .mended_rows import MendedRows, ids_in_order_in_tx, mended_rows_in_tx
+from .replay_rules import (
+    refuse_begun_again,
+    refuse_other_table,
+    refuse_other_target,
+    refuse_unsafe,
+)
+
+_APPLICATION = "pgonce dead-letters"
+_MOST_NAMED = 20
+_WHAT = Named("the replay", "the replay of dead letters", "give the command again")
+
+
+@dataclass(frozen=True)
+class Group:
+    """
+    Letters whose rows go into one table in one way, with what became of these, where the mode counts that.
+
+    ``oid`` is that of the table that they were for; None where it was not recorded. ``kept`` are the letters that stay.
+    """
+
+    destination: Destination
+    columns: tuple[EncodedColumn, ...]
+    letters: tuple[StoredLetter, ...]
+    oid: int | None = None
+    counts: dict[str, int] | None = None
+    kept: tuple[Kept, ...] = ()
+
+    @property
+    def replayed(self) -> tuple[StoredLetter, ...]:
+        """The letters that are done."""
+        kept = {one.letter.dead_letter_id for one in self.kept}
+        return tuple(letter for letter in self.letters if letter.dead_letter_id not in kept)
+
+
+def replay_letters(
+    choice: Choice,
+    url: str = "",
+    *,
+    reason: str | None = None,
+    dry_run: bool = False,
+    settings: CommitSettings | None = None,
+) -> list[Group]:
+    """
+    Write the rows of the chosen letters, take these out, and note it.
+
+    A letter whose row changes nothing stays. A dry run does all of it in a transaction that is rolled back; there a row
+    that is refused does not keep the others from being tried.
+
+    :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
+    :raises TargetError: where the table, or the rows, are refused again.
+    :raises CommitError: COMMIT_UNKNOWN, SYNCHRONOUS_COMMIT_OFF.
+    :raises LedgerError: where the ledger, or a lock, cannot be had.
+    """
+    settings = settings or CommitSettings(url)
+    watch, outcome = LockWatch(url, settings.lock_timeout, armed=True), Outcome()
+    try:
+        with session_of_a_try(settings) as pooled:
+            # Whatever the role's default: deletes that were committed while we wait must be seen (onlyNewer).
+            connection = pooled.execution_options(isolation_level="READ COMMITTED")
+            began = begin_in_tx(connection, _APPLICATION, settings.lock_timeout)
+            if not dry_run:
+                one_transaction.refuse_lost_on_crash(began)
+            with watch.looking(began.backend_pid, may_end=False):
+                if dry_run:
+                    groups = _tried_in_tx(connection, choice)
+                    connection.rollback()
+                    return groups
+                groups = _replay_in_tx(connection, choice, began, reason)
+            one_transaction.send_commit(url, connection, began.backend_pid, _WHAT, outcome)
+            return groups
+    except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
+        _raise_translated(error, outcome, watch)
+
+
+def _replay_in_tx(connection: Connection, choice: Choice, began: TransactionState, reason: str | None) -> list[Group]:
+    # As a commit does: first the writer's row, then the tables. So a running query and a replay take turns.
+    writer_ids = lock_writers_in_tx(connection, choice)
+    letters = letters_in_tx(connection, choice, lock=True)
+    groups = _read_in_tx(connection, choice, letters)
+    driver = driver_connection(connection)
+    leave_in_tx(driver)
+    done = _written_in_tx(driver, groups, tolerates=False)
+    one_transaction.refuse_another_in_tx(connection, began)
+    replayed = [letter for group in done for letter in group.replayed]
+    if replayed:
+        why = reason.strip() if reason else None
+        remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
+    # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
+    leave_in_tx(driver)
+    return done
+
+
+def _tried_in_tx(connection: Connection, choice: Choice) -> list[Group]:
+    """What a replay would do; it is done, and must be rolled back."""
+    # Nothing of the ledger is locked, so that the role needs no more than to write its rows.
+    groups = _read_in_tx(connection, choice, letters_in_tx(connection, choice, lock=False))
+    driver = driver_connection(connection)
+    leave_in_tx(driver)
+    try:
+        with driver.transaction():
+            done = _written_in_tx(driver, groups, tolerates=False)
+            # COMMIT would check them.
+            driver.execute("SET CONSTRAINTS ALL IMMEDIATE")
+            return done
+    except psycopg.OperationalError:
+        raise
+    except (psycopg.Error, TargetError):
+        return _written_in_tx(driver, groups, tolerates=True)
+
+
+def _written_in_tx(
+    driver: psycopg.Connection, groups: Sequence[tuple[Group, LetterRows]], *, tolerates: bool
+) -> list[Group]:
+    done = []
+    for group, given in groups:
+        counts, kept = Replay(driver, _Into(driver, group), tolerates).write_in_tx(given)
+        done.append(replace(group, counts=None if counts is None else dict(counts), kept=tuple(kept)))
+    return done
+
+
+@dataclass(frozen=True)
+class _Into:
+    """Writes rows of a group into its table."""
+
+    driver: psycopg.Connection
+    group: Group
+
+    def __call__(self, rows: MendedRows) -> Mapping[str, int] | None:
+        group = self.group
+        result = publish_rows_in_tx(self.driver, group.destination, rows)
+        # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
+        refuse_other_table(group.letters, group.oid, result.table.oid)
+        return result.counts
+
+
+def _read_in_tx(
+    connection: Connection, choice: Choice, letters: Sequence[StoredLetter]
+) -> list[tuple[Group, LetterRows]]:
+    """The letters by table and way of writing, each group with its rows; refused if any may not be replayed."""
+    now = connection.execute(select(func.clock_timestamp())).scalar_one()
+    table, driver = sql.Identifier(choice.table.schema or "", choice.table.name), driver_connection(connection)
+    refuse_begun_again(letters, begun_again_in_tx(connection, letters))
+    found = []
+    for recorded in _grouped(letters):
+        refuse_unsafe(recorded.destination, recorded.letters, now)
+        group = _for_the_same_table(driver, recorded)
+        ids, changes = [letter.dead_letter_id for letter in group.letters], group.destination.changes
+        deleted = changes.deleted if changes else None
+        rows = mended_rows_in_tx(driver, table, ids, group.columns, deleted)
+        numbers = {one: number for number, one in enumerate(ids)}
+        order = [numbers[one] for one in ids_in_order_in_tx(driver, table, ids, _that_order(group.destination, rows))]
+        found.append((group, LetterRows(tuple(group.letters[number] for number in order), rows.only(order))))
+    return found
+
+
+def _that_order(destination: Destination, rows: MendedRows) -> list[EncodedColumn]:
+    """The columns that say which change of a key is the later one."""
+    changes = destination.changes
+    # As the rows of a batch are ordered: a version that deletes a row and inserts it again has replaced it.
+    deletes = changes.deleted if changes and changes.feed in ("delta", "spark") else None
+    named = {column.name: column for column in rows.columns}
+    return [named[name] for name in (destination.order_by, deletes) if name in named]
+
+
+def _for_the_same_table(driver: psycopg.Connection, group: Group) -> Group:
+    found = resolve_table(driver, group.destination.table)
+    refuse_other_target(group.letters, group.destination.table, found.qualified_name)
+    if group.oid is None:
+        return group
+    now = found.oid
+    refuse_other_table(group.letters, group.oid, now)
+    return replace(group, oid=now)
+
+
+def _grouped(letters: Sequence[StoredLetter]) -> list[Group]:
+    groups: dict[tuple[str, str], list[StoredLetter]] = {}
+    for letter in letters:
+        groups.setdefault((letter.target, json.dumps(letter.destination, sort_keys=True)), []).append(letter)
+    # In the order of their tables, so that two replays wait for each other and do not block each other.
+    return [_group(groups[key]) for key in sorted(groups)]
+
+
+def _group(letters: list[StoredLetter]) -> Group:
+    try:
+        destination, columns = recalled(letters[0].destination)
+        oid = recorded_oid(letters[0].destination)
+    except PgonceError as error:
+        shown = ", ".join(str(letter.dead_letter_id) for letter in letters)
+        first = letters[0]
+        of = f"Dead letter {shown} ({first.code}, for {first.target}{_routes(letters)}): "
+        raise type(error)(error.code, of + error.what, error.data, error.remedy) from None
+    return Group(destination, columns, tuple(letters), oid)
+
+
+def _routes(letters: Sequence[StoredLetter]) -> str:
+    """The values for which no table is listed."""
+    column = letters[0].column_name
+    if letters[0].code != "ROUTE_UNKNOWN" or column is None:
+        return ""
+    rows = (json.loads(letter.row_data) for letter in letters)
+    values = dict.fromkeys(ascii(row.get(column) if isinstance(row, dict) else row) for row in rows)
+    return f"; {column} is {' or '.join(list(values)[:_MOST_NAMED])}"
+
+
+def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> NoReturn:
+    cause = driver_error(error)
+    if cause is None:
+        raise error
+    if outcome.unknown:
+        raise CommitError(
+            "COMMIT_UNKNOWN",
+            "Postgres did not answer COMMIT of the replay.",
+            "Either all rows are written and their letters are gone, or nothing was changed.",
+            "Look with `pgonce dead-letters`: letters that are still there were not replayed.",
+        ) from error
+    if isinstance(cause, psycopg.errors.LockNotAvailable):
+        raise LedgerError(
+            "LEDGER_LOCKED",
+            f"A lock that the replay needs did not become free within {watch.lock_timeout:g} seconds: {watch.holders}.",
+            UNCHANGED,
+            "Wait until the query's batch is done, or end that session, and give the command again.",
+        ) from error
+    if " pgonce." in (getattr(error, "statement", None) or ""):
+        raise ledger_error(cause, "replaying dead letters") from error
+    refused = target_error(cause)
+    if not isinstance(refused, TargetError):
+        raise refused from error
+    code = refused.code
+    raise TargetError(
+        code,
+        refused.what.replace("Postgres refused the batch", "Postgres refused the replay"),
+        UNCHANGED,
+        "Repair what it complains of, in row_data of the letter or in the table, and give the command again. With "
+        f"--id, only the letters that you name are replayed; with --each, each by itself. (`pgonce explain {code}`)",
+    ) from error

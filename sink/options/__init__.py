@@ -1,0 +1,1 @@
+"""Everything that a user can ask for, and how it is checked."""

@@ -1,0 +1,99 @@
+"""
+Which columns say where in Kafka each row comes from?
+
+Pure: runs in tasks and on the driver. Invariant: a row without a complete position is refused; it is neither dropped
+nor kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.types import IntegerType, LongType, StringType, StructType
+
+from pgonce.offsets_store.errors import NOTHING, bad_option
+
+from ..errors import EncodingError
+from .destination import Destination
+from .routes import Routes
+
+_NAMES = ("topic", "partition", "offset")
+_SPARK_TYPES = (StringType, IntegerType, LongType)
+
+
+@dataclass(frozen=True)
+class PositionColumns:
+    """The columns that hold Kafka's topic, partition and offset; ``written`` says whether the target gets them too."""
+
+    topic: str
+    partition: str
+    offset: str
+    written: bool = True
+
+    @property
+    def names(self) -> tuple[str, str, str]:
+        """Topic, partition, offset."""
+        return self.topic, self.partition, self.offset
+
+    def check(self, struct_type: StructType) -> None:
+        """:raises ConfigurationError: if the frame lacks one of them, or if one has another type than Kafka's."""
+        for name, meaning, spark_type in zip(self.names, _NAMES, _SPARK_TYPES, strict=True):
+            field = next((field for field in struct_type.fields if field.name == name), None)
+            if field is None or not isinstance(field.dataType, spark_type):
+                raise bad_option(
+                    "POSITION_COLUMNS",
+                    f"The position columns name {name!r} for Kafka's {meaning}, "
+                    + (f"which is {field.dataType.simpleString()} here" if field else "which the frame does not have")
+                    + f"; it must be a column of type {spark_type().simpleString()}.",
+                    "Select topic, partition and offset of the Kafka source as they are, and name them in this order.",
+                )
+
+    def without(self, struct_type: StructType, kept: str | None = None) -> StructType:
+        """The columns that go into the target, and the one that is ``kept``."""
+        if self.written:
+            return struct_type
+        return StructType([field for field in struct_type.fields if field.name == kept or field.name not in self.names])
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """
+        The positions of a batch's rows, with the topics as a dictionary array.
+
+        :raises EncodingError: if a row has none.
+        """
+        arrays = [batch.column(batch.schema.get_field_index(name)) for name in self.names]
+        for name, array in zip(self.names, arrays, strict=True):
+            if array.null_count:
+                row = array.is_null().index(pa.scalar(value=True)).as_py() + 1
+                raise EncodingError(
+                    "NULL_POSITION",
+                    f"Column {name!r}, which is part of the rows' position in Kafka, is null in row {row} of one of "
+                    "its task's Arrow batches: such a row can neither be kept nor dropped.",
+                    NOTHING,
+                    "Give every row the position of the Kafka record that it comes from. Rows that do not come from a "
+                    "single record (aggregates, outer joins) cannot be written by position.",
+                )
+        topic, partition, offset = arrays
+        # Indices of 32 bits: a batch may have more topics than a smaller dictionary would hold.
+        return pa.RecordBatch.from_arrays([topic.dictionary_encode(), partition, offset], names=list(_NAMES))
+
+
+def written_type(
+    struct_type: StructType, positions: PositionColumns | None, where: Destination | Routes | None = None
+) -> StructType:
+    """The columns of ``struct_type`` that go into the target, or that say which target."""
+    route = where.column if isinstance(where, Routes) else None
+    return positions.without(struct_type, route) if positions else struct_type
+
+
+def position_columns(names: Sequence[str], *, written: bool) -> PositionColumns:
+    """:raises ConfigurationError: if these are not three different names: topic, partition, offset."""
+    if len(names) != len(_NAMES) or len(set(names)) != len(_NAMES) or not all(names):
+        raise bad_option(
+            "BAD_OPTION",
+            f"The position columns are {', '.join(map(repr, names))}: three different names are needed.",
+            "Name the columns that hold Kafka's topic, partition and offset, in this order: topic,partition,offset.",
+        )
+    topic, partition, offset = names
+    return PositionColumns(topic, partition, offset, written)

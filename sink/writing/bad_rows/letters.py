@@ -1,0 +1,249 @@
+"""
+How do rows that cannot be written get into the table of dead letters?
+
+Runs in the commit, in the transaction that publishes the other rows. Invariant: a row is there, whole, or it is
+published; a batch that is skipped as a replay writes neither.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.verdict.facts import Batch
+
+from ...encoding.encoded_types import EncodedColumn
+from ...options.destination import DeadLetters, Destination
+from ...options.position_columns import PositionColumns
+from ...staging.table import ATTEMPT_COLUMN
+from ...unfit_row import UnfitRow
+from ..checked_table import check_table, not_durable
+from ..gathering import GatheredRows
+from ..table.catalogue import TargetTable
+from ..table.lock import lock_table, unsafe_partition
+from ..table.table_name import ResolvedName
+from .bad_row import BadRow
+
+_log = logging.getLogger("pgonce")
+
+# Postgres closes the connection on a statement of more than 1 GB, which then reads like a lost connection: the batch
+# would be tried again without end. (Seen with 40 rows of 30 MB.)
+_STATEMENT_CHARACTERS = 16 * 1024 * 1024
+_LARGEST_JSONB = 268_435_455
+
+COUNTED = "dead_letters"
+"""What they are counted as in ``pgonce.batches``."""
+
+
+@dataclass(frozen=True)
+class Letters:
+    """
+    Where the dead letters of a batch go, and what is noted about all of them.
+
+    ``target`` is the table that the rows were for, and ``destination`` says how they were to be written.
+    """
+
+    settings: DeadLetters
+    batch: Batch
+    target: str
+    destination: Mapping[str, Any]
+
+    def write_unfit_in_tx(self, connection: psycopg.Connection, rows: Sequence[UnfitRow]) -> None:
+        """
+        Write rows that could not be encoded, in as many statements as their size asks for.
+
+        :raises TargetError: ROW_TOO_LARGE.
+        """
+        if not rows:
+            return
+        for some in _in_parts(rows):
+            values = _values(
+                ("jsonb", "jsonb", "text", "text", "text"),
+                ((_position(row), row.row_data, row.column_name, row.code, row.message) for row in some),
+            )
+            bad = sql.SQL("(VALUES {}) AS s(position, row_data, column_name, code, message)").format(values)
+            self._write(connection, bad, len(some))
+
+    def write_refused_in_tx(
+        self,
+        connection: psycopg.Connection,
+        gathered: GatheredRows,
+        rows: Sequence[BadRow],
+        columns: Sequence[EncodedColumn],
+        positions: PositionColumns | None,
+    ) -> None:
+        """Write rows of ``gathered`` that were refused; ``positions`` says where in Kafka they come from."""
+        if not rows:
+            return
+        values = _values(
+            ("tid", "text", "text", "text"), ((row.place, row.column_name, row.code, row.message) for row in rows)
+        )
+        why = sql.SQL("JOIN (VALUES {}) AS why(place, column_name, code, message) ON given.ctid = why.place")
+        reasons = [sql.Identifier("why", name) for name in _REASONS]
+        bad = _whole_rows(gathered.source, columns, positions, reasons, why.format(values))
+        self._write(connection, bad, len(rows))
+
+    def write_all_in_tx(
+        self,
+        connection: psycopg.Connection,
+        gathered: GatheredRows,
+        why: tuple[str, str, str],
+        columns: Sequence[EncodedColumn],
+        positions: PositionColumns | None,
+    ) -> None:
+        """Write all rows of ``gathered``, for the same reason: a column, a code and a message."""
+        reasons = [sql.SQL("{}::text").format(sql.Literal(text)) for text in why]
+        # Nothing is joined: the condition names the rows' columns, which may be called as anything else is.
+        wanted = sql.SQL("WHERE {}").format(gathered.wanted)
+        bad = _whole_rows(gathered.source, columns, positions, reasons, wanted)
+        self._write(connection, bad, gathered.count)
+
+    def _write(self, connection: psycopg.Connection, rows: sql.Composable, count: int) -> None:
+        """:raises TargetError: if the table of the letters is unfit, or does not take just ``count`` of them."""
+        found, table = lock_table(connection, self.settings.table)
+        table = checked_letters_table(found, table)
+        cursor = connection.cursor()
+        # JSON has floats and intervals in the form that the session's settings say.
+        search_path.execute_in_tx(cursor, self._insert(table.identifier, rows), makes_texts=True)
+        if cursor.rowcount != count:
+            raise _left_out(table, cursor.rowcount, count)
+        if (culprit := unsafe_partition(connection, table)) is not None:
+            raise not_durable(culprit).beginning(_OF_LETTERS)
+        batch = self.batch
+        said = "batch %s of query %s: rows for %s that cannot be written, put aside in %s: %s (`pgonce dead-letters`)"
+        _log.warning(said, batch.batch_id, batch.query_id, self.target, self.settings.table, count)
+
+    def _insert(self, table: sql.Identifier, rows: sql.Composable) -> sql.Composed:
+        return sql.SQL(
+            "INSERT INTO {} (query_id, sink_name, batch_id, target, position, row_data, column_name, code, message, "
+            "destination) SELECT {}, {}, {}, {}, s.position, s.row_data, s.column_name, s.code, s.message, {}::jsonb "
+            "FROM {}"
+        ).format(
+            table,
+            *map(sql.Literal, (self.batch.query_id, self.batch.sink_name, self.batch.batch_id, self.target)),
+            sql.Literal(json.dumps(self.destination)),
+            rows,
+        )
+
+
+_OF_LETTERS = "The table of the dead letters"
+
+
+def checked_letters_table(found: ResolvedName, table: TargetTable | None) -> TargetTable:
+    """
+    The table that deadLetters names, which has to keep the letters as a target keeps its rows.
+
+    :param found: what Postgres says of its name.
+    :raises TargetError: DEAD_LETTERS_MISSING, and as :func:`check_table`.
+    """
+    if table is None:
+        raise TargetError(
+            "DEAD_LETTERS_MISSING",
+            f"The table {found.qualified_name}, which deadLetters names, does not exist.",
+            NOTHING,
+            f"CREATE TABLE {found.qualified_name} (LIKE {SCHEMA}.dead_letters INCLUDING ALL). Or set deadLetters to "
+            "true: then it is the ledger's.",
+        )
+    try:
+        check_table(table, Destination(table.qualified_name))
+    except TargetError as error:
+        raise error.beginning(_OF_LETTERS) from None
+    return table
+
+
+def _left_out(table: TargetTable, inserted: int, count: int) -> TargetError:
+    return TargetError(
+        "TRIGGER_CHANGED_ROWS",
+        f"{table.qualified_name} took {inserted} of {count} dead letters: a BEFORE trigger left the others out, and "
+        "their rows would be nowhere.",
+        NOTHING,
+        "Let the table of the dead letters keep all of them: drop the trigger, or let it return every row.",
+    )
+
+
+def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:
+    """The rows in their order, so many at a time as a statement may carry."""
+    some: list[UnfitRow] = []
+    size = 0
+    for row in rows:
+        if len(row.row_data) > _LARGEST_JSONB:
+            raise TargetError(
+                "ROW_TOO_LARGE",
+                f"A row that cannot be written, because of {row.column_name!r} ({row.code}), is too large to be put "
+                f"aside: its {len(row.row_data):,} characters of JSON are more than jsonb holds.",
+                NOTHING,
+                "Repair the row in the source or in Spark, or write large values elsewhere, and their place here.",
+            )
+        if some and size + len(row.row_data) > _STATEMENT_CHARACTERS:
+            yield some
+            some, size = [], 0
+        some.append(row)
+        size += len(row.row_data)
+    yield some
+
+
+_REASONS = ("column_name", "code", "message")
+
+
+def _whole_rows(
+    source: sql.Identifier,
+    columns: Sequence[EncodedColumn],
+    positions: PositionColumns | None,
+    reasons: Sequence[sql.Composable],
+    chosen: sql.Composable,
+) -> sql.Composable:
+    """The rows of ``source`` that are ``chosen``, each with the ``reasons`` why it is refused."""
+    named = (sql.SQL("{} AS {}").format(*each) for each in zip(reasons, map(sql.Identifier, _REASONS), strict=True))
+    return sql.SQL(
+        "(SELECT {} AS position, (to_jsonb(given.*) - {}::text){} AS row_data, {} FROM {} AS given {} "
+        "ORDER BY given.ctid) AS s"
+    ).format(
+        _position_of(columns, positions),
+        sql.Literal(ATTEMPT_COLUMN),
+        _negative_zeros(columns),
+        sql.SQL(", ").join(named),
+        source,
+        chosen,
+    )
+
+
+def _negative_zeros(columns: Sequence[EncodedColumn]) -> sql.Composable:
+    """What is added to a row's JSON so that its negative zeros are read back as such: they are texts, as NaN is."""
+    # A number in jsonb is a numeric, which has no negative zero.
+    added = []
+    for column in columns:
+        kind, _, is_array = column.postgres_type.partition("[")
+        if kind in ("float4", "float8"):
+            value = sql.SQL("{}::text[]" if is_array else "{}::text").format(sql.Identifier("given", column.name))
+            values = value if is_array else sql.SQL("ARRAY[{}]").format(value)
+            add = sql.SQL(" || CASE WHEN '-0' = ANY ({}) THEN jsonb_build_object({}, {}) ELSE '{{}}' END")
+            added.append(add.format(values, sql.Literal(column.name), value))
+    return sql.Composed(added)
+
+
+def _values(types: Sequence[str], rows: Iterable[tuple[str | None, ...]]) -> sql.Composable:
+    """The rows of a VALUES list; NULL has no type by itself."""
+    row = sql.SQL("({})").format(sql.SQL(", ").join(sql.SQL(f"{{}}::{name}") for name in types)).as_string(None)
+    return sql.SQL(", ").join(sql.SQL(row).format(*map(sql.Literal, values)) for values in rows)
+
+
+def _position(row: UnfitRow) -> str | None:
+    return json.dumps(dict(zip(("topic", "partition", "offset"), row.place, strict=True))) if row.place else None
+
+
+def _position_of(columns: Sequence[EncodedColumn], positions: PositionColumns | None) -> sql.Composable:
+    """Where a gathered row comes from, as far as it says so."""
+    names = {column.name for column in columns}
+    if positions is None or not names.issuperset(positions.names):
+        return sql.SQL("NULL::jsonb")
+    topic, partition, offset = (sql.Identifier("given", name) for name in positions.names)
+    return sql.SQL("jsonb_build_object('topic', {}, 'partition', {}, 'offset', {})").format(topic, partition, offset)

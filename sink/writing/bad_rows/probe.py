@@ -1,0 +1,190 @@
+"""
+Which rows do the target's types, NOT NULL and CHECK refuse, whatever is stored?
+
+Runs in the commit, only once Postgres has refused rows. Invariant: nothing is written to the target, and nothing but
+the numbers of a temporary sequence is left.
+
+The rows are assigned, one after the other, to a temporary table that has the target's columns and its CHECKs. It stops
+at the first row that is refused, and goes on behind it. A sequence counts the rows, because a rollback does not reset
+it. So each row is assigned once, however many are bad.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import psycopg
+from psycopg import sql
+
+from ...options.by_key import Existing
+from ..by_key.unread_values import unread_columns, value_if_read
+from ..checked_table import ColumnPlan
+from ..fitting.fit import Fit
+from ..gathering import GatheredRows
+from ..refused_values import Written
+from ..statements import that_write, value_of
+from .bad_row import FIRST, BadRow, after, at, refused_by
+from .bounds import SearchBound
+from .probe_table import PROBE, ProbeTable, made_in_tx, may_refuse_value
+from .refusals import Kind, kind_of
+
+_NUMBERS = "pg_temp.pgonce_probed_rows"
+# The rows are read in the order of their places.
+_IN_ORDER = (
+    "SET LOCAL synchronize_seqscans = off; SET LOCAL max_parallel_workers_per_gather = 0; "
+    "SET LOCAL enable_indexscan = off; SET LOCAL enable_indexonlyscan = off; "
+    f"CREATE TEMPORARY SEQUENCE {_NUMBERS}"
+)
+_TRY = sql.SQL("SAVEPOINT pgonce_probe")
+_BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_probe; RELEASE SAVEPOINT pgonce_probe")
+_BACK_ANSWERS = 2
+_START = sql.SQL("SELECT pg_catalog.setval({}, 1, false)").format(sql.Literal(_NUMBERS))
+
+
+def refused_rows(
+    connection: psycopg.Connection, gathered: GatheredRows, written: Written, most: int, bound: SearchBound
+) -> list[BadRow]:
+    """
+    The gathered rows that are refused, with their columns where these are known; if there are too many, some of them.
+
+    :param most: how many there may be.
+    :param bound: how long it may take; its tries are not counted, because each row is assigned once.
+    :raises psycopg.Error: if this cannot be found out (CREATE TABLE ... LIKE needs SELECT on the target).
+    """
+    bad: dict[str, BadRow] = {}
+    with connection.transaction() as all_of_it:
+        connection.execute(_IN_ORDER, prepare=False)
+        probe = _Probe(connection, written, made_in_tx(connection, written))
+        for row in _refused(probe, gathered):
+            bad[row.place] = row
+            bound.refuse_longer()
+            if len(bad) > most:
+                break
+        _name_columns(probe, gathered, bad)
+        raise psycopg.Rollback(all_of_it)
+    return list(bad.values())
+
+
+def _refused(probe: _Probe, gathered: GatheredRows) -> Iterator[BadRow]:
+    changes, upsert = probe.written.changes, probe.written.upsert
+    if changes is None or upsert is None:
+        yield from probe.walk(gathered, probe.columns)
+        return
+    yield from probe.walk(gathered.only(that_write(changes)), probe.columns)
+    # A delete need not have the other columns, so NOT NULL and CHECK do not say anything about it.
+    compared = [column for column in probe.columns if column in (*upsert.keys, upsert.order_by)]
+    is_deleted = gathered.only(sql.SQL("NOT ({})").format(that_write(changes)))
+    refused = {row.place: row for row in probe.walk(is_deleted, compared) if not row.code.startswith("23")}
+    yield from refused.values()
+    # Its other values are not assigned, but they are cast. So what is found here is tried by itself.
+    cast = [column for column in probe.columns if column in compared or column.fitting.fit is Fit.CAST]
+    for row in probe.walk(is_deleted, cast):
+        if not row.code.startswith("23") and row.place not in refused:
+            yield replace(row, is_proven=False)
+
+
+def _name_columns(probe: _Probe, gathered: GatheredRows, bad: dict[str, BadRow]) -> None:
+    """Postgres does not say whose type refuses a value: unless it can be one column only, they are tried one by one."""
+    columns = [column for column in probe.columns if may_refuse_value(column)]
+    for place, row in bad.items():
+        if row.column_name is not None or row.code.startswith("23"):
+            continue
+        alone = gathered.only(at(place))
+        is_it = (column for column in columns if len(columns) == 1 or probe.refuses(alone, column, row.code))
+        column = next(is_it, None)
+        if column is not None:
+            bad[place] = replace(row, column_name=column.target)
+            # The next row is often bad in the same column.
+            columns.remove(column)
+            columns.insert(0, column)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    connection: psycopg.Connection
+    written: Written
+    table: ProbeTable
+
+    @property
+    def columns(self) -> Sequence[ColumnPlan]:
+        return self.table.columns
+
+    @cached_property
+    def unread(self) -> Mapping[str, sql.Composable]:
+        return unread_columns(self.written.plan, self.written.columns, self.written.upsert)
+
+    def walk(self, rows: GatheredRows, columns: Sequence[ColumnPlan]) -> Iterator[BadRow]:
+        """The rows of which these columns are refused, in the order of their places."""
+        place = FIRST
+        while columns:
+            rest = rows.only(after(place))
+            try:
+                self.connection.execute(sql.SQL("; ").join([_START, _TRY, self._insert(rest, columns)]), prepare=False)
+            except psycopg.Error as error:
+                if kind_of(error) is None:
+                    raise
+                place = self._stopped_at(rest)
+                row = refused_by(error, place, is_proven=self._is_proof(error))
+                yield replace(row, message=row.message.replace(PROBE, self.written.table.name))
+            else:
+                self.connection.execute(_BACK)
+                return
+
+    def refuses(self, rows: GatheredRows, column: ColumnPlan, code: str) -> bool:
+        """Whether a value of this column is refused with this SQLSTATE."""
+        try:
+            self.connection.execute(sql.SQL("; ").join([_TRY, self._insert(rows, [column]), _BACK]), prepare=False)
+        except psycopg.Error as error:
+            if kind_of(error) is None:
+                raise
+            self.connection.execute(_BACK, prepare=False)
+            return error.sqlstate == code
+        return False
+
+    def _insert(self, rows: GatheredRows, columns: Sequence[ColumnPlan]) -> sql.Composed:
+        names = sql.SQL(", ").join(sql.Identifier(column.target) for column in columns)
+        values = (sql.SQL("{} AS {}").format(self._value(column), sql.Identifier(column.target)) for column in columns)
+        # Without a name of its own it would be that of a column which is called nextval.
+        number = sql.Identifier("pgonce: the number of the row")
+        # A number is drawn before a value is cast or assigned: nextval is volatile, so the inner SELECT is kept.
+        return sql.SQL(
+            "INSERT INTO {} ({names}) SELECT {names} FROM ("
+            "SELECT pg_catalog.nextval({}) AS {number}, {} FROM {} WHERE {}) AS s"
+        ).format(
+            self.table.identifier,
+            sql.Literal(_NUMBERS),
+            sql.SQL(", ").join(values),
+            rows.source,
+            rows.wanted,
+            names=names,
+            number=number,
+        )
+
+    def _value(self, column: ColumnPlan) -> sql.Composable:
+        is_unread = self.unread.get(column.target)
+        return value_of(column) if is_unread is None else value_if_read(column, is_unread)
+
+    def _stopped_at(self, rows: GatheredRows) -> str:
+        number = sql.SQL("(SELECT last_value FROM {})").format(sql.SQL(_NUMBERS))
+        find = sql.SQL("SELECT ctid::pg_catalog.text FROM {} WHERE {} LIMIT 1 OFFSET {} OPERATOR(pg_catalog.-) 1")
+        cursor = self.connection.cursor()
+        cursor.execute(sql.SQL("; ").join([_BACK, find.format(rows.source, rows.wanted, number)]), prepare=False)
+        for _ in range(_BACK_ANSWERS):
+            cursor.nextset()
+        row = cursor.fetchone()
+        if row is None:
+            raise LookupError("the row at which Postgres stopped is not there")
+        return row[0]
+
+    def _is_proof(self, error: psycopg.Error) -> bool:
+        """Whether the target refuses the row too: a trigger may fill a value in, and an update may leave it alone."""
+        existing = self.written.upsert.existing if self.written.upsert else Existing()
+        if kind_of(error) is Kind.VALUE:
+            # With both, rows of stored keys are only updated, and then not every value is assigned.
+            may_leave_alone = existing.keep_where is not None and bool(existing.update_columns)
+            # A CHECK or a generated column may fail to compute what a trigger would have changed.
+            return not may_leave_alone and not (self.table.has_row_triggers and self.table.has_expressions)
+        assigns_all = existing.keep_where is None and not existing.update_columns
+        return assigns_all and not self.table.has_row_triggers

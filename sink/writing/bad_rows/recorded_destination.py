@@ -1,0 +1,228 @@
+"""
+How a row that was put aside was to be written, as JSON and back.
+
+Pure: runs in the commit that puts rows aside, and in their replay. Invariant: roles that may do less than the one that
+replays can write letters, so nothing in a letter is believed. What is recalled has passed the checks that options and
+the columns of a frame pass, or it is an error. A replay never creates or alters a table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+
+from pyspark.sql import types as t
+
+from pgonce.offsets_store.errors import UNCHANGED, PgonceError, RecoveryError
+from pgonce.offsets_store.ledger.published import WrittenAs
+
+from ...encoding.encoded_types import EncodedColumn, encoded_columns
+from ...encoding.recorded_types import as_json, from_json
+from ...options.by_key import DELETED_COLUMN, Changes, Existing
+from ...options.destination import Destination, destination
+
+VERSION = 2
+"""A reader that does not know it cannot replay the letter."""
+_ALL_DELETE = "all_delete"
+"""No option, but what ``tx.delete`` does: every row deletes."""
+_CREATES, _ADDS_COLUMNS = "creates", "adds_columns"
+
+
+def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: int | None = None) -> dict[str, Any]:
+    """
+    What a replay needs to know, as JSON.
+
+    ``destination.table`` must have its schema, and the quotes that SQL needs: a replay may find another search_path.
+    Where dead letters go is left out, because a replay puts none aside; so is what would create or alter the table,
+    because the batch has done that. By its ``oid`` the table is known even if its name means another one later on.
+
+    :raises ValueError: for a column without Spark's type, or with one that cannot be encoded.
+    """
+    return {
+        "version": VERSION,
+        "table": destination.table,
+        "oid": oid,
+        "options": _options(destination),
+        "aside": sorted(destination.aside),
+        "columns": [{"name": column.name, "type": as_json(_spark_type(column))} for column in columns],
+    }
+
+
+@lru_cache(maxsize=256)
+def written_as(destination: Destination, columns: tuple[EncodedColumn, ...], identifier: str, oid: int) -> WrittenAs:
+    """
+    The same for the record of a batch, by which the table can be looked at before the next one.
+
+    What creates or alters the table is part of it: a column that the next batch adds is not missing.
+
+    :param identifier: the table with its schema, and the quotes that SQL needs.
+    """
+    how = recorded(replace(destination, table=identifier, dead_letters=None), columns, oid)
+    how |= {_CREATES: destination.create_table, _ADDS_COLUMNS: destination.schema_evolution == "addColumns"}
+    return WrittenAs(how, hashlib.sha256(json.dumps(how).encode()).hexdigest())
+
+
+def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
+    """
+    The destination and the columns that :func:`recorded` has written down.
+
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, where nothing was, or by another pgonce, or somebody has changed it.
+    """
+    if not isinstance(value, Mapping) or not value:
+        raise _impossible("it is not recorded how the row was to be written")
+    if value.get("version") != VERSION:
+        raise _impossible(
+            f"how the row was to be written is recorded in version {value.get('version')!r}, and this pgonce knows "
+            f"version {VERSION}"
+        )
+    try:
+        struct = t.StructType([_recalled_field(column) for column in _list(value["columns"])])
+        return _recalled_destination(value), encoded_columns(struct)
+    except PgonceError as error:
+        raise _makes_no_sense(error.what.removesuffix(".")) from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise _makes_no_sense(repr(error)) from error
+
+
+def recalled_to_look(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
+    """
+    Like :func:`recalled`, for what :func:`written_as` has recorded, and for a look that writes nothing.
+
+    :raises RecoveryError: REPLAY_IMPOSSIBLE.
+    """
+    found, columns = recalled(value)
+    evolution = "addColumns" if value.get(_ADDS_COLUMNS) is True else found.schema_evolution
+    return replace(found, create_table=value.get(_CREATES) is True, schema_evolution=evolution), columns
+
+
+def recorded_oid(value: Mapping[str, Any]) -> int | None:
+    """
+    The oid of the table that :func:`recorded` has written down; None where it has not, as older versions did not.
+
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, where somebody has changed it.
+    """
+    oid = value.get("oid")
+    if oid is not None and type(oid) is not int:
+        raise _impossible(f"what is recorded of its table makes no sense (the oid {oid!r})")
+    return oid
+
+
+def _spark_type(column: EncodedColumn) -> t.DataType:
+    if column.data_type is None:
+        raise ValueError(column.name)
+    return column.data_type
+
+
+def _options(of: Destination) -> dict[str, Any]:
+    """The options that a user would give for such a destination; those that keep their defaults are left out."""
+    changes, existing, usual = of.changes, of.existing, Existing()
+    given: dict[str, Any] = {
+        # Without createTable, mode=append refuses keys: they would have become the table's primary key.
+        "keys": [] if of.mode == "append" else list(of.keys),
+        "order_by": of.order_by,
+        "schema_evolution": "ignoreExtra" if of.schema_evolution == "ignoreExtra" else None,
+        "only_newer": existing.only_newer,
+        "tombstone_days": None if existing.tombstone_days == usual.tombstone_days else existing.tombstone_days,
+        "on_conflict": None if existing.on_conflict == usual.on_conflict else existing.on_conflict,
+        "update_columns": list(existing.update_columns),
+        "keep_where": existing.keep_where,
+    }
+    if changes is not None:
+        soft = f":{changes.soft_column}" if changes.soft_column else ""
+        given |= {
+            "delete_when": changes.delete_when,
+            "change_feed": changes.feed,
+            "deletes": None if changes.deletes == "hard" else changes.deletes + soft,
+            _ALL_DELETE: changes.all_delete,
+        }
+    return {"mode": of.mode} | {name: value for name, value in given.items() if value not in (None, False, [])}
+
+
+def _recalled_field(value: Any) -> t.StructField:
+    if not isinstance(value, Mapping) or set(value) != {"name", "type"}:
+        raise TypeError(value)
+    return t.StructField(_text(value["name"]), from_json(value["type"]))
+
+
+def _recalled_destination(value: Mapping[str, Any]) -> Destination:
+    aside = frozenset(map(_text, _list(value["aside"])))
+    given = value["options"]
+    if not isinstance(given, Mapping):
+        raise TypeError(given)
+    options = {name: _CHECKS[name](setting) for name, setting in given.items()}
+    all_delete = options.pop(_ALL_DELETE, False)
+    if all_delete:
+        options["delete_when"] = DELETED_COLUMN
+    # The way that options of a query take: whatever they refuse is refused here.
+    found = destination(_text(value["table"]), **options)
+    return replace(found, changes=Changes(all_delete=True) if all_delete else found.changes, aside=aside)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _list(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(value)
+    return value
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    return tuple(map(_text, _list(value)))
+
+
+def _true(value: Any) -> bool:
+    if value is not True:
+        raise TypeError(value)
+    return True
+
+
+def _ignore_extra(value: Any) -> str:
+    # To add columns would alter the table with the rights of whoever replays.
+    if value != "ignoreExtra":
+        raise ValueError(value)
+    return _text(value)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(value)
+    return value
+
+
+_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
+    "mode": _text,
+    "keys": _texts,
+    "order_by": _text,
+    "schema_evolution": _ignore_extra,
+    "delete_when": _text,
+    "change_feed": _text,
+    "deletes": _text,
+    _ALL_DELETE: _true,
+    "only_newer": _true,
+    "tombstone_days": _number,
+    "on_conflict": _text,
+    "update_columns": _texts,
+    "keep_where": _text,
+}
+
+
+def _makes_no_sense(why: str) -> RecoveryError:
+    return _impossible(f"what is recorded about how the row was to be written makes no sense ({why})")
+
+
+def _impossible(why: str) -> RecoveryError:
+    return RecoveryError(
+        "REPLAY_IMPOSSIBLE",
+        f"It cannot be replayed: {why}.",
+        UNCHANGED,
+        "Write what is needed of the row into its table with SQL, and take the letter out with "
+        "`pgonce dead-letters --discard`. If a newer pgonce has put the row aside, replay it with that one.",
+    )

@@ -1,0 +1,169 @@
+"""
+Postgres has refused gathered rows: which of them may be the reason?
+
+Runs in the commit, after the refused statement was rolled back. Invariant: only rows that were seen to be refused, or
+that are tried by themselves before they are put aside, are given up; where none is found, the batch is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import TargetError
+
+from ..by_key.moved_values import refuse_moved_values
+from ..gathering import GatheredRows
+from ..refused_values import Written
+from .bad_row import BadRow, RowsRefusedError, after, refused_by, up_to
+from .bounds import SearchBound
+from .conflicts import conflicting_rows
+from .probe import refused_rows
+from .refusals import (
+    CHECK,
+    EXCLUSION,
+    NOT_NULL,
+    UNIQUE,
+    Kind,
+    is_of_target,
+    kind_of,
+    may_be_a_rows,
+)
+
+Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
+"""Writes rows into the target."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for bad rows among those of a batch; ``attempt`` writes some of them, and ``most`` may be bad."""
+
+    connection: psycopg.Connection
+    written: Written
+    attempt: Attempt
+    most: int
+    bound: SearchBound
+
+    def bad_rows(self, error: Exception, gathered: GatheredRows) -> list[BadRow]:
+        """
+        The rows of which ``error`` may speak, in the order of their places; empty if none is found.
+
+        :raises TargetError: SEARCH_TOO_LONG, UNIQUE_VALUE_MOVED.
+        """
+        self.bound.refuse_longer()
+        if isinstance(error, RowsRefusedError):
+            return list(error.rows)
+        if isinstance(error, TargetError):
+            return self._lacking(error, gathered)
+        if not isinstance(error, psycopg.Error):
+            return []
+        kind = kind_of(error)
+        if kind is Kind.CONSTRAINT and not is_of_target(self.connection, self.written.table, error):
+            return []
+        found: list[BadRow] = []
+        if kind is Kind.VALUE or error.sqlstate in (NOT_NULL, CHECK):
+            # The target may only be written to, or has a CHECK that looks at whole rows, which LIKE does not take.
+            with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
+                found = refused_rows(self.connection, gathered, self.written, self.most, self.bound)
+        else:
+            if self.written.upsert is not None and error.sqlstate in (UNIQUE, EXCLUSION):
+                # A deferred constraint, checked when all rows are written: by halves, a row may come too early.
+                refuse_moved_values(self.connection, gathered, self.written, error)
+            found = conflicting_rows(self.connection, error, gathered, self.written, self.most + 1)
+        if found or kind is Kind.VALUE:
+            # If no type of the target refuses a value, the error is about something else.
+            return found
+        return self._refused_in_turn(error, gathered) or self.first_refused(error, gathered)
+
+    def refusal(self, gathered: GatheredRows, *, is_kept: bool = False) -> psycopg.Error | TargetError | None:
+        """
+        How Postgres refuses to write these rows beside what is there; None if it does not.
+
+        :param is_kept: whether they stay, if it does not.
+        :raises TargetError: SEARCH_TOO_LONG.
+        """
+        self.bound.refuse_longer()
+        try:
+            with self.connection.transaction() as tried:
+                self.attempt(gathered)
+                if not is_kept:
+                    raise psycopg.Rollback(tried)
+        except RowsRefusedError as refused:
+            return refused.error
+        except psycopg.Error as error:
+            if not may_be_a_rows(error):
+                raise
+            return error
+        return None
+
+    def _lacking(self, error: TargetError, gathered: GatheredRows) -> list[BadRow]:
+        """The rows that have NULL where none may be."""
+        upsert = self.written.upsert
+        if upsert is None:
+            return []
+        columns = [upsert.order_by] if error.code == "NULL_ORDER" and upsert.order_by else list(upsert.keys)
+        found = []
+        for column in columns:
+            is_null = sql.SQL("{} IS NULL").format(sql.Identifier(column.source))
+            for place in self._places(gathered.only(is_null), self.most + 1):
+                message = f"The row has NULL in {column.source!r}."
+                found.append(BadRow(place, error.code, message, column.target, is_proven=True))
+        return found
+
+    def _refused_in_turn(self, error: psycopg.Error | TargetError, gathered: GatheredRows) -> list[BadRow]:
+        """The rows that are refused once those before them are written; if they are too many, some of them."""
+        found: list[BadRow] = []
+        with self.connection.transaction() as all_of_it:
+            for row in self._in_halves(error, gathered, self._count(gathered)):
+                found.append(row)
+                if len(found) > self.most:
+                    break
+            raise psycopg.Rollback(all_of_it)
+        return found
+
+    def _in_halves(self, error: psycopg.Error | TargetError, rows: GatheredRows, count: int) -> Iterator[BadRow]:
+        """The bad ones of ``count`` rows that are refused together, beside those that are written so far."""
+        if count <= 1:
+            yield from (refused_by(error, place) for place in self._places(rows, 1))
+            return
+        half = count // 2
+        (place,) = self._places(rows, 1, behind=half - 1)
+        # What fits stays: with it, the next rows need not be written again and again.
+        for part, number in ((rows.only(up_to(place)), half), (rows.only(after(place)), count - half)):
+            self.bound.refuse_longer(1)
+            refused = self.refusal(part, is_kept=True)
+            if refused is not None:
+                yield from self._in_halves(refused, part, number)
+
+    def first_refused(self, error: Exception, gathered: GatheredRows) -> list[BadRow]:
+        """The first row with which writing the rows up to it fails, found by halves."""
+        if not isinstance(error, (psycopg.Error, TargetError)):
+            return []
+        fits, fails = 0, self._count(gathered)
+        while fails - fits > 1:
+            middle = (fits + fails) // 2
+            (place,) = self._places(gathered, 1, behind=middle - 1)
+            self.bound.refuse_longer(1)
+            refused = self.refusal(gathered.only(up_to(place)))
+            if refused is None:
+                fits = middle
+            else:
+                fails, error = middle, refused
+        places = self._places(gathered, 1, behind=fails - 1) if fails else []
+        return [refused_by(error, place) for place in places]
+
+    def _count(self, rows: GatheredRows) -> int:
+        row = self.connection.execute(
+            sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(rows.source, rows.wanted), prepare=False
+        ).fetchone()
+        return row[0] if row else 0
+
+    def _places(self, rows: GatheredRows, limit: int, behind: int = 0) -> list[str]:
+        # Without a name of its own the text would be called ctid, and ORDER BY would sort by it: (10,1) before (9,1).
+        find = sql.SQL("SELECT ctid::pg_catalog.text AS place FROM {} WHERE {} ORDER BY ctid LIMIT {} OFFSET {}")
+        found = self.connection.execute(find.format(rows.source, rows.wanted, limit, behind), prepare=False)
+        return [row[0] for row in found.fetchall()]

@@ -1,0 +1,173 @@
+"""
+How are the rows of a batch written if some of them cannot be?
+
+Runs in the commit. Invariant: the whole batch is tried first; what is written in the end is written by one statement,
+without the rows that are put aside, and each of these is refused by the table as that statement leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
+
+from ...staging.staged_rows import check_staged_rows
+from ..gathering import GatheredRows
+from ..refused_values import Written, note_gathered
+from ..table.catalogue import TargetTable
+from ..whole_or_failed import whole_or_failed
+from ..write_gathered import write_gathered_in_tx
+from .bad_row import BadRow, RowsRefusedError, at, refused_by, without
+from .bounds import SearchBound, of_one, refuse_too_many
+from .refusals import may_be_a_rows
+from .search import Search
+
+
+class Constraints:
+    """
+    The deferred constraints of a table: they are checked once the rows are written, as long as one can go back.
+
+    Not where other tables of the transaction are still to be written, because a child may come before its parent.
+    """
+
+    def __init__(self, connection: psycopg.Connection, table: TargetTable, *, is_last: bool) -> None:
+        self._connection = connection
+        find = sql.SQL(_DEFERRED if is_last else "SELECT WHERE false").format(oid=table.oid)
+        cursor = connection.cursor()
+        # In one round trip with the savepoint to which one goes back.
+        cursor.execute(sql.SQL("SAVEPOINT pgonce_letters; {}").format(search_path.under_ours(find)), prepare=False)
+        for _ in range(1 + ANSWERS_BEFORE):
+            cursor.nextset()
+        self._names = [sql.Identifier(*row) for row in cursor.fetchall()]
+
+    def check(self) -> None:
+        """:raises psycopg.errors.IntegrityError: if one of them is broken."""
+        if self._names:
+            names = sql.SQL(", ").join(self._names)
+            self._connection.execute(sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names))
+
+
+_DEFERRED = """
+SELECT n.nspname, c.conname FROM pg_constraint AS c JOIN pg_namespace AS n ON n.oid = c.connamespace
+WHERE c.condeferred AND c.conrelid IN (SELECT {oid} UNION ALL SELECT relid FROM pg_partition_tree({oid}))
+"""
+
+
+@dataclass
+class _Aside:
+    """The rows that are left out so far, by their places, and those that were given another chance."""
+
+    rows: dict[str, BadRow] = field(default_factory=dict)
+    returned: set[str] = field(default_factory=set)
+
+
+def write_what_fits_in_tx(
+    connection: psycopg.Connection,
+    gathered: GatheredRows,
+    written: Written,
+    constraints: Constraints,
+    most: int,
+    error: Exception | None = None,
+) -> tuple[Mapping[str, int] | None, list[BadRow]]:
+    """
+    Write the rows that the table takes, and return their counts and the others.
+
+    :param constraints: made since the rows were gathered.
+    :param error: with which Postgres has refused the whole batch, if that was tried.
+    :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch can be written, whatever its rows.
+    :raises psycopg.Error: what Postgres says that is not about the values of a row.
+    """
+    written = replace(written, most_bad=most + 1)
+
+    def attempt(rows: GatheredRows) -> Mapping[str, int] | None:
+        counts = write_gathered_in_tx(connection, rows, written)
+        constraints.check()
+        return counts
+
+    if error is None:
+        try:
+            return attempt(gathered), []
+        except (psycopg.Error, TargetError, RowsRefusedError) as refused:
+            if not may_be_a_rows(refused):
+                _note(connection, refused, written, gathered)
+                raise
+            error = refused
+    with whole_or_failed(connection):
+        go_back(connection)
+        if gathered.staged is not None:
+            check_staged_rows(connection, gathered.staged)
+        why = of_one(refused_by(error, "")) if isinstance(error, psycopg.Error) else ""
+        bound = SearchBound(written.table.qualified_name, why)
+        search = Search(connection, written, attempt, most, bound)
+        return _written_without(search, replace(gathered, staged=None), error)
+
+
+def _written_without(
+    search: Search, gathered: GatheredRows, error: Exception | None
+) -> tuple[Mapping[str, int] | None, list[BadRow]]:
+    connection, table, aside = search.connection, search.written.table, _Aside()
+    while True:
+        if error is not None:
+            _put_aside(search, aside, error, gathered.only(without(aside.rows)))
+        rest = gathered.only(without(aside.rows))
+        try:
+            counts = search.attempt(rest)
+        except (psycopg.Error, TargetError, RowsRefusedError) as refused:
+            if not may_be_a_rows(refused):
+                raise
+            go_back(connection)
+            error = refused
+            continue
+        fit = _that_fit_now(search, aside, gathered)
+        if not fit:
+            refuse_too_many(table, aside.rows.values(), search.most)
+            return counts, list(aside.rows.values())
+        go_back(connection)
+        aside.returned.update(fit)
+        for place in fit:
+            del aside.rows[place]
+        error = None
+
+
+def _put_aside(search: Search, aside: _Aside, error: Exception, gathered: GatheredRows) -> None:
+    """Add the rows of which ``error`` speaks."""
+    found = search.bad_rows(error, gathered)
+    if any(row.place in aside.returned for row in found):
+        # It fits beside the others, but they do not fit beside it: an older change of a key is passed over once the
+        # newer one is there, and yet gives the inserted row its values. So one looks where writing them in turn fails.
+        found = [replace(row, is_proven=row.place in aside.returned) for row in search.first_refused(error, gathered)]
+    if not found:
+        # Nobody knows which row it is.
+        raise error.error if isinstance(error, RowsRefusedError) else error
+    aside.rows.update((row.place, row) for row in found)
+    refuse_too_many(search.written.table, (row for row in aside.rows.values() if row.is_proven), search.most)
+
+
+def _that_fit_now(search: Search, aside: _Aside, gathered: GatheredRows) -> list[str]:
+    """The rows that can be written beside what is written now. Of the others it notes why they cannot."""
+    fit: list[str] = []
+    for row in [row for row in aside.rows.values() if not row.is_proven]:
+        # With those that fit already: two may fit each by itself, and not beside each other.
+        error = search.refusal(gathered.only(at(*fit, row.place)))
+        if error is None:
+            fit.append(row.place)
+        else:
+            named = refused_by(error, row.place)
+            aside.rows[row.place] = replace(named, column_name=named.column_name or row.column_name)
+    return fit
+
+
+def go_back(connection: psycopg.Connection) -> None:
+    """Undo what was written since :class:`Constraints` was made."""
+    connection.execute("ROLLBACK TO SAVEPOINT pgonce_letters")
+
+
+def _note(connection: psycopg.Connection, error: Exception, written: Written, gathered: GatheredRows) -> None:
+    if isinstance(error, psycopg.Error):
+        note_gathered(connection, error, written, gathered.source, gathered.wanted)

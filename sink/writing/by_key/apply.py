@@ -1,0 +1,224 @@
+"""
+How do the changes of a batch get into the target: writes and deletes, in their order, and only what is newer?
+
+Runs in the commit. Invariant: every row of the batch is counted once, as one of :data:`STAGES`; rows are locked in the
+order of their keys before any is changed, but for a batch that is one statement; and the statement that writes a row is
+the one that compares it.
+
+The steps, in this order:
+
+1. look at the rows and at the target's indexes: ``compare_in_tx``
+2. reduce the rows of each key to the changes that decide what is left of it: ``_reduce_in_tx``
+3. pass over what is older than a delete that is remembered: ``pass_over_in_tx``
+4. lock the stored rows in the order of their keys: ``_lock_rows_in_tx``
+5. delete, and remember what was deleted: ``delete_in_tx``
+6. write the others: ``write_in_tx``; soft deletes come after that: ``delete_softly_in_tx``
+
+For a large batch all of this may be one statement: ``merge_changes_in_tx``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+
+from ...options.by_key import Changes
+from ..refused_values import Written, doubled_key
+from ..table.catalogue import TargetTable
+from .by_index import execute_joined
+from .change_table import ChangeTable
+from .deciding_changes import (
+    all_changes,
+    create_deciding,
+    create_from,
+    create_of_all,
+    wanted_changes,
+)
+from .delete_changes import (
+    count_deletes_in_tx,
+    delete_in_tx,
+    delete_softly_in_tx,
+    refuse_soft_column,
+)
+from .key_plan import ComparedUpsert, Upsert
+from .merge_changes import may_merge_changes, merge_changes_in_tx
+from .tombstone_sets import Tombstones, tombstones_in_tx
+from .tombstones import (
+    is_traceable,
+    lock_tombstones_in_tx,
+    pass_over_in_tx,
+    refuse_unordered,
+    refuse_untraceable,
+)
+from .trigger_outcome import Outcome
+from .unread_rows import UNREAD, refuse_unread_in_tx
+from .upsert import compare_in_tx, null_keys
+from .write_changes import write_in_tx
+
+WRITTEN = "written"
+STAGES = (WRITTEN, "deleted", "superseded", "passed_over", "not_found", "ignored")
+"""What becomes of a row: each is counted as one of these, and in ``pgonce.batches`` they add up to the batch's rows."""
+
+_counter = itertools.count()
+
+
+def needs_changes(upsert: Upsert, changes: Changes | None) -> bool:
+    """Whether rows must be reduced before they are written, because they do more than replace a stored row."""
+    existing = upsert.existing
+    has_first_values = bool(existing.update_columns) and upsert.order_by is not None
+    return changes is not None or existing.only_newer or existing.keep_where is not None or has_first_values
+
+
+def apply_in_tx(
+    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, written: Written
+) -> dict[str, int]:
+    """
+    Apply the wanted rows of ``source``, and return how many came to each of :data:`STAGES`.
+
+    :raises TargetError: if rows lack keys or an order, keys are doubled, or the table cannot be written in this way.
+    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
+    """
+    table, changes = written.table, written.changes
+    batch = ChangeTable(_name(), table, written.plan, written.columns, _uncompared(written.upsert), changes)
+    found, compared = compare_in_tx(connection, table, batch.upsert, batch.facts(source, wanted))
+    batch = replace(batch, upsert=compared)
+    rows, deletes = _checked_rows(found, compared, table)
+    refuse_soft_column(table, changes, compared)
+    traced = compared.existing.only_newer and is_traceable(batch)
+    tombstones: tuple[Tombstones, ...] = ()
+    if compared.existing.only_newer:
+        refuse_unordered(batch)
+        if changes and changes.deletes != "ignore":
+            refuse_untraceable(batch)
+        lock_tombstones_in_tx(connection, table)
+        tombstones = tombstones_in_tx(connection, batch, traced=traced)
+    counts = dict.fromkeys(STAGES, 0)
+    counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
+    has_deletes = deletes > counts["ignored"]
+    if has_deletes and may_merge_changes(connection, batch, rows):
+        merged = merge_changes_in_tx(connection, replace(batch, name=_name()), source, wanted, rows)
+        if merged is not None:
+            return {**counts, **merged}
+    kept, counts["passed_over"], reduced = _reduce_in_tx(
+        connection, batch, source, wanted, has_deletes=has_deletes, tombstones=tombstones
+    )
+    counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
+    if counts["superseded"] and compared.order_by is None:
+        one = doubled_key(connection, source, wanted_changes(batch, wanted), compared)
+        raise _doubled(compared, counts["superseded"], one)
+    left = kept - pass_over_in_tx(connection, batch, tombstones)
+    counts["passed_over"] += kept - left
+    deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
+    outcome = Outcome(connection, batch, _name())
+    if deletes or batch.unread or outcome.depends_on_updates:
+        _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
+    if deletes and not batch.deletes_softly:
+        delete_in_tx(connection, batch, deletes, counts, traced=traced)
+    outcome.look_before_in_tx()
+    counts[WRITTEN] = write_in_tx(connection, batch, left - deletes)
+    if batch.unread and (unread := refuse_unread_in_tx(connection, batch, reduced, source)):
+        counts[UNREAD] = unread
+    counts["passed_over"] += left - deletes - counts[WRITTEN]
+    if deletes and batch.deletes_softly:
+        delete_softly_in_tx(connection, batch, deletes, counts, traced=traced)
+    outcome.refuse_another(counts["passed_over"])
+    return counts
+
+
+def _name() -> sql.Identifier:
+    return sql.Identifier("pg_temp", f"pgonce_changes_{next(_counter)}")
+
+
+def _uncompared(upsert: Upsert | None) -> ComparedUpsert:
+    if upsert is None:
+        raise TypeError("rows are applied by key")
+    return ComparedUpsert(upsert.keys, upsert.order_by, upsert.existing)
+
+
+def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: TargetTable) -> tuple[int, int]:
+    """How many rows the batch has, and how many of them delete."""
+    rows, deletes, without_key, without_order = found or (0, 0, 0, 0)
+    if without_key:
+        raise null_keys(without_key, upsert)
+    if without_order and upsert.order_by:
+        raise TargetError(
+            "NULL_ORDER",
+            f"{without_order} rows of the batch have NULL in {upsert.order_by.source!r}, which orderBy names: with "
+            "onlyNewer nothing says whether they are newer than what is stored.",
+            NOTHING,
+            "Filter these rows out, or give them a value, before they are written.",
+        )
+    if not upsert.has_index:
+        raise TargetError(
+            "NO_UNIQUE_KEY",
+            f"{table.qualified_name} has no unique index by which rows could be found: on exactly "
+            f"{', '.join(key.target for key in upsert.keys)}, without WHERE, not on expressions, and not deferrable.",
+            NOTHING,
+            "Create a unique constraint or index on exactly the key columns.",
+        )
+    return rows, deletes
+
+
+def _reduce_in_tx(
+    connection: psycopg.Connection,
+    batch: ChangeTable,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    *,
+    has_deletes: bool,
+    tombstones: tuple[Tombstones, ...],
+) -> tuple[int, int, sql.Composable]:
+    """
+    Fill ``batch`` with the changes that decide.
+
+    :return: how many these are, how many were passed over before, and the changes from which they were chosen.
+    """
+    if not (batch.puts_together and batch.upsert.newer_by):
+        created = connection.execute(create_deciding(batch, source, wanted, deletes_matter=has_deletes), prepare=False)
+        return created.rowcount, 0, all_changes(batch, source, wanted)
+    # What is older than the stored row, or than its delete, must not say anything of a newer change.
+    given = replace(batch, name=_name())
+    connection.execute(create_of_all(given, source, wanted), prepare=False)
+    _lock_rows_in_tx(connection, given, deletes=has_deletes)
+    older = pass_over_in_tx(connection, given, tombstones)
+    older += _pass_over_stored_in_tx(connection, given)
+    return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
+
+
+def _doubled(upsert: Upsert, count: int, one: str) -> TargetError:
+    return TargetError(
+        "DOUBLED_KEYS",
+        f"{count} rows of the batch have the same key as another one ({', '.join(k.source for k in upsert.keys)}), and "
+        f"nothing says which of them is the last.{f' {one}.' if one else ''}",
+        NOTHING,
+        "Set orderBy to a column that grows with every change of a key.",
+    )
+
+
+def _pass_over_stored_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
+    """Drop the changes that are older than the stored row of their key; return how many."""
+    statement = sql.SQL("DELETE FROM {} AS change USING {} AS target WHERE {} AND NOT {}").format(
+        batch.name, batch.only_target, batch.same_key(), batch.not_older()
+    )
+    return execute_joined(connection, statement, batch.upsert).rowcount
+
+
+def _lock_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable, *, deletes: bool) -> None:
+    """Deletes and writes come one after the other: without this, two batches could wait for each other's rows."""
+    locks = sql.SQL(
+        "SELECT pg_catalog.count(*) FROM (SELECT FROM {} AS target JOIN {} AS change ON {} ORDER BY {} "
+        "FOR {} OF target) AS locked"
+    ).format(
+        batch.only_target,
+        batch.name,
+        batch.same_key(),
+        batch.keys_in_order("change"),
+        sql.SQL("UPDATE" if deletes else "NO KEY UPDATE"),
+    )
+    execute_joined(connection, locks, batch.upsert)

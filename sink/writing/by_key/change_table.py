@@ -1,0 +1,200 @@
+"""
+What does the table of a batch's changes hold, and how do its rows meet those of the target?
+
+Pure; its SQL runs in the commit, on rows that were gathered. Invariant: keys are compared as the target's unique index
+compares them. Besides the target's columns, the table has some of its own, whose names no column of a user has:
+
+- ``pgonce: deleted``: whether the change deletes;
+- ``pgonce: order``: what the changes are ordered by, if the target has no such column;
+- ``pgonce: unread_N``: whether the source could not read column N, so that the stored value stays;
+- ``pgonce: new``: whether the row was inserted, where updates come later.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from psycopg import sql
+
+from ...encoding.encoded_types import EncodedColumn
+from ...options.by_key import Changes
+from ..checked_table import ColumnPlan
+from ..fitting.fit import Fit, Fitting
+from ..statements import key_order, not_older, value_as_assigned
+from ..table.catalogue import TargetColumn, TargetTable
+from .key_plan import ComparedUpsert
+from .unread_values import unread_columns, value_if_read
+
+DELETED = sql.Identifier("pgonce: deleted")
+NEW = sql.Identifier("pgonce: new")
+ORDER = "pgonce: order"
+_MODIFIER = re.compile(r"\(.*?\)")
+
+
+@dataclass(frozen=True)
+class ChangeTable:
+    """
+    The changes that decide, in a temporary table called ``name``: of each key the last one, and at most one before it.
+
+    ``plan`` says how the gathered columns get into the target; ``changes`` is None if no row deletes.
+    """
+
+    name: sql.Identifier
+    target: TargetTable
+    plan: tuple[ColumnPlan, ...]
+    columns: Sequence[EncodedColumn]
+    upsert: ComparedUpsert
+    changes: Changes | None
+
+    @cached_property
+    def written(self) -> tuple[ColumnPlan, ...]:
+        """How the columns of this table get into the target: they have its names, and nearly its types."""
+        soft = self._soft_column
+        names = [(c.target, c.full_type) for c in self.of_rows]
+        names += [(soft.column_name, soft.full_type)] if soft else []
+        return tuple(ColumnPlan(name, name, Fitting(Fit.EXACT), full_type) for name, full_type in names)
+
+    @cached_property
+    def unread(self) -> dict[str, sql.Identifier]:
+        """Columns of the target whose stored value may stay, with the column that says where it does."""
+        return {name: sql.Identifier(f"pgonce: unread {number}") for number, name in enumerate(self.is_unread)}
+
+    @cached_property
+    def is_unread(self) -> dict[str, sql.Composable]:
+        """The same columns, with the condition that says of a row of the source that it lacks the value."""
+        return unread_columns(self.of_rows, self.columns, self.upsert)
+
+    @property
+    def deletes_softly(self) -> bool:
+        """Whether a delete leaves its row, and marks it."""
+        return bool(self.changes and self.changes.deletes == "soft")
+
+    @property
+    def puts_together(self) -> bool:
+        """Whether a written row has values of several changes of its key."""
+        return bool(self.unread or self.frozen)
+
+    def facts(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+        """How many rows are wanted; of these, how many delete, lack a key, and lack an order that is needed."""
+        nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
+        order = self.upsert.order_by if self.upsert.newer_by else None
+        return sql.SQL(
+            "SELECT pg_catalog.count(*), pg_catalog.count(*) FILTER (WHERE {}), pg_catalog.count(*) FILTER (WHERE {}), "
+            "pg_catalog.count(*) FILTER (WHERE {}) FROM {} WHERE {}"
+        ).format(
+            self.is_delete,
+            sql.SQL(" OR ").join(nulls),
+            sql.SQL("{} IS NULL").format(sql.Identifier(order.source)) if order else sql.SQL("false"),
+            source,
+            wanted,
+        )
+
+    def same_key(self, change: str = "change") -> sql.Composable:
+        """Whether a row ``target`` of the target has the key of ``change``, as the target's unique index sees it."""
+        return sql.SQL(" AND ").join(self._equal(key.target, change) for key in self.upsert.keys)
+
+    @property
+    def only_target(self) -> sql.Composable:
+        """The target in a FROM clause: ON CONFLICT does not look into tables that inherit, but partitions are such."""
+        return sql.SQL("ONLY {}" if self.target.kind == "r" else "{}").format(self.target.identifier)
+
+    def exists(self, condition: sql.Composable | None = None) -> sql.Composable:
+        """Whether the target has a row of the key of ``change`` (of which ``condition`` is true)."""
+        further = sql.SQL(" AND {}").format(condition) if condition else sql.SQL("")
+        return sql.SQL("EXISTS (SELECT FROM {} AS target WHERE {}{})").format(
+            self.only_target, self.same_key(), further
+        )
+
+    def not_older(self) -> sql.Composable:
+        """Whether the stored row ``target`` gives way to ``change``."""
+        return not_older(self.upsert, "change") if self.upsert.newer_by else sql.SQL("true")
+
+    def keys_in_order(self, of: str | None = None) -> sql.Composable:
+        """The keys to sort by, as columns of the relation ``of``: all that lock rows lock them in this order."""
+        return key_order(self.upsert, of)
+
+    @cached_property
+    def reduced_upsert(self) -> ComparedUpsert:
+        """How the rows of this table are written, of which each has another key."""
+        own = {column.target: column for column in self.written}
+        order, existing, soft = self.upsert.order_by, self.upsert.existing, self._soft_column
+        if existing.update_columns and soft:
+            # A key that comes back is no longer deleted, whatever else may change.
+            existing = replace(existing, update_columns=(*existing.update_columns, soft.column_name))
+        return replace(
+            self.upsert,
+            keys=tuple(own[key.target] for key in self.upsert.keys),
+            order_by=own.get(order.target) if order else None,
+            existing=existing,
+            is_one_each=True,
+        )
+
+    @property
+    def frozen(self) -> list[str]:
+        """Columns that a row has from its first write, because updateColumns does not name them."""
+        if not self.upsert.existing.update_columns:
+            return []
+        changed = self.reduced_upsert.changed(self.written)
+        keys = {key.target for key in self.upsert.keys}
+        return [column.target for column in self.of_rows if column.target not in (*changed, *keys)]
+
+    @property
+    def is_delete(self) -> sql.Composable:
+        """Whether a row of the source deletes."""
+        return sql.Identifier(self.changes.deleted) if self.changes else sql.SQL("false")
+
+    @property
+    def of_rows(self) -> list[ColumnPlan]:
+        """The columns whose values come from the rows."""
+        soft = self._soft_column
+        return [column for column in self.plan if soft is None or column.target != soft.column_name]
+
+    @cached_property
+    def order_column(self) -> str | None:
+        """The column of this table that says which change is the later one."""
+        order = self.upsert.order_by
+        if order is None:
+            return None
+        return order.target if any(order == column for column in self.plan) else ORDER
+
+    def values(self) -> list[sql.Composable]:
+        """What a SELECT from the source fills this table with; but for the columns that say what was not read."""
+        named = sql.SQL("{} AS {}")
+        values = [named.format(self._value(column), sql.Identifier(column.target)) for column in self.of_rows]
+        if self.order_column == ORDER and self.upsert.order_by:
+            values.append(named.format(sql.Identifier(self.upsert.order_by.source), sql.Identifier(ORDER)))
+        values.append(named.format(self.is_delete, DELETED))
+        soft = self._soft_column
+        if soft:
+            # A key that comes back is no longer deleted.
+            alive = sql.SQL("false" if soft.base_type == "boolean" else f"NULL::{soft.base_type}")
+            values.append(named.format(alive, sql.Identifier(soft.column_name)))
+        return [*values, sql.SQL("false AS {}").format(NEW)]
+
+    @property
+    def _soft_column(self) -> TargetColumn | None:
+        """The column that a soft delete sets; what the rows bring for it is not used."""
+        name = self.changes.soft_column if self.changes else None
+        return next((c for c in self.target.columns if c.column_name == name), None)
+
+    def _equal(self, name: str, change: str) -> sql.Composable:
+        comparison = self.upsert.comparisons.get(name)
+        equal = comparison.equal if comparison and comparison.equal else sql.SQL("OPERATOR(pg_catalog.=)")
+        collation = comparison.collation if comparison else None
+        collate = sql.SQL(" COLLATE {}").format(collation) if collation else sql.SQL("")
+        return sql.SQL("target.{0} {1} {2}.{0}{3}").format(sql.Identifier(name), equal, sql.Identifier(change), collate)
+
+    def _value(self, column: ColumnPlan) -> sql.Composable:
+        if column.target not in self.unread:
+            value = value_as_assigned(column, self.upsert)
+            is_compared = column in (*self.upsert.keys, self.upsert.order_by)
+            if is_compared and column.fitting.fit is Fit.CAST and not column.fitting.cast_type:
+                # So that a value which the target cannot hold is refused in a delete too, and is remembered in one form
+                # whatever types a frame has. Such a type is a number or a time, which SQL itself names; without its
+                # modifier, which would round.
+                value = sql.SQL("{}::{}").format(value, sql.SQL(_MODIFIER.sub("", column.full_type)))
+            return value
+        return value_if_read(column, self.is_unread[column.target])

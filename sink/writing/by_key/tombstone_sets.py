@@ -1,0 +1,189 @@
+"""
+Of which table, key columns and order are the tombstones that a batch finds?
+
+Runs in the commit, under the lock on the table's tombstones. Invariant: a batch reads only tombstones of its own keys
+and order. While the table has living ones of others, the batch is refused, because it can tell neither which of its
+rows were deleted, nor which are older.
+
+A set of tombstones has the table's oid, by which a renamed table is found and one that was created again is not. For a
+partition it is the oid of the root of its tree, because its rows are the root's too. By the table's name, which the set
+has as well, :mod:`~pgonce.offsets_store.ledger.restored` finds it again after a restore.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.qualified_name import QUALIFIED_NAME
+
+from ..table.catalogue import TargetTable
+from ..table.turns import root_of
+from .change_table import ChangeTable
+
+# What values of a type are as JSON: those of one kind are compared, though the column has got another type since.
+_KINDS = {
+    **dict.fromkeys(("smallint", "integer", "bigint", "numeric"), "number"),
+    **dict.fromkeys(("text", "character varying", "character", "bpchar"), "text"),
+    **dict.fromkeys(("real", "double precision"), "float"),
+}
+
+
+@dataclass(frozen=True)
+class Tombstones:
+    """A set of tombstones; ``keys`` are the key columns in the order of the values in each tombstone's key."""
+
+    set_id: int
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Identified:
+    """By what a row is known: kinds of values by key column, in the order of the names; and what it is ordered by."""
+
+    keys: Mapping[str, str]
+    order_column: str
+    order_kind: str
+
+    def __str__(self) -> str:
+        # Another role may have written these: without quotes, its text could do something to a terminal.
+        keys = ", ".join(f"{name!r} ({kind!r})" for name, kind in self.keys.items())
+        return f"by {keys} in the order of {self.order_column!r} ({self.order_kind!r})"
+
+
+def identified(changes: ChangeTable) -> Identified:
+    """By what the rows of this batch are known."""
+    kinds = {c.column_name: _KINDS.get(c.base_type, c.base_type) for c in changes.target.columns}
+    order = changes.upsert.newer_by or ""
+    return Identified(
+        {name: kinds[name] for name in sorted(k.target for k in changes.upsert.keys)}, order, kinds[order]
+    )
+
+
+def tombstones_in_tx(connection: psycopg.Connection, changes: ChangeTable, *, traced: bool) -> tuple[Tombstones, ...]:
+    """
+    The living tombstones of the target.
+
+    :param traced: whether keys of this batch can be compared with remembered ones.
+    :raises TargetError: TOMBSTONES_DIFFER.
+    """
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, sql.SQL(_FIND).format(root=root_of(changes.target.oid)))
+    own, others = identified(changes), []
+    found = []
+    for set_id, keys, kinds, order, order_kind, until in cursor.fetchall():
+        theirs = Identified(dict(zip(keys, kinds, strict=True)), order, order_kind)
+        if traced and theirs == own:
+            found.append(Tombstones(set_id, tuple(keys)))
+        else:
+            others.append((set_id, theirs, until))
+    if others:
+        raise TargetError(
+            "TOMBSTONES_DIFFER",
+            f"Deletes from {changes.target.qualified_name} are remembered "
+            f"{', and '.join(str(theirs) for _, theirs, _ in others)}; rows of this batch are known {own}. So nothing "
+            "tells which of them are older than such a delete.",
+            NOTHING,
+            "Use the keys and the orderBy of before. If a column was only renamed, write its new name into key_columns "
+            "or order_column of pgonce.tombstone_sets. If no change that is older than these deletes can come any "
+            "more, forget them: DELETE FROM pgonce.tombstone_sets WHERE tombstone_set_id IN "
+            f"({', '.join(str(set_id) for set_id, _, _ in others)}). They are forgotten by themselves at "
+            f"{max(until for _, _, until in others)} (`pgonce explain change-data`).",
+        )
+    return tuple(found)
+
+
+def own_set_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
+    """The id of the set for deletes of this batch; if it is new, it is not living before it has a tombstone."""
+    own, cursor = identified(changes), connection.cursor()
+    statement = sql.SQL(_OWN).format(
+        root=root_of(changes.target.oid),
+        keys=sql.Literal(list(own.keys)),
+        kinds=sql.Literal(list(own.keys.values())),
+        order=sql.Literal(own.order_column),
+        order_kind=sql.Literal(own.order_kind),
+    )
+    search_path.execute_in_tx(cursor, statement)
+    row = cursor.fetchone()
+    return int(row[0]) if row else 0
+
+
+def forget_in_tx(connection: psycopg.Connection, table: TargetTable) -> str | None:
+    """
+    Forget the deletes from a table, all of whose rows go.
+
+    :return: None; or the name of the root of a partition tree, with whose tombstones those of ``table`` are kept. Then
+        nothing is forgotten.
+    """
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, sql.SQL(_FORGET).format(oid=sql.Literal(table.oid), root=root_of(table.oid)))
+    row = cursor.fetchone()
+    return row[0] if row else None
+
+
+_NAME_OF = f"""
+SELECT {QUALIFIED_NAME} AS name FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid =
+"""
+
+# A set has the name that its table has now, for a dump that may be made soon. If it is of a table that is gone, and has
+# the name of this table, it goes: after a restore it would be taken for this table's. Tables that were attached as
+# partitions bring their sets along.
+_FIND = f"""
+WITH root AS (SELECT {{root}} AS oid),
+tree AS (SELECT t.relid::oid AS oid FROM root, pg_partition_tree(root.oid::regclass) AS t UNION SELECT oid FROM root),
+found AS (
+    SELECT s.*, now.name AS name_now, s.target IN (SELECT oid FROM tree) AS is_own
+    FROM pgonce.tombstone_sets AS s LEFT JOIN LATERAL ({_NAME_OF} s.target) AS now ON true
+    WHERE s.target IN (SELECT oid FROM tree)
+       OR s.target_name = (SELECT own.name FROM root, LATERAL ({_NAME_OF} root.oid) AS own)
+),
+gone AS (
+    DELETE FROM pgonce.tombstone_sets AS s USING found AS f
+    WHERE s.tombstone_set_id = f.tombstone_set_id AND f.name_now IS NULL
+),
+renamed AS (
+    UPDATE pgonce.tombstone_sets AS s SET target_name = f.name_now FROM found AS f
+    WHERE s.tombstone_set_id = f.tombstone_set_id AND f.name_now <> f.target_name
+)
+SELECT f.tombstone_set_id, f.key_columns, f.key_types, f.order_column, f.order_type,
+       to_char(f.expires_at, 'YYYY-MM-DD HH24:MI TZ')
+FROM found AS f WHERE f.is_own AND f.expires_at > statement_timestamp() ORDER BY 1
+"""
+
+# Nobody else makes the same one meanwhile, because that takes the same turn.
+_OWN = f"""
+WITH root AS (SELECT {{root}} AS oid),
+own AS (SELECT root.oid AS target, {{keys}}::text[] AS key_columns, {{kinds}}::text[] AS key_types,
+               {{order}}::text AS order_column, {{order_kind}}::text AS order_type FROM root),
+known AS (SELECT s.tombstone_set_id
+          FROM pgonce.tombstone_sets AS s JOIN own USING (target, key_columns, key_types, order_column, order_type)
+          LIMIT 1),
+made AS (
+    INSERT INTO pgonce.tombstone_sets AS s
+        (target, target_name, key_columns, key_types, order_column, order_type, expires_at)
+    SELECT own.target, now.name, own.key_columns, own.key_types, own.order_column, own.order_type, statement_timestamp()
+    FROM own, LATERAL ({_NAME_OF} own.target) AS now WHERE NOT EXISTS (SELECT FROM known)
+    RETURNING s.tombstone_set_id
+)
+SELECT tombstone_set_id FROM known UNION ALL SELECT tombstone_set_id FROM made
+"""
+
+_FORGET = f"""
+WITH shared AS (
+    SELECT own.name FROM (SELECT {{root}} AS oid) AS root, LATERAL ({_NAME_OF} root.oid) AS own
+    WHERE root.oid <> {{oid}}::oid AND EXISTS (
+        SELECT FROM pgonce.tombstone_sets AS s WHERE s.target = root.oid AND s.expires_at > statement_timestamp())
+),
+gone AS (
+    DELETE FROM pgonce.tombstone_sets AS s
+    WHERE (s.target = {{oid}}::oid
+           OR s.target IN (SELECT t.relid::oid FROM pg_partition_tree({{oid}}::oid::regclass) AS t))
+      AND NOT EXISTS (SELECT FROM shared)
+)
+SELECT name FROM shared
+"""

@@ -1,0 +1,203 @@
+"""
+Which deletes are remembered, so that an older change does not bring the row back?
+
+Runs in the commit, where only newer rows are written. Invariant: whoever writes only newer rows into a table holds a
+lock on its tombstones, and reads them in a statement that began after it had the lock.
+
+A tombstone belongs to the table, not to the query or the sink that made it: another query's older change must not bring
+the row back either. Which tombstones are the table's, :mod:`~pgonce.sink.writing.by_key.tombstone_sets` says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres.local_settings import LocalSettings
+
+from ..table.catalogue import TargetTable
+from ..table.turns import turn_of_newer
+from .change_table import DELETED, ChangeTable
+from .tombstone_sets import Tombstones, identified, own_set_in_tx
+
+# Types whose values are equal exactly if their JSON is, and those whose JSON says by itself what it means.
+_TRACEABLE = frozenset({
+    "smallint", "integer", "bigint", "numeric", "text", "character varying", "character", "bpchar", "uuid", "boolean",
+    "date", "timestamp without time zone", "timestamp with time zone",
+})  # fmt: skip
+_ORDERED = _TRACEABLE - {"boolean", "character", "bpchar"} | {"real", "double precision"}
+# As what remembered values of a kind are compared with those of a batch. The types that SQL itself names are found
+# whatever the search_path is; others are names like any other.
+_COMPARED_AS = {
+    "number": "numeric",
+    "float": "double precision",
+    **{name: f"pg_catalog.{name}" for name in ("text", "uuid", "date")},
+}
+_PRUNED_AT_LEAST = 1000
+
+# JSON has as many digits of a float as this setting says, and the role may have set less than all.
+_ALL_DIGITS = LocalSettings(extra_float_digits="1")
+
+_LOCK = sql.SQL("SELECT pg_catalog.current_setting('transaction_isolation'), {}")
+
+
+def lock_tombstones_in_tx(connection: psycopg.Connection, table: TargetTable) -> None:
+    """
+    Wait until no other transaction writes only newer rows into ``table``.
+
+    :raises TargetError: SNAPSHOT_TOO_OLD, if statements of this transaction would not see what they have waited for.
+    """
+    row = connection.execute(_LOCK.format(turn_of_newer(table.oid)), prepare=False).fetchone()
+    if row is not None and row[0] != "read committed":
+        raise TargetError(
+            "SNAPSHOT_TOO_OLD",
+            f"onlyNewer is set, but transactions are {row[0]} here: they would not see a delete that was committed "
+            "while they waited for it, and an older change would bring the row back.",
+            NOTHING,
+            "Set default_transaction_isolation to 'read committed' for this role, or in url: "
+            "options=-cdefault_transaction_isolation=read\\ committed.",
+        )
+
+
+def refuse_unordered(changes: ChangeTable) -> None:
+    """:raises TargetError: ORDER_TYPE, if values of the order column cannot be compared with remembered ones."""
+    name = changes.upsert.newer_by
+    found = _base_type(changes, name) if name else ""
+    if found not in _ORDERED:
+        raise TargetError(
+            "ORDER_TYPE",
+            f"onlyNewer is set, and orderBy names column {name!r} of type {found}, which does not say what is newer.",
+            NOTHING,
+            "Use a number, a date, a timestamp, a text or a uuid.",
+        )
+
+
+def is_traceable(changes: ChangeTable) -> bool:
+    """Whether keys of this table can be remembered: equal keys have the same JSON, and others have not."""
+    comparisons = changes.upsert.comparisons
+    return all(
+        _base_type(changes, key.target) in _TRACEABLE
+        and (key.target not in comparisons or comparisons[key.target].is_by_value)
+        for key in changes.upsert.keys
+    )
+
+
+def refuse_untraceable(changes: ChangeTable) -> None:
+    """:raises TargetError: KEY_UNTRACEABLE."""
+    if not is_traceable(changes):
+        raise TargetError(
+            "KEY_UNTRACEABLE",
+            f"onlyNewer is set, and rows of {changes.target.qualified_name} are deleted; but its keys "
+            f"({', '.join(key.target for key in changes.upsert.keys)}) have a type or a collation by which different "
+            "values are equal, so that a delete cannot be remembered.",
+            NOTHING,
+            "Use keys of integers, numeric, text, varchar, uuid, dates or timestamps, with a deterministic collation; "
+            "or set deletes=ignore.",
+        )
+
+
+def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable, tombstones: Sequence[Tombstones]) -> int:
+    """Drop the changes that are older than the delete of their key; return how many."""
+    if not tombstones:
+        return 0
+    kind = identified(changes).order_kind
+    compared_as = sql.SQL(_COMPARED_AS.get(kind, kind))
+    # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
+    # through all changes for each of them. This finds each change's tombstone in the index.
+    statement = sql.SQL(
+        "DELETE FROM {} AS change WHERE ("
+        "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
+        "FROM pgonce.tombstones AS stone "
+        "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {}"
+        ") OPERATOR(pg_catalog.>) change.{}::{}"
+    )
+    passed_over = 0
+    for of in tombstones:
+        found = statement.format(
+            changes.name, compared_as, of.set_id, _key(changes, of.keys), _order(changes), compared_as
+        )
+        passed_over += connection.execute(found).rowcount
+    return passed_over
+
+
+def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent: sql.Composable) -> int:
+    """
+    Leave a tombstone for each delete whose row is ``absent``, for as many days as the user said; and drop old ones.
+
+    :return: how many deletes are remembered.
+    """
+    own_set, cursor = own_set_in_tx(connection, changes), connection.cursor()
+    until = sql.SQL(
+        "pg_catalog.statement_timestamp() OPERATOR(pg_catalog.+) pg_catalog.make_interval(days => {})"
+    ).format(changes.upsert.existing.tombstone_days)
+    _ALL_DIGITS.execute_in_tx(
+        cursor,
+        sql.SQL(
+            "INSERT INTO pgonce.tombstones AS stone (tombstone_set_id, key, order_value, deleted_at, expires_at) "
+            "SELECT {}, {}, pg_catalog.to_jsonb(change.{}), pg_catalog.statement_timestamp(), {} "
+            "FROM {} AS change WHERE change.{} AND {} "
+            "ON CONFLICT (tombstone_set_id, key) DO UPDATE SET order_value = EXCLUDED.order_value, "
+            "deleted_at = EXCLUDED.deleted_at, expires_at = GREATEST(stone.expires_at, EXCLUDED.expires_at)"
+        ).format(
+            own_set,
+            _key(changes, list(identified(changes).keys)),
+            _order(changes),
+            until,
+            changes.name,
+            DELETED,
+            absent,
+        ),
+    )
+    remembered = cursor.rowcount
+    if remembered:
+        connection.execute(
+            sql.SQL(
+                "UPDATE pgonce.tombstone_sets SET expires_at = GREATEST(expires_at, {}) "
+                "WHERE tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint"
+            ).format(until, own_set)
+        )
+        _prune_in_tx(connection, max(_PRUNED_AT_LEAST, 2 * remembered))
+    return remembered
+
+
+def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:
+    # Of any table, because the index has nothing but the time: with the table in it, Postgres could take it for looking
+    # keys up. Whoever writes to another table may hold its tombstones.
+    connection.execute(
+        sql.SQL(
+            "DELETE FROM pgonce.tombstones WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
+            "SELECT ctid FROM pgonce.tombstones WHERE expires_at OPERATOR(pg_catalog.<) pg_catalog.clock_timestamp() "
+            "LIMIT {} FOR UPDATE SKIP LOCKED))"
+        ).format(most)
+    )
+    # A set of a table that is gone is of no use, and nobody else can be using it.
+    connection.execute(
+        "DELETE FROM pgonce.tombstone_sets AS gone WHERE NOT EXISTS ("
+        "SELECT FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) gone.target)"
+    )
+
+
+def _key(changes: ChangeTable, keys: Sequence[str]) -> sql.Composable:
+    """The key of ``change`` as JSON, whatever the session's time zone, and without what does not count in it."""
+    values = []
+    for name in keys:
+        value = sql.SQL("change.{}").format(sql.Identifier(name))
+        base_type = _base_type(changes, name)
+        if base_type == "timestamp with time zone":
+            value = sql.SQL("pg_catalog.timezone('UTC', {})").format(value)
+        elif base_type in ("character", "bpchar"):
+            # As text it has no spaces at the end. JSON has them.
+            value = sql.SQL("{}::pg_catalog.text").format(value)
+        values.append(value)
+    return sql.SQL("pg_catalog.jsonb_build_array({})").format(sql.SQL(", ").join(values))
+
+
+def _order(changes: ChangeTable) -> sql.Identifier:
+    return sql.Identifier(changes.upsert.newer_by or "")
+
+
+def _base_type(changes: ChangeTable, name: str) -> str:
+    return next(column.base_type for column in changes.target.columns if column.column_name == name)

@@ -1,0 +1,163 @@
+"""
+Did a trigger, or row-level security, make something else of the batch's changes?
+
+Runs in the commit, after changes are applied. Invariant: a table without BEFORE triggers, and without a policy that is
+in force for this role, is not read again.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres import search_path
+
+from .by_index import execute_joined
+from .change_table import DELETED, ChangeTable
+
+# Bits 0 and 1 of tgtype: FOR EACH ROW, BEFORE.
+_HAS_ROW_TRIGGERS = sql.SQL("""
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_trigger AS t
+    WHERE (t.tgrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid OR t.tgrelid OPERATOR(pg_catalog.=) ANY (
+        ARRAY(SELECT p.relid::pg_catalog.oid FROM pg_catalog.pg_partition_tree({oid}) AS p)))
+    AND NOT t.tgisinternal AND t.tgenabled OPERATOR(pg_catalog.<>) 'D'::pg_catalog."char"
+    AND (t.tgtype::pg_catalog.int4 OPERATOR(pg_catalog.&) 3) OPERATOR(pg_catalog.=) 3
+)
+""")
+
+
+class Outcome:
+    """
+    What the table holds in the end, compared with what the changes of ``batch`` say.
+
+    :param before: the name of a table that does not exist yet.
+    """
+
+    def __init__(self, connection: psycopg.Connection, batch: ChangeTable, before: sql.Identifier) -> None:
+        self._connection = connection
+        self._batch = batch
+        self._before = before
+        row = connection.execute(_HAS_ROW_TRIGGERS.format(oid=batch.target.oid)).fetchone()
+        self._has_triggers = bool(row and row[0])
+
+    @property
+    def depends_on_updates(self) -> bool:
+        """Whether a trigger may leave out an update, which is seen only from the place of the row that was there."""
+        return self._has_triggers and self._batch.upsert.newer_by is None
+
+    def look_before_in_tx(self) -> None:
+        """Note the places of the rows that the batch is about to update, once they are locked."""
+        if not self.depends_on_updates:
+            return
+        look = sql.SQL(
+            "CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT change.ctid AS change_place, target.ctid AS place, "
+            "target.tableoid AS part FROM {} AS target JOIN {} AS change ON {} WHERE NOT change.{}"
+        ).format(self._before, self._batch.only_target, self._batch.name, self._batch.same_key(), DELETED)
+        execute_joined(self._connection, look, self._batch.upsert)
+
+    def refuse_another(self, passed_over: int) -> None:
+        """
+        Refuse the batch if the table does not hold what its changes say.
+
+        :param passed_over: how many changes left the stored row as it was.
+        :raises TargetError: TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
+        """
+        batch = self._batch
+        if not self._has_triggers and not batch.target.row_security:
+            return
+        others = self._count(_others(batch, has_triggers=self._has_triggers))
+        if self.depends_on_updates:
+            others += self._count(_left_out(batch, self._before))
+        if others and self._has_triggers:
+            or_policies = ", or row-level security," if batch.target.row_security else ""
+            raise TargetError(
+                "TRIGGER_CHANGED_ROWS",
+                f"A BEFORE trigger{or_policies} of {batch.target.qualified_name} made something else of {others} "
+                "changes of the batch: rows were left out, or have another key or another value of the orderBy column.",
+                NOTHING,
+                "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
+            )
+        if not self._has_triggers and not batch.upsert.newer_by and batch.upsert.existing.on_conflict != "ignore":
+            # Then no stored row is newer, so that each must give way.
+            others = max(others, passed_over)
+        if others:
+            raise TargetError(
+                "ROWS_NOT_WRITTEN",
+                f"Row-level security of {batch.target.qualified_name} kept {others} changes of the batch from their "
+                "rows: this role may not see them, or not change them.",
+                NOTHING,
+                "Give the role a policy by which it sees and changes all rows whose keys the changes have.",
+            )
+
+    def _count(self, question: sql.Composed) -> int:
+        # It names types and operators as our search_path finds them.
+        cursor = self._connection.cursor()
+        search_path.execute_in_tx(cursor, question)
+        row = cursor.fetchone()
+        return row[0] if row else 0
+
+
+def _left_out(batch: ChangeTable, before: sql.Identifier) -> sql.Composed:
+    """Counts the rows that are where they were, although their change has other values (a redundant update may go)."""
+    changed = batch.reduced_upsert.changed(batch.written)
+    differ: list[sql.Composable] = [
+        sql.SQL("NOT {}").format(same) if name not in batch.unread
+        else sql.SQL("NOT (change.{} OR {})").format(batch.unread[name], same)
+        for name in changed
+        for same in [_same(batch, name)]
+    ]  # fmt: skip
+    return sql.SQL(
+        "SELECT pg_catalog.count(*) FROM {} AS noted JOIN {} AS change ON change.ctid OPERATOR(pg_catalog.=) "
+        "noted.change_place JOIN {} AS target ON {} AND target.ctid OPERATOR(pg_catalog.=) noted.place "
+        "AND target.tableoid OPERATOR(pg_catalog.=) noted.part WHERE {}"
+    ).format(
+        before,
+        batch.name,
+        batch.only_target,
+        batch.same_key(),
+        sql.SQL(" OR ").join(differ) if differ else sql.SQL("false"),
+    )
+
+
+def _same(batch: ChangeTable, name: str) -> sql.Composable:
+    """Whether ``target`` holds the value of ``change``, as text, because a type need not have an equality."""
+    full_type = next(column.full_type for column in batch.written if column.target == name)
+    return sql.SQL("(target.{0}::pg_catalog.text IS NOT DISTINCT FROM change.{0}::{1}::pg_catalog.text)").format(
+        sql.Identifier(name), sql.SQL(full_type)
+    )
+
+
+def _others(batch: ChangeTable, *, has_triggers: bool) -> sql.Composed:
+    """Counts the writes that are not there, and the deleted rows that are; a stored row may be newer than either."""
+    newer_by = batch.upsert.newer_by
+    than = sql.SQL("change.{0} OPERATOR(pg_catalog.{1}) target.{0}")
+    as_new, newer = (than.format(sql.Identifier(newer_by or ""), sql.SQL(than_it)) for than_it in ("<=", "<"))
+    written = batch.exists(as_new if newer_by else _has_its_order(batch) if has_triggers else None)
+    # A row of the same order as the delete had to go.
+    left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(newer)) if newer_by else batch.exists()
+    if batch.changes is None or batch.changes.deletes == "ignore":
+        left = sql.SQL("false")
+    elif batch.changes.soft_column:
+        # Marking a row gives it the order of the delete.
+        marked = sql.SQL("target.{} IS NOT NULL AND target.{}::pg_catalog.text NOT IN ('f', 'false')").format(
+            *[sql.Identifier(batch.changes.soft_column)] * 2
+        )
+        left = sql.SQL("{} AND NOT {}").format(batch.exists(), batch.exists(as_new if newer_by else marked))
+    # A key that is written again has a row.
+    again = sql.SQL("EXISTS (SELECT FROM {} AS target WHERE NOT target.{} AND {})").format(
+        batch.name, DELETED, batch.same_key()
+    )
+    left = sql.SQL("{} AND NOT {}").format(left, again)
+    return sql.SQL(
+        "SELECT pg_catalog.count(*) FROM {} AS change WHERE CASE WHEN change.{} THEN {} ELSE NOT {} END"
+    ).format(batch.name, DELETED, left, written)
+
+
+def _has_its_order(batch: ChangeTable) -> sql.Composable | None:
+    """Whether ``target`` has the order of ``change``; None if a write does not give it to the row."""
+    order = batch.upsert.order_by
+    if order is None or order.target not in batch.reduced_upsert.changed(batch.written):
+        return None
+    return _same(batch, order.target)

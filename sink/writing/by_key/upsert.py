@@ -1,0 +1,239 @@
+"""
+How do gathered rows get into the target by key?
+
+Runs in the commit. Invariant: a large batch is a MERGE only if that leaves the rows that ``INSERT ... ON CONFLICT``
+would leave and nobody can tell which of the two it was, because only the batch's size decides.
+
+ON CONFLICT looks each row up in the index, inserts it on trial, and confirms that in the WAL; MERGE first joins all
+rows with the index (ADR 13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
+
+from ..checked_table import ColumnPlan
+from ..fitting.fit import Fit
+from ..refused_values import RELEASE, SAVEPOINT, note_doubled
+from ..statements import insert_statement, key_facts_statement, merge_statement
+from ..table.catalogue import TargetTable
+from .by_index import execute_by_index
+from .key_comparison import (
+    ComparedColumn,
+    compared_statement,
+    comparisons,
+    has_index_by_equality,
+    has_unique_index,
+)
+from .key_plan import ComparedUpsert, Upsert
+
+MERGED_ROWS = 50_000
+"""With fewer rows, the difference in speed does not matter."""
+
+_FIRST_VERSION = 150000
+
+# When both do the same to a table, as far as the catalogue tells, beside its indexes:
+# - Triggers see which of the two it was. If a row exists already, ON CONFLICT also checks the row that was proposed,
+#   with defaults for the columns that the batch does not bring: no such column may have a default, and there may be no
+#   CHECK and no EXCLUDE.
+# - ON CONFLICT refuses tables with any deferrable unique index, and reads all columns.
+# - At the higher isolation levels Postgres 17 lost another session's update in MERGE, without an error.
+_SAME_AS_ON_CONFLICT = """
+SELECT EXISTS (
+    SELECT FROM pg_class AS c
+    WHERE c.oid = {oid} AND c.relkind = 'r' AND current_setting('transaction_isolation') = 'read committed'
+    AND has_table_privilege(c.oid, 'SELECT')
+    AND NOT EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgrelid = c.oid AND NOT t.tgisinternal)
+    AND NOT EXISTS (SELECT FROM pg_constraint AS r WHERE r.conrelid = c.oid AND r.contype IN ('c', 'x'))
+    AND NOT EXISTS (SELECT FROM pg_index AS d WHERE d.indrelid = c.oid AND d.indisunique AND NOT d.indimmediate)
+    AND NOT EXISTS (
+        SELECT FROM pg_attribute AS a JOIN pg_type AS y ON y.oid = a.atttypid
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        AND a.attname::text <> ALL (ARRAY[{columns}]::text[])
+        AND (a.atthasdef OR a.attidentity <> '' OR y.typtype = 'd')
+    )
+)
+"""
+
+
+def upsert_in_tx(
+    connection: psycopg.Connection,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    table: TargetTable,
+    plan: Sequence[ColumnPlan],
+    upsert: Upsert,
+    row_count: int,
+) -> int:
+    """
+    Insert the wanted rows of ``source``, or update those with the same keys; return how many rows were written.
+
+    :raises TargetError: NULL_KEYS; DOUBLED_KEYS, if orderBy cannot choose.
+    :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
+    """
+    bounded = is_large(row_count) and _has_integer_first(table, upsert)
+    facts = key_facts_statement(source, wanted, upsert, bounded=bounded)
+    found, compared = compare_in_tx(connection, table, upsert, facts)
+    bounds = _checked_keys(found, upsert)
+    may_be_merged = is_large(row_count) and upsert.has_plain_keys
+    return write_by_key_in_tx(connection, source, wanted, table, plan, compared, bounds, may_be_merged=may_be_merged)
+
+
+def compare_in_tx(
+    connection: psycopg.Connection, table: TargetTable, upsert: Upsert, facts: sql.Composable
+) -> tuple[tuple[Any, ...] | None, ComparedUpsert]:
+    """
+    The answer to ``facts``, a question about the gathered rows, and the upsert as the target compares keys.
+
+    It sets the savepoint to which one goes back to look for a refused value.
+    """
+    cursor = connection.cursor()
+    # One round trip for all.
+    described = search_path.under_ours(compared_statement(table, upsert))
+    cursor.execute(sql.SQL("; ").join([SAVEPOINT, facts, described]), prepare=False)
+    cursor.nextset()
+    found = cursor.fetchone()
+    for _ in range(1 + ANSWERS_BEFORE):
+        cursor.nextset()
+    compared = [ComparedColumn(*row) for row in cursor.fetchall()]
+    by_column = comparisons(compared, upsert)
+    by_type_alone = not any(key.target in by_column for key in upsert.keys)
+    return found, ComparedUpsert(
+        upsert.keys,
+        upsert.order_by,
+        upsert.existing,
+        by_column,
+        has_index=has_unique_index(compared, upsert),
+        # MERGE finds rows by equality, ON CONFLICT by a unique index: it must be there, mean the same, and have the
+        # keys in their order, because a join goes through the rows in the order of the index.
+        by_equality=by_type_alone and has_index_by_equality(compared, upsert),
+    )
+
+
+def write_by_key_in_tx(
+    connection: psycopg.Connection,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    table: TargetTable,
+    plan: Sequence[ColumnPlan],
+    upsert: ComparedUpsert,
+    bounds: tuple[int, int] | None = None,
+    *,
+    may_be_merged: bool,
+) -> int:
+    """Insert the wanted rows of ``source`` or update those of their keys, by the faster of the two statements."""
+    if may_be_merged and upsert.by_equality and may_merge(connection, table, plan, upsert):
+        count = merged(connection, merge_statement(source, wanted, table, plan, upsert, bounds))
+        if count is not None:
+            connection.execute(RELEASE)
+            return count
+    try:
+        insert = insert_statement(source, wanted, table, plan, upsert)
+        return connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False).rowcount
+    except psycopg.errors.CardinalityViolation as error:
+        # A user's trigger may raise it too.
+        is_single = upsert.order_by is not None or upsert.is_one_each
+        if error.diag.source_function != "ExecOnConflictUpdate":
+            raise
+        if not is_single:
+            note_doubled(connection, error, source, wanted, upsert)
+            raise
+        raise _doubled_by_table(table, upsert) from None
+
+
+def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
+    return TargetError(
+        "DOUBLED_KEYS",
+        f"Two rows of the batch have the same key in {table.qualified_name}, though they differ in "
+        f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or the table has "
+        "several unique indexes on them that do not call the same keys equal.",
+        NOTHING,
+        "Change keys in Spark as the trigger does, so that orderBy can choose among them, or keep one of the indexes.",
+    )
+
+
+def _checked_keys(facts: tuple[Any, ...] | None, upsert: Upsert) -> tuple[int, int] | None:
+    """The first key's least and greatest value, where they were asked for."""
+    nulls, least, greatest = facts or (0, None, None)
+    if nulls:
+        raise null_keys(nulls, upsert)
+    return None if least is None else (least, greatest)
+
+
+def null_keys(count: int, upsert: Upsert) -> TargetError:
+    """The error for rows that lack a key: they conflict with nothing, so each replay would add them again."""
+    return TargetError(
+        "NULL_KEYS",
+        f"{count} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
+        NOTHING,
+        "Filter these rows out, or give them keys, before they are written.",
+    )
+
+
+def is_large(row_count: int) -> bool:
+    """Whether a batch of so many rows is worth a MERGE."""
+    return row_count >= MERGED_ROWS
+
+
+def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
+    """Whether nobody could tell MERGE from ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
+    if connection.info.server_version < _FIRST_VERSION or table.row_security:
+        return False
+    # ON CONFLICT also checks values of columns that no update sets.
+    if upsert.existing.on_conflict == "ignore" or upsert.existing.update_columns:
+        return False
+    # If a row exists and there is nothing to update, MERGE does not wait for a session that may be deleting the row.
+    if not upsert.changed(plan):
+        return False
+    columns = sql.SQL(", ").join(sql.Literal(column.target) for column in plan)
+    same = sql.SQL(_SAME_AS_ON_CONFLICT).format(oid=table.oid, columns=columns)
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, same)
+    row = cursor.fetchone()
+    return row is not None and row[0]
+
+
+def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
+    """Whether the first key is an integer in the rows and in the table, so that its bounds limit what is read."""
+    first = upsert.keys[0]
+    types = {column.column_name: column.base_type for column in table.columns}
+    return first.fitting.fit is Fit.EXACT and types[first.target] in ("smallint", "integer", "bigint")
+
+
+def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
+    """
+    Run ``merge``, and return how many rows it wrote.
+
+    None if nothing was done, because other statements are needed, or can tell better what is wrong. After any other
+    error the transaction has failed.
+    """
+    connection.execute("SAVEPOINT pgonce_merge")
+    try:
+        count = execute_by_index(connection, merge).rowcount
+    except _FOR_ON_CONFLICT:
+        connection.execute("ROLLBACK TO SAVEPOINT pgonce_merge")
+        return None
+    connection.execute("RELEASE SAVEPOINT pgonce_merge")
+    return count
+
+
+# Somebody else has inserted a key meanwhile; the batch has a key twice; or an extension's table does not support MERGE.
+# Three more because MERGE asks for all that it might do, even if this batch does not: the role lacks a privilege; the
+# table is published for updates or deletes and has no replica identity, or one that lacks a column of the publication's
+# row filter or column list.
+_FOR_ON_CONFLICT = (
+    psycopg.errors.IntegrityError,
+    psycopg.errors.CardinalityViolation,
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.ObjectNotInPrerequisiteState,
+    psycopg.errors.InvalidColumnReference,
+)

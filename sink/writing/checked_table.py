@@ -1,0 +1,285 @@
+"""
+What is the target table, and can a batch be published into it?
+
+Runs in the commit. Invariant: both transports and all ways in pass the same check, so that what is refused does
+not depend on how large a batch happened to be.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.qualified_name import qualified_name
+
+from ..encoding.encoded_types import EncodedColumn
+from ..options.destination import Destination
+from .evolution.alter import lock_with_new_columns
+from .evolution.new_columns import Change, alter_statement, left_out, without_extra
+from .fitting.fit import Fit, Fitting
+from .fitting.fit_column import fit_column
+from .table.catalogue import TargetColumn, TargetTable
+from .table.lock import lock_table
+from .table.missing_table import missing_table, refuse_missing_schema
+from .table.table_name import ResolvedName
+
+_log = logging.getLogger("pgonce")
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """How one encoded column gets into one table column, whose type is ``full_type`` (a domain's base type)."""
+
+    source: str
+    target: str
+    fitting: Fitting
+    full_type: str
+
+
+def check_table(table: TargetTable, destination: Destination) -> None:
+    """
+    Refuse a table that cannot hold rows durably, or that would do something else with them.
+
+    A function may have made a temporary table in its transaction, for a step in between.
+
+    :raises TargetError: saying what is wrong with it.
+    """
+    name = table.qualified_name
+    if table.kind not in ("r", "p"):
+        kinds = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
+        raise TargetError(
+            "TARGET_NOT_A_TABLE",
+            f"{name} is {kinds.get(table.kind, 'not a table')}, whose rows do not live in this database's "
+            "transactions.",
+            NOTHING,
+            "Write into an ordinary or partitioned table.",
+        )
+    if table.is_temporary:
+        _check_temporary(table, destination)
+    elif table.persistence != "p":
+        raise not_durable(name, f"ALTER TABLE {name} SET LOGGED.")
+    elif table.unsafe_partition:
+        raise not_durable(table.unsafe_partition)
+    if table.rules:
+        raise TargetError(
+            "TARGET_HAS_RULES",
+            f"{name} has rewrite rules. COPY ignores them and INSERT obeys them, so a batch's size would decide "
+            "whether they apply.",
+            NOTHING,
+            "Replace the rules with triggers, which both obey.",
+        )
+
+
+def _check_temporary(table: TargetTable, destination: Destination) -> None:
+    name = table.qualified_name
+    if not destination.may_be_temporary:
+        raise TargetError(
+            "TARGET_NOT_DURABLE",
+            f"{name} is a temporary table: it goes away with this session, while the ledger says that its rows are "
+            "there.",
+            NOTHING,
+            "Write into a permanent table, and name it with its schema. For a step in between, a transactional "
+            "function may create a temporary table and write into it (`pgonce explain writing`).",
+        )
+    changes = destination.changes
+    if changes and changes.deletes != "ignore" and destination.existing.only_newer:
+        raise TargetError(
+            "TARGET_NOT_DURABLE",
+            f"onlyNewer is set, so that deletes from {name} would be remembered for days; but it is a temporary table, "
+            "which goes away with this batch.",
+            NOTHING,
+            "Leave onlyNewer out here (orderBy picks the last change of each key), and set it where changes go into a "
+            "permanent table.",
+        )
+
+
+def not_durable(name: str, remedy: str | None = None) -> TargetError:
+    """The error for a table, or a partition, that a crash would empty."""
+    return TargetError(
+        "TARGET_NOT_DURABLE",
+        f"{name} is unlogged or foreign: a crash of Postgres would empty it (or leave it behind) while the ledger says "
+        "that its rows are there.",
+        NOTHING,
+        remedy or f"If it is unlogged, ALTER TABLE {name} SET LOGGED; if it is foreign, detach that partition.",
+    )
+
+
+def plan_columns(
+    table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
+) -> tuple[ColumnPlan, ...]:
+    """
+    How each encoded column gets into the table.
+
+    Names match exactly, or else without regard to case if only one column does. Columns that are about a change, and
+    not of the row, are left out if the table lacks them.
+
+    :raises TargetError: for columns that the table lacks, needs, generates itself, or cannot hold.
+    """
+    plans = []
+    # Rows that only delete bring keys, and no value goes into the table.
+    only_deletes = destination.changes is not None and destination.changes.all_delete
+    for column in encoded:
+        if column.name in destination.only_if_there and not table.columns_named(column.name):
+            continue
+        target = _find(table, column)
+        if target.always_generated and not only_deletes:
+            raise TargetError(
+                "COLUMN_GENERATED",
+                f"Column {target.column_name!r} of {table.qualified_name} is generated by Postgres, but the rows bring "
+                "a value for it.",
+                NOTHING,
+                f"Drop {column.name!r} from the DataFrame.",
+            )
+        fitting = fit_column(column, target)
+        if fitting.fit is Fit.REFUSED:
+            raise TargetError(
+                "TYPE_MISMATCH",
+                f"{table.qualified_name} cannot take the rows. {fitting.reason}",
+                NOTHING,
+                "Cast the column in Spark to a type that the table takes (`pgonce explain types`), or alter the table: "
+                f"{_altered(table, Change(target.column_name, column.ddl_type, target.full_type))} (Postgres may have "
+                "to rewrite it, and some pairs of types need USING).",
+            )
+        plans.append(ColumnPlan(column.name, target.column_name, fitting, target.full_type))
+    named = {plan.target for plan in plans}
+    set_by_us = {destination.changes.soft_column} if destination.changes else set()
+    if len(named) < len(plans):
+        raise TargetError(
+            "COLUMN_TWICE",
+            f"Two columns of the rows go into one column of {table.qualified_name}.",
+            NOTHING,
+            "Give the DataFrame's columns names that differ in more than their case.",
+        )
+    missing = [c.column_name for c in table.columns if c.required and c.column_name not in named | set_by_us]
+    if missing and not only_deletes:
+        raise TargetError(
+            "COLUMN_MISSING",
+            f"{table.qualified_name} needs values for {', '.join(missing)} (NOT NULL, no default), which the rows "
+            "lack.",
+            NOTHING,
+            "Add these columns to the DataFrame, or give them defaults in the table.",
+        )
+    return tuple(plans)
+
+
+def _find(table: TargetTable, column: EncodedColumn) -> TargetColumn:
+    found = table.columns_named(column.name)
+    if len(found) != 1:
+        several = ", but several that differ from it only in case." if found else "."
+        add = f": {_altered(table, Change(column.name, column.ddl_type))}, as schemaEvolution=addColumns would"
+        raise TargetError(
+            "COLUMN_UNKNOWN",
+            f"{table.qualified_name} has no column {column.name!r}{several}",
+            NOTHING,
+            f"Its columns are {', '.join(column.column_name for column in table.columns)}. Rename or drop "
+            f"{column.name!r} in the DataFrame, or add the column to the table{'' if found else add}.",
+        )
+    return found[0]
+
+
+def _altered(table: TargetTable, change: Change) -> str:
+    return alter_statement(table.identifier, [change]).as_string(None)
+
+
+def nested_key(name: str, column: EncodedColumn) -> TargetError:
+    """
+    The error for a key whose values would be compared as JSON.
+
+    JSON calls values equal that differ in Spark (the numbers 1 and 1.0), and nobody means such a primary key.
+    """
+    parts = [f"{column.name}.{field.name}" for field in getattr(column.data_type, "fields", ())]
+    columns = ", ".join(f'col("{part}").alias("{part.replace(".", "_")}")' for part in parts)
+    put_apart = (
+        f"Make columns of its fields in Spark, such as {columns}, and name those in keys instead."
+        if parts
+        else "Make columns of the values that tell rows apart in Spark, or one text of them, and name these in keys."
+    )
+    return TargetError(
+        "NESTED_KEY",
+        f"Column {column.name!r} is {column.spark_type} in Spark, and one of the keys of {name}; in Postgres it would "
+        "be JSON, which tells other values apart than Spark does.",
+        NOTHING,
+        f"{put_apart} (A struct can be a key if the table's column has a composite type.)",
+    )
+
+
+def refuse_nested_keys(name: str, encoded: Sequence[EncodedColumn], keys: Sequence[str]) -> None:
+    """:raises TargetError: NESTED_KEY, where a table that is to be created would have such a primary key."""
+    for column in encoded:
+        if column.name in keys and column.postgres_type == "jsonb":
+            raise nested_key(name, column)
+
+
+def create_table(
+    connection: psycopg.Connection, schema: str, name: str, encoded: Sequence[EncodedColumn], keys: Sequence[str]
+) -> None:
+    """
+    Create the table that fits the rows, with ``keys`` as its primary key.
+
+    :raises TargetError: NESTED_KEY.
+    """
+    refuse_nested_keys(qualified_name(schema, name), encoded, keys)
+    parts = [sql.SQL("{} {}").format(sql.Identifier(c.name), sql.SQL(c.ddl_type)) for c in encoded]
+    if keys:
+        parts.append(sql.SQL("PRIMARY KEY ({})").format(sql.SQL(", ").join(map(sql.Identifier, keys))))
+    create = sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})")
+    search_path.execute_in_tx(
+        connection.cursor(), create.format(sql.Identifier(schema, name), sql.SQL(", ").join(parts))
+    )
+
+
+# The tables of this process, and what it has said of them.
+_said: set[tuple[int, str]] = set()
+
+
+def _say_once(table: TargetTable, sentence: str) -> None:
+    if (table.oid, sentence) not in _said:
+        _said.add((table.oid, sentence))
+        _log.warning("%s", sentence)
+
+
+def target_for(
+    connection: psycopg.Connection,
+    destination: Destination,
+    encoded: Sequence[EncodedColumn],
+    found: ResolvedName | None = None,
+    gather: Callable[[], object] = lambda: None,
+    too_narrow: Collection[str] = (),
+) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
+    """
+    The checked target of a batch, locked, and the plan of its columns; creates or alters it if the user asked for that.
+
+    :param found: what is known about the table's name in this transaction.
+    :param gather: brings the rows to Postgres, so that a table that is altered need not be locked meanwhile.
+    :param too_narrow: columns of the rows with values that the table's columns refuse.
+    :raises TargetError: if the table is missing or unfit, or does not take these columns.
+    """
+
+    def lock(found: ResolvedName | None) -> tuple[ResolvedName, TargetTable | None]:
+        if destination.schema_evolution == "addColumns":
+            return lock_with_new_columns(connection, destination, encoded, found, gather, too_narrow)
+        return lock_table(connection, destination.table, found)
+
+    found, table = lock(found)
+    if table is None:
+        refuse_missing_schema(connection, found.schema)
+    if table is None and destination.create_table:
+        # The order is among them, as in an upsert of any other new table.
+        of_rows = [column for column in encoded if column.name not in destination.not_of_the_row]
+        create_table(connection, found.schema, found.name, of_rows, destination.keys)
+        found, table = lock(None)
+    if table is None:
+        raise missing_table(connection, found)
+    check_table(table, destination)
+    written = without_extra(table, encoded, destination)
+    plan = plan_columns(table, written, destination)
+    if extra := left_out(encoded, written, table):
+        _say_once(table, extra)
+        table = replace(table, note=extra)
+    return table, plan

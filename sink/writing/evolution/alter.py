@@ -1,0 +1,157 @@
+"""
+How is a table altered for a batch, with nobody kept waiting longer than must be?
+
+Runs in the commit, before any row is written to the table. Invariant: what is done here is done or undone with the
+batch, because it is in its transaction. The lock that keeps readers out is asked for only while no weaker lock of this
+look is held (two sessions that both want to strengthen one would wait for each other), only for a short time, and only
+once the batch's rows are at hand.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.lock_watch import WHO, HeldByOthersError
+
+from ...encoding.encoded_types import EncodedColumn
+from ...options.destination import Destination
+from ..table.catalogue import TargetTable
+from ..table.lock import lock_table
+from ..table.table_name import ResolvedName
+from .new_columns import Change, alter_statement, changes_for, not_altered
+from .obstacles import refuse_what_stands_in_the_way
+
+_log = logging.getLogger("pgonce")
+
+_LOOK = "SAVEPOINT pgonce_look"
+_KEEP = "RELEASE SAVEPOINT pgonce_look"
+# This gives up the lock that the look has taken.
+_BACK = "ROLLBACK TO SAVEPOINT pgonce_look; RELEASE SAVEPOINT pgonce_look"
+
+# While this lock is waited for, everybody else who wants the table waits behind it. So it is asked for again and again,
+# each time for a moment longer than after which Postgres ends an autovacuum that is in the way (deadlock_timeout).
+_BEYOND_DEADLOCK_TIMEOUT_SECONDS = 1.0
+_PAUSE_SECONDS = (0.5, 1.5)
+
+# In milliseconds.
+_TIMEOUTS = """
+SELECT max(s.setting::int) FILTER (WHERE s.name = 'lock_timeout'),
+       max(s.setting::int) FILTER (WHERE s.name = 'deadlock_timeout') FROM pg_settings AS s
+"""
+
+
+def lock_with_new_columns(
+    connection: psycopg.Connection,
+    destination: Destination,
+    encoded: Sequence[EncodedColumn],
+    found: ResolvedName | None,
+    gather: Callable[[], object],
+    too_narrow: Collection[str] = (),
+) -> tuple[ResolvedName, TargetTable | None]:
+    """
+    Like :func:`lock_table`, once the table has been altered so that it takes the rows.
+
+    :param gather: brings the rows to Postgres; called before a lock is taken that keeps readers waiting.
+    :raises TargetError: TARGET_NOT_ALTERED.
+    :raises psycopg.errors.LockNotAvailable: saying who holds the lock.
+    """
+    while True:
+        connection.execute(_LOOK)
+        found, table = lock_table(connection, destination.table, found)
+        changes = changes_for(table, encoded, destination, too_narrow) if table else ()
+        if table is None or not changes:
+            connection.execute(_KEEP)
+            return found, table
+        refuse_what_stands_in_the_way(connection, table, changes)
+        connection.execute(_BACK, prepare=False)
+        gather()
+        connection.execute(_LOOK)
+        _lock_out_others(connection, table, changes)
+        found, now = lock_table(connection, destination.table)
+        changes = changes_for(now, encoded, destination, too_narrow) if now else ()
+        if now is not None and now.oid == table.oid and changes:
+            refuse_what_stands_in_the_way(connection, now, changes)
+            _alter(connection, now, changes)
+            found, altered = lock_table(connection, destination.table)
+            connection.execute(_KEEP)
+            done = f"{now.qualified_name}: {'; '.join(map(str, changes))}."
+            _log.warning("%s", done)
+            return found, replace(altered, note=done) if altered else None
+        # Somebody else has done it meanwhile, or the name means another table now.
+        connection.execute(_BACK, prepare=False)
+
+
+def _lock_out_others(connection: psycopg.Connection, table: TargetTable, changes: Sequence[Change]) -> None:
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, sql.SQL(_TIMEOUTS))
+    lock_timeout, deadlock_timeout = cursor.fetchone() or (0, 1000)
+    patience = (lock_timeout or 30_000) / 1000
+    moment = min(patience, deadlock_timeout / 1000 + _BEYOND_DEADLOCK_TIMEOUT_SECONDS)
+    lock = sql.SQL(
+        "SAVEPOINT pgonce_lock; SET LOCAL lock_timeout = {}; LOCK TABLE {} IN ACCESS EXCLUSIVE MODE; "
+        "SET LOCAL lock_timeout = {}; RELEASE SAVEPOINT pgonce_lock"
+    ).format(int(moment * 1000), table.identifier, lock_timeout)
+    began = time.monotonic()
+    while True:
+        try:
+            connection.execute(lock, prepare=False)
+        except psycopg.errors.LockNotAvailable:
+            connection.execute("ROLLBACK TO SAVEPOINT pgonce_lock; RELEASE SAVEPOINT pgonce_lock", prepare=False)
+            holders = _holders(connection, table)
+            waited = time.monotonic() - began
+            if waited + moment > patience:
+                raise HeldByOthersError(
+                    f"{table.qualified_name} could not be altered for new columns within {waited:.0f} s, because "
+                    f"others use it: {holders}",
+                    holders,
+                ) from None
+            _log.warning("%s is to be altered for new columns, and is in use: %s", table.qualified_name, holders)
+            time.sleep(random.uniform(*_PAUSE_SECONDS))  # noqa: S311 (so that two queries do not meet again)
+        except psycopg.errors.InsufficientPrivilege as error:
+            # The owner may alter the table even without a privilege on it.
+            raise not_altered(table, changes, f"Postgres says: {error.diag.message_primary}") from error
+        else:
+            return
+
+
+def _alter(connection: psycopg.Connection, table: TargetTable, changes: Sequence[Change]) -> None:
+    try:
+        search_path.execute_in_tx(connection.cursor(), alter_statement(table.identifier, changes))
+    except psycopg.errors.ObjectInUse as error:
+        # A function has written to the table.
+        reason = (
+            "this transaction has used the table before, and its deferred constraints or triggers wait for COMMIT, or "
+            f"a cursor is open (Postgres says: {error.diag.message_primary}). Write the frame that brings the column "
+            "first, or check the constraints at once with SET CONSTRAINTS <their names> IMMEDIATE"
+        )
+        raise not_altered(table, changes, reason) from error
+    except psycopg.Error as error:
+        # Syntax and access, what depends on it, what Postgres cannot do: none of these passes by itself.
+        if (error.sqlstate or "")[:2] not in ("0A", "2B", "42"):
+            raise
+        raise not_altered(table, changes, f"Postgres says: {error.diag.message_primary}") from error
+
+
+_HOLDERS = f"""
+WITH RECURSIVE tree AS (
+    SELECT {{oid}}::oid AS relid UNION SELECT i.inhrelid FROM pg_inherits AS i JOIN tree AS t ON t.relid = i.inhparent
+)
+SELECT DISTINCT {WHO}
+FROM pg_locks AS l JOIN tree AS t ON t.relid = l.relation JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE l.locktype = 'relation' AND l.granted AND l.pid <> pg_backend_pid()
+AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+"""
+
+
+def _holders(connection: psycopg.Connection, table: TargetTable) -> str:
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, sql.SQL(_HOLDERS).format(oid=table.oid))
+    return "; ".join(row[0] for row in cursor.fetchall()) or "it has become free since"

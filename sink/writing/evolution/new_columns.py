@@ -1,0 +1,169 @@
+"""
+What must be altered about a table so that it takes columns that it lacks, or for which it is too narrow?
+
+Pure; runs before Spark's job and in the commit. Invariant: a table is altered only where its batch would be refused
+otherwise, and only in ways in which Postgres does not rewrite it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+
+from ...encoding.encoded_types import EncodedColumn
+from ...options.destination import BY_KEY, Destination
+from ..fitting.fit import Fit
+from ..fitting.fit_column import fit_column
+from ..table.catalogue import TargetColumn, TargetTable
+from .widening import wider_type
+
+_SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
+
+
+@dataclass(frozen=True)
+class Change:
+    """A column that is added, or one that gets a wider type, where ``before`` is the type that it has."""
+
+    column: str
+    new_type: str
+    before: str | None = None
+
+    @property
+    def clause(self) -> sql.Composed:
+        """The part of ALTER TABLE that makes it."""
+        clause = sql.SQL("ALTER COLUMN {} TYPE {}" if self.before else "ADD COLUMN {} {}")
+        return clause.format(sql.Identifier(self.column), sql.SQL(self.new_type))
+
+    def __str__(self) -> str:
+        what = f"has become {self.new_type} (it was {self.before})" if self.before else f"{self.new_type} was added"
+        return f"column {self.column} {what}"
+
+
+def changes_for(
+    table: TargetTable,
+    encoded: Sequence[EncodedColumn],
+    destination: Destination,
+    too_narrow: Collection[str] = (),
+) -> tuple[Change, ...]:
+    """
+    The changes after which the table takes the rows, as far as Postgres makes them without rewriting it.
+
+    :param too_narrow: columns of the rows in which there are values that the table's columns of today refuse.
+    :raises TargetError: TARGET_NOT_ALTERED, for a column that cannot be added.
+    """
+    if destination.schema_evolution != "addColumns" or table.kind not in ("r", "p"):
+        return ()
+    changes = []
+    for column in encoded:
+        found = table.columns_named(column.name)
+        if not found and column.name not in destination.only_if_there:
+            changes.append(Change(column.name, column.ddl_type))
+        elif len(found) == 1:
+            (target,) = found
+            is_refused = fit_column(column, target).fit is Fit.REFUSED
+            wider = wider_type(target, column) if is_refused or column.name in too_narrow else None
+            if wider:
+                changes.append(Change(target.column_name, wider, target.full_type))
+    for change in changes:
+        if change.before is None and _is_key(change.column, destination):
+            reason = f"a column that it lacks ({change.column}) is one of the keys, and needs a unique index, too"
+            raise not_altered(table, [change], reason)
+        if change.before is None and change.column in _SYSTEM_COLUMNS:
+            reason = f"Postgres has a column of its own in every table that is called {change.column}"
+            raise not_altered(table, [change], reason)
+    return tuple(changes)
+
+
+def as_altered(table: TargetTable, changes: Sequence[Change]) -> TargetTable:
+    """The table as it will be, as far as fitting the rows goes."""
+    new_types = {change.column: change.new_type for change in changes if change.before}
+    kept = [
+        replace(column, base_type=_base(new_types[column.column_name]), full_type=new_types[column.column_name])
+        if column.column_name in new_types
+        else column
+        for column in table.columns
+    ]
+    added = [
+        TargetColumn(
+            column_name=change.column,
+            base_type=_base(change.new_type),
+            full_type=change.new_type,
+            type_oid=0,
+            typmod=-1,
+            required=False,
+            always_generated=False,
+            primary_key=None,
+        )
+        for change in changes
+        if not change.before
+    ]
+    return replace(table, columns=(*kept, *added))
+
+
+def _base(full_type: str) -> str:
+    return re.sub(r"\([-\d, ]+\)", "", full_type)
+
+
+def without_extra(
+    table: TargetTable, encoded: Sequence[EncodedColumn], destination: Destination
+) -> tuple[EncodedColumn, ...]:
+    """
+    With ``ignoreExtra``, the columns that the table has; otherwise all of them.
+
+    Keys are never left out, because without one of them other rows would be meant, nor is the column of ``onlyNewer``.
+    """
+    if destination.schema_evolution != "ignoreExtra":
+        return tuple(encoded)
+    kept = tuple(
+        column
+        for column in encoded
+        if table.columns_named(column.name)
+        or _is_key(column.name, destination)
+        or column.name in destination.only_if_there
+        or column.name == destination.order_column
+    )
+    # If nothing is left, the error names a column.
+    return kept or tuple(encoded)
+
+
+def left_out(encoded: Sequence[EncodedColumn], kept: Sequence[EncodedColumn], table: TargetTable) -> str:
+    """A sentence on the columns that are not written; empty if all are."""
+    kept_names = {column.name for column in kept}
+    names = [column.name for column in encoded if column.name not in kept_names]
+    columns = f"columns {', '.join(names)}" if len(names) > 1 else f"column {', '.join(names)}"
+    return (
+        f"{table.qualified_name} lacks {columns} of the rows, left out by schemaEvolution=ignoreExtra." if names else ""
+    )
+
+
+def _is_key(name: str, destination: Destination) -> bool:
+    return destination.mode in BY_KEY and name.lower() in {key.lower() for key in destination.keys}
+
+
+def alter_statement(table: sql.Composable, changes: Sequence[Change]) -> sql.Composed:
+    """The one ALTER TABLE that makes all changes."""
+    return sql.SQL("ALTER TABLE {} {}").format(table, sql.SQL(", ").join(change.clause for change in changes))
+
+
+def not_altered(
+    table: TargetTable, changes: Sequence[Change], reason: str, *, altered: str | None = None
+) -> TargetError:
+    """
+    The error for changes that cannot be made, with the statement that makes them.
+
+    :param altered: the table to alter, as SQL names it, if it is another one.
+    """
+    statement = alter_statement(sql.SQL(altered) if altered else table.identifier, changes).as_string(None)
+    return TargetError(
+        "TARGET_NOT_ALTERED",
+        f"{table.qualified_name} does not take the rows as it is, and schemaEvolution=addColumns cannot alter it: "
+        f"{reason}.",
+        NOTHING,
+        f"Have this done, after what stands in its way is removed: {statement}; then start the query again. Or rename, "
+        "cast or drop the column in Spark.",
+    )

@@ -1,0 +1,117 @@
+"""
+May this query's first batch be recorded, as far as the ledger can tell before a row is computed?
+
+Runs in the planner's worker, in the foreachBatch function, and where a batch job is planned. Invariant: it proves
+nothing for the commit, which decides again under its locks; it takes no lock, writes nothing and leaves no session; and
+what cannot be told now is left to the commit.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import psycopg
+import sqlalchemy.exc
+from sqlalchemy import Connection
+
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import NamedSink
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError
+from pgonce.offsets_store.ledger.lock import unknown_writer_in_tx
+from pgonce.offsets_store.ledger.migrations import require_ledger
+from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
+from pgonce.offsets_store.postgres.connect import driver_connection, lone
+from pgonce.offsets_store.preflight.places import may_create
+from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, missing_on_ledger
+from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
+from pgonce.offsets_store.verdict.refused_batch import refusal
+
+from ..options.destination import Destination
+from ..options.routes import Routes
+from .first_look import CONNECT_SECONDS
+from .routes.listed_tables import listed_tables
+from .table.table_name import resolve_table
+
+_log = logging.getLogger("pgonce")
+
+_LOCK_SECONDS = 1.0
+
+
+def refuse_first_batch(
+    settings: CommitSettings, batch: PlannedBatch | None, sink_name: str | None, where: Destination | Routes | None
+) -> None:
+    """
+    Refuse batch 0 of a query where the ledger shows a rival, or the role may not write the ledger.
+
+    :param batch: None for a batch job, which has no rivals. A batch that is not a query's first passes.
+    :param where: None where the tables are known only when they are written to.
+    :raises LedgerError: LEDGER_NOT_PERMITTED.
+    :raises RefusedBatch: as the commit would.
+    :raises TargetError: as the commit would, for a table's name.
+    """
+    if batch is not None and batch.batch_id > 0:
+        return
+    try:
+        with lone(settings.url, connect_timeout=CONNECT_SECONDS) as connection:
+            driver = driver_connection(connection)
+            driver.read_only, driver.deferrable = True, False
+            named = _named(driver, sink_name, where)
+            enter_in_tx(driver, _LOCK_SECONDS)
+            driver.execute("SET LOCAL statement_timeout = '5s'")
+            if _may_be_recorded(driver, OF_ANY_BATCH if batch else OF_ANY_JOB) and batch is not None:
+                _refuse_rivals(connection, settings, batch.into(named.name, named.tables))
+            driver.rollback()
+    except ConnectError as error:
+        _log.info("the commit will look at the ledger: %s", error)
+    except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
+        _log.info("the commit will look at the ledger: %s", type(error).__name__)
+
+
+def _named(connection: psycopg.Connection, sink_name: str | None, where: Destination | Routes | None) -> NamedSink:
+    """As :func:`~pgonce.sink.writing.routes.publication.publication_into` names the sink."""
+    if where is None:
+        return NamedSink(sink_name or "")
+    if isinstance(where, Routes):
+        tables = {table.qualified_name: table.oid for table in listed_tables(connection, where).values()}
+        return NamedSink(sink_name or where.sink_name, tables)
+    found = resolve_table(connection, where.table)
+    return NamedSink(sink_name or found.qualified_name, {found.qualified_name: found.oid})
+
+
+def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -> bool:
+    """Whether there is a ledger to read; :raises LedgerError: if the role can neither write it nor create one."""
+    try:
+        require_ledger(connection)
+    except LedgerError as error:
+        if error.code == "NO_LEDGER" and not any(may_create(connection)):
+            raise _not_permitted(f"create the schema {SCHEMA}, which is not there yet") from None
+        # The commit will create it, bring it up to date, or say why it cannot.
+        return False
+    if missing := missing_on_ledger(connection, needed):
+        raise _not_permitted(f"record a batch: it lacks {listed(missing)}")
+    return True
+
+
+def _not_permitted(what: str) -> LedgerError:
+    return LedgerError(
+        "LEDGER_NOT_PERMITTED",
+        f"The role may not {what}.",
+        NOTHING,
+        "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`).",
+    )
+
+
+def _refuse_rivals(connection: Connection, settings: CommitSettings, batch: Batch) -> None:
+    remedies = settings.remedies
+    ledger = unknown_writer_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+    if ledger is None:
+        return
+    if batch.span is None and stored_positions(ledger, remedies) is not None:
+        # The rows may carry positions, which tell which of them the replaced query has stored.
+        return
+    verdict = decide(ledger, batch, remedies)
+    if verdict not in PUBLISH | SKIP:
+        raise refusal(verdict, ledger, batch, remedies)

@@ -1,0 +1,188 @@
+"""
+Can this table take these rows, as far as Postgres can tell before any of them is computed?
+
+Runs in the planner's worker and in the foreachBatch function, before Spark's job. Invariant: it proves nothing for the
+commit, which looks again; it takes no lock that anybody waits for, writes nothing and leaves no session; and what
+Postgres cannot tell now is left to the commit, which waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Hashable, Sequence
+
+import psycopg
+
+from pgonce.offsets_store.errors import ConnectError, PgonceError
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.postgres.refused_rows import target_error
+
+from ..encoding.encoded_types import EncodedColumn
+from ..options.destination import DEAD_LETTERS, DeadLetters, Destination
+from ..options.routes import Routes
+from .bad_rows.letters import checked_letters_table
+from .by_key.delete_actions import refuse_actions_between
+from .by_key.key_plan import plan_upsert
+from .checked_table import check_table, plan_columns, refuse_nested_keys
+from .evolution.new_columns import as_altered, changes_for, without_extra
+from .evolution.obstacles import refuse_what_stands_in_the_way
+from .privileges import refuse_missing_privileges
+from .routes.listed_tables import refuse_doubled
+from .table.catalogue import TargetTable, look_up_table
+from .table.missing_table import missing_table, refuse_missing_schema
+from .table.table_name import ResolvedName, resolve_tables
+
+_log = logging.getLogger("pgonce")
+
+CONNECT_SECONDS = 5
+"""Spark waits for a look before the rows, so it must be short."""
+_WHEN_MADE_SECONDS = 10
+_BOUNDS = (
+    "SELECT pg_catalog.set_config('statement_timeout', '5s', true), pg_catalog.set_config('lock_timeout', '1s', true)"
+)
+
+
+# What this process has already seen to fit. A look proves nothing for later, so one is enough.
+_seen_to_fit: set[tuple[Hashable, Destination | Routes, tuple[EncodedColumn, ...]]] = set()
+
+
+def look_once(
+    query: Hashable,
+    url: str,
+    where: Destination | Routes,
+    columns: tuple[EncodedColumn, ...],
+    *,
+    at_the_door: bool = True,
+) -> None:
+    """
+    Refuse a table that is missing or unfit; once for each ``query``, table (or list of tables) and frame.
+
+    :param at_the_door: whether an error at login is raised here, and not left to the commit.
+    :raises ConfigurationError: BAD_URL.
+    :raises ConnectError: CONNECT_REFUSED.
+    :raises TargetError: as the commit would.
+    """
+    if (query, where, columns) in _seen_to_fit:
+        return
+    try:
+        with connect(url, connect_timeout=CONNECT_SECONDS) as connection:
+            connection.read_only = True
+            # Where the role's transactions are serializable and deferrable, this one would wait for others.
+            connection.deferrable = False
+            connection.execute(_BOUNDS)
+            if isinstance(where, Routes):
+                _look_at_all(connection, where, columns)
+            else:
+                look_at_table(connection, where, columns)
+            connection.rollback()
+    except ConnectError as error:
+        if at_the_door and not error.may_pass:
+            raise
+        _log.info("the commit will look at the target: %s", error)
+    except psycopg.errors.InsufficientPrivilege as error:
+        # The table cannot even be looked up, so no batch can be written into it.
+        raise target_error(error) from None
+    except psycopg.Error as error:
+        _log.info("the commit will look at the target: SQLSTATE %s", error.sqlstate)
+    else:
+        _seen_to_fit.add((query, where, columns))
+
+
+def look_when_made(url: str, where: Destination | Routes) -> None:
+    """
+    Refuse a table that is missing or cannot be written into, before there is a frame, and so before a query starts.
+
+    A server that does not answer soon, or a login that is refused, is left to the first batch.
+
+    :raises TargetError: as the commit would, for the table alone.
+    """
+    refused: list[PgonceError] = []
+
+    def look() -> None:
+        try:
+            _look_without_columns(url, where)
+        except (ConnectError, psycopg.Error) as error:
+            _log.info("the first batch will look at the target: %s", type(error).__name__)
+        except PgonceError as error:
+            refused.append(error)
+
+    # In a thread, because nothing bounds how long the name of a host is looked up, or a password is asked for.
+    looking = threading.Thread(target=look, daemon=True, name="pgonce looks at a table")
+    looking.start()
+    looking.join(_WHEN_MADE_SECONDS)
+    if refused:
+        raise refused[0]
+
+
+def _look_without_columns(url: str, where: Destination | Routes) -> None:
+    each = [route.destination for route in where] if isinstance(where, Routes) else [where]
+    with connect(url, connect_timeout=CONNECT_SECONDS) as connection:
+        connection.read_only, connection.deferrable = True, False
+        connection.execute(_BOUNDS)
+        if isinstance(where, Routes):
+            refuse_doubled(where, resolve_tables(connection, [destination.table for destination in each]))
+        for destination in each:
+            _found(connection, destination)
+        connection.rollback()
+
+
+def _found(connection: psycopg.Connection, destination: Destination) -> tuple[ResolvedName, TargetTable | None]:
+    """
+    The table's name, and the table, which can be written into; None where it is to be created.
+
+    :raises TargetError: where it is missing, or no such table.
+    """
+    _look_at_letters(connection, destination.dead_letters)
+    found, table = look_up_table(connection, destination.table)
+    if table is not None:
+        check_table(table, destination)
+        return found, table
+    refuse_missing_schema(connection, found.schema)
+    if not destination.create_table:
+        raise missing_table(connection, found)
+    return found, None
+
+
+def _look_at_all(connection: psycopg.Connection, routes: Routes, columns: Sequence[EncodedColumn]) -> None:
+    refuse_doubled(routes, resolve_tables(connection, [route.destination.table for route in routes]))
+    _look_at_letters(connection, routes.dead_letters)
+    seen = [
+        (look_at_table(connection, route.destination, route.written(columns)), route.destination) for route in routes
+    ]
+    refuse_actions_between([(table, destination.changes) for table, destination in seen if table is not None])
+
+
+def _look_at_letters(connection: psycopg.Connection, letters: DeadLetters | None) -> None:
+    # The ledger's own may be there only when the first batch is committed.
+    if letters and letters.table != DEAD_LETTERS:
+        checked_letters_table(*look_up_table(connection, letters.table))
+
+
+def look_at_table(
+    connection: psycopg.Connection,
+    destination: Destination,
+    columns: Sequence[EncodedColumn],
+    *,
+    of_this_role: bool = True,
+) -> TargetTable | None:
+    """
+    Refuse a table that cannot take rows of these columns, under the user's search_path.
+
+    :param of_this_role: whether the session has the role that will write, so that its privileges count.
+    :return: the table as it will be; None if it is to be created.
+    :raises TargetError: as the commit would.
+    """
+    found, table = _found(connection, destination)
+    if table is None:
+        refuse_nested_keys(found.qualified_name, columns, destination.keys)
+        return None
+    changes = changes_for(table, columns, destination)
+    if changes:
+        refuse_what_stands_in_the_way(connection, table, changes)
+    table = as_altered(table, changes)
+    plan = plan_columns(table, without_extra(table, columns, destination), destination)
+    upsert = plan_upsert(destination, plan, table, columns)
+    if of_this_role:
+        refuse_missing_privileges(connection, table, plan, upsert, destination)
+    return table

@@ -1,0 +1,215 @@
+"""
+The SQL that moves gathered rows into the target: append, upsert, complete.
+
+Pure; runs in the commit. Invariant: identifiers are composed, never formatted, and an upsert either has one row for
+each key or is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from psycopg import sql
+
+from ..options.by_key import Changes
+from .by_key.key_plan import ComparedUpsert, Upsert
+from .checked_table import ColumnPlan
+from .table.catalogue import TargetTable
+
+
+def insert_statement(
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    table: TargetTable,
+    plan: Sequence[ColumnPlan],
+    upsert: ComparedUpsert | None = None,
+) -> sql.Composed:
+    """``INSERT ... SELECT`` of the wanted rows of ``source``, by key if ``upsert`` is given."""
+    # Under another name, because a table may be called excluded.
+    return sql.SQL("INSERT INTO {} AS target ({}) {}{}").format(
+        table.identifier,
+        _names(column.target for column in plan),
+        selected(source, wanted, plan, upsert),
+        sql.SQL("") if upsert is None else _on_conflict(upsert, plan),
+    )
+
+
+def merge_statement(
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    table: TargetTable,
+    plan: Sequence[ColumnPlan],
+    upsert: ComparedUpsert,
+    bounds: tuple[int, int] | None,
+) -> sql.Composed:
+    """
+    ``MERGE`` of the wanted rows of ``source`` by key; there must be columns that are not keys.
+
+    :param bounds: least and greatest value of the first key, both inclusive: the index need not be read beyond.
+    """
+    same = sql.SQL("target.{0} OPERATOR(pg_catalog.=) source.{0}")
+    conditions: list[sql.Composable] = [same.format(sql.Identifier(key.target)) for key in upsert.keys]
+    if bounds is not None:
+        first = sql.Identifier(upsert.keys[0].target)
+        least, greatest = map(sql.Literal, bounds)
+        conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.>=) {}").format(first, least))
+        conditions.append(sql.SQL("target.{} OPERATOR(pg_catalog.<=) {}").format(first, greatest))
+    assignments = (sql.SQL("{0} = source.{0}").format(sql.Identifier(name)) for name in upsert.changed(plan))
+    # ONLY, because ON CONFLICT does not look into tables that inherit either.
+    return sql.SQL(
+        "MERGE INTO ONLY {} AS target USING ({}) AS source ON {} WHEN MATCHED{} THEN UPDATE SET {} "
+        "WHEN NOT MATCHED THEN INSERT ({}) VALUES ({})"
+    ).format(
+        table.identifier,
+        selected(source, wanted, plan, upsert),
+        sql.SQL(" AND ").join(conditions),
+        sql.SQL(" AND {}").format(not_older(upsert, "source")) if upsert.newer_by else sql.SQL(""),
+        sql.SQL(", ").join(assignments),
+        _names(column.target for column in plan),
+        sql.SQL(", ").join(sql.SQL("source.{}").format(sql.Identifier(column.target)) for column in plan),
+    )
+
+
+def key_facts_statement(
+    source: sql.Identifier, wanted: sql.Composable, upsert: Upsert, *, bounded: bool
+) -> sql.Composed:
+    """
+    How many of the wanted rows have NULL in a key; if ``bounded``, also the first key's least and greatest value.
+
+    Rows with NULL in a key conflict with nothing, so each replay would add another.
+    """
+    is_null = sql.SQL(" OR ").join(sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in upsert.keys)
+    bounds = sql.SQL("pg_catalog.min({0}), pg_catalog.max({0})" if bounded else "NULL, NULL").format(
+        sql.Identifier(upsert.keys[0].source)
+    )
+    return sql.SQL("SELECT pg_catalog.count(*) FILTER (WHERE {}), {} FROM {} WHERE {}").format(
+        is_null, bounds, source, wanted
+    )
+
+
+def doubled_key_statement(source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert) -> sql.Composed:
+    """A key that several of the wanted rows have: how many do, and its values as texts; no row if all differ."""
+    texts = (
+        sql.SQL('pg_catalog.min({}::pg_catalog.text COLLATE pg_catalog."C")').format(sql.Identifier(key.source))
+        for key in upsert.keys
+    )
+    return sql.SQL(
+        "SELECT pg_catalog.count(*), {} FROM {} WHERE {} GROUP BY {} "
+        "HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1 LIMIT 1"
+    ).format(
+        sql.SQL(", ").join(texts),
+        source,
+        wanted,
+        sql.SQL(", ").join(value_as_assigned(key, upsert) for key in upsert.keys),
+    )
+
+
+def selected(
+    source: sql.Identifier, wanted: sql.Composable, plan: Sequence[ColumnPlan], upsert: ComparedUpsert | None
+) -> sql.Composed:
+    """The wanted rows, with columns named and typed as in the target; of rows with the same key, the newest."""
+    distinct, order = (sql.SQL(""), sql.SQL("")) if upsert is None else _by_key(upsert)
+    values = (
+        sql.SQL("{} AS {}").format(value_as_assigned(column, upsert), sql.Identifier(column.target)) for column in plan
+    )
+    return sql.SQL("SELECT {}{} FROM {} WHERE {}{}").format(distinct, sql.SQL(", ").join(values), source, wanted, order)
+
+
+def value_of(column: ColumnPlan) -> sql.Composable:
+    """A gathered column's value, cast if the target's type takes it only by a cast."""
+    if column.fitting.expression is not None:
+        return column.fitting.expression(sql.Identifier(column.source))
+    cast = column.fitting.cast_type
+    # Postgres was asked for the type's name under our search_path: one without a schema is pg_catalog's.
+    schema = sql.SQL("" if not cast or "." in cast else "pg_catalog.")
+    return sql.SQL("{}::{}{}" if cast else "{}").format(sql.Identifier(column.source), schema, sql.SQL(cast))
+
+
+def that_write(changes: Changes) -> sql.Composable:
+    """The condition that picks the changes which do not delete."""
+    return sql.SQL("{} IS NOT TRUE").format(sql.Identifier(changes.deleted))
+
+
+def value_as_assigned(column: ColumnPlan, upsert: ComparedUpsert | None) -> sql.Composable:
+    """A gathered column's value; one that is compared as the table will hold it."""
+    value = value_of(column)
+    if upsert is None or column not in (*upsert.keys, upsert.order_by):
+        return value
+    assigned = _as_assigned(value, column.full_type)
+    comparison = upsert.comparisons.get(column.target)
+    if comparison is None or comparison.collation is None:
+        return assigned
+    return sql.SQL("{} COLLATE {}").format(assigned, comparison.collation)
+
+
+_CUT_TO = re.compile(r"character varying\((\d+)\)")
+
+
+def _as_assigned(value: sql.Composable, full_type: str) -> sql.Composable:
+    """
+    A text as the column will hold it, as far as that changes which texts are equal.
+
+    It is not cast to the full type, because that would cut a text that is too long, while assigning one is an error.
+    """
+    if full_type == "bpchar" or re.fullmatch(r"character\(\d+\)", full_type):
+        # Without a length the type cuts nothing, and spaces at the end do not count.
+        return sql.SQL("{}::pg_catalog.bpchar").format(value)
+    cut_to = _CUT_TO.fullmatch(full_type)
+    if cut_to is None:
+        return value
+    # The SQL standard says that spaces beyond the length are cut.
+    return sql.SQL(
+        "CASE WHEN pg_catalog.char_length({value}) OPERATOR(pg_catalog.>) {length} "
+        "AND pg_catalog.rtrim(pg_catalog.substr({value}, {after})) OPERATOR(pg_catalog.=) '' "
+        "THEN pg_catalog.substr({value}, 1, {length}) ELSE {value} END"
+    ).format(value=value, length=int(cut_to[1]), after=int(cut_to[1]) + 1)
+
+
+def _by_key(upsert: ComparedUpsert) -> tuple[sql.Composable, sql.Composable]:
+    keys = _names(key.target for key in upsert.keys)
+    by_keys = key_order(upsert)
+    if upsert.order_by is None or upsert.is_one_each:
+        # Without DISTINCT ON two rows of one key fail with 21000, as they should if the user names no order. Sorted, so
+        # that two writers of the same keys lock them in the same order.
+        return sql.SQL(""), sql.SQL(" ORDER BY {}").format(by_keys)
+    # Of rows that tie, the last one wins if they travelled inline and come from one task; tasks have no order.
+    newest_first = "ASC NULLS FIRST, ctid" if upsert.existing.on_conflict == "ignore" else "DESC NULLS LAST, ctid DESC"
+    order = sql.SQL(" ORDER BY {}, {} {}").format(
+        by_keys, sql.Identifier(upsert.order_by.target), sql.SQL(newest_first)
+    )
+    return sql.SQL("DISTINCT ON ({}) ").format(keys), order
+
+
+def key_order(upsert: ComparedUpsert, of: str | None = None) -> sql.Composable:
+    """The keys to sort by, in the order of the target's index: all that lock rows lock them in this order."""
+    return sql.SQL(", ").join(_sorted_by(key.target, upsert, of) for key in upsert.keys)
+
+
+def _sorted_by(name: str, upsert: ComparedUpsert, of: str | None) -> sql.Composable:
+    comparison = upsert.comparisons.get(name)
+    column = sql.Identifier(of, name) if of else sql.Identifier(name)
+    if comparison is None or comparison.less is None:
+        return column
+    return sql.SQL("{} USING {}").format(column, comparison.less)
+
+
+def _on_conflict(upsert: Upsert, plan: Sequence[ColumnPlan]) -> sql.Composable:
+    keys = _names(key.target for key in upsert.keys)
+    changed = upsert.changed(plan)
+    if not changed or upsert.existing.on_conflict == "ignore":
+        return sql.SQL(" ON CONFLICT ({}) DO NOTHING").format(keys)
+    assignments = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in changed)
+    condition = sql.SQL(" WHERE {}").format(not_older(upsert, "excluded")) if upsert.newer_by else sql.SQL("")
+    return sql.SQL(" ON CONFLICT ({}) DO UPDATE SET {}{}").format(keys, assignments, condition)
+
+
+def not_older(upsert: Upsert, row: str) -> sql.Composable:
+    """Whether the stored row gives way to ``row``: equal values replace, and so does any value a null."""
+    return sql.SQL("(target.{0} IS NULL OR target.{0} OPERATOR(pg_catalog.<=) {1}.{0})").format(
+        sql.Identifier(upsert.newer_by or ""), sql.Identifier(row)
+    )
+
+
+def _names(names: Iterable[str]) -> sql.Composable:
+    return sql.SQL(", ").join(map(sql.Identifier, names))

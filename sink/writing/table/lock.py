@@ -1,0 +1,104 @@
+"""
+How does the target table stay as the catalogue describes it, until the batch is committed?
+
+Runs in the commit. Invariant: the table is locked before it is described, in the mode in which it is then written. What
+could change its columns, their types, its rules or where its rows are kept needs a lock that conflicts with this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.postgres import search_path
+
+from .catalogue import (
+    UNSAFE_PARTITION,
+    TargetTable,
+    look_up_statements,
+    look_up_table,
+    looked_up,
+    with_user_types,
+)
+from .table_name import ResolvedName, resolve_table
+
+# Ordinary and partitioned tables. All else is refused, and some of it cannot be locked.
+_WRITABLE = ("r", "p")
+
+# Parsing an INSERT takes the lock that writing takes, keeps it until the transaction ends, and asks for no privilege.
+# LOCK TABLE needs one on the whole table, which a role with INSERT on only some of its columns does not have.
+_LOCK = sql.SQL("PREPARE pgonce_lock AS INSERT INTO {} DEFAULT VALUES; DEALLOCATE pgonce_lock")
+_LOCK_ANSWERS = 2
+
+
+def lock_table(
+    connection: psycopg.Connection, table: str, found: ResolvedName | None = None
+) -> tuple[ResolvedName, TargetTable | None]:
+    """
+    Like :func:`look_up_table`, but lock the table first; what cannot be written to is described without a lock.
+
+    :param found: what :func:`resolve_table` has said about ``table`` in this transaction; it saves a round trip.
+    :raises psycopg.errors.LockNotAvailable: if others keep it locked for longer than ``lock_timeout``.
+    :raises psycopg.errors.SerializationFailure: if the table was altered after the transaction's snapshot was taken.
+    """
+    found = found or resolve_table(connection, table)
+    while found.kind in _WRITABLE:
+        name = sql.Identifier(found.schema, found.name)
+        row_type = sql.SQL("SELECT (NULL::{}).*").format(name)
+        statements = sql.SQL("; ").join([_LOCK.format(name), look_up_statements(table), row_type])
+        with connection.cursor() as cursor:
+            cursor.execute(statements, prepare=False)
+            for _ in range(_LOCK_ANSWERS):
+                cursor.nextset()
+            now, described = looked_up(cursor, table)
+            cursor.nextset()
+            types = _types(cursor)
+        if described is not None and now.qualified_name == found.qualified_name:
+            _refuse_older_snapshot(described, types)
+            return now, with_user_types(connection, described)
+        # Meanwhile the name means another table. The lock on the first one does no harm.
+        found = now
+    return look_up_table(connection, table)
+
+
+def lock_tables(connection: psycopg.Connection, tables: Sequence[ResolvedName]) -> None:
+    """
+    Lock several tables, one after the other, in one round trip; what cannot be written to is left out.
+
+    What they are must be looked up afterwards, as :func:`lock_table` does.
+
+    :raises psycopg.errors.LockNotAvailable: if others keep one of them locked for longer than ``lock_timeout``.
+    """
+    locks = [_LOCK.format(sql.Identifier(one.schema, one.name)) for one in tables if one.kind in _WRITABLE]
+    if locks:
+        connection.execute(sql.SQL("; ").join(locks), prepare=False)
+
+
+def _types(cursor: psycopg.Cursor) -> list[tuple[int, int]]:
+    result = cursor.pgresult
+    return [(result.ftype(n), result.fmod(n)) for n in range(result.nfields)] if result else []
+
+
+def _refuse_older_snapshot(table: TargetTable, row_type: list[tuple[int, int]]) -> None:
+    # At repeatable read the catalogue is read as it was when the transaction took its snapshot, even if it has waited
+    # for something since; the row type of a table is always the current one.
+    if not table.is_current or [(column.type_oid, column.typmod) for column in table.columns] != row_type:
+        raise psycopg.errors.SerializationFailure(
+            f"{table.qualified_name} was altered after this transaction had taken its snapshot"
+        )
+
+
+def unsafe_partition(connection: psycopg.Connection, table: TargetTable) -> str | None:
+    """
+    A partition that a crash would empty; asked after rows are written, because until then others could attach one.
+
+    The partitions that took rows of the batch are locked by that.
+    """
+    if table.kind != "p":
+        return None
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, sql.SQL(UNSAFE_PARTITION.format(oid=table.oid)))
+    row = cursor.fetchone()
+    return row[0] if row else None

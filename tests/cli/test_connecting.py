@@ -1,0 +1,88 @@
+"""Commands of ``pgonce`` that are told where the password comes from."""
+
+from __future__ import annotations
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from support.rotating_password import FILE, Rotation, who_asked
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from pgonce import OffsetsStore, PostgresUrl
+from pgonce.cli.main import app
+from pgonce.offsets_store.errors import OffsetsError
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.recovery.by_hand import retire_sink
+
+ASKED = "support.rotating_password:asked"
+
+
+@pytest.fixture
+def where(login, url, admin, tmp_path, monkeypatch):
+    """The url of a role whose password a function knows."""
+    monkeypatch.setenv(FILE, str(tmp_path / "password"))
+    migrate(admin)
+    for statement in grants(login.user):
+        admin.execute(statement.encode())
+    rotation = Rotation(url, login.user, tmp_path / "password", 3600)
+    rotation.change()
+    yield make_conninfo(**{name: value for name, value in conninfo_to_dict(login.url).items() if name != "password"})
+    rotation.stop()
+
+
+def test_every_command_with_a_url_has_the_options():
+    """Nobody who writes a command has to think of them."""
+    commands = get_command(app).commands
+    having = {name for name, command in commands.items() if "url" in {p.name for p in command.params}}
+    told = {
+        name
+        for name, command in commands.items()
+        if {"password_from", "password_command"} <= {p.name for p in command.params}
+    }
+    assert having == told
+    assert {"status", "doctor", "recover", "init", "dead-letters", "swap"} <= told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment"),
+    [
+        (["--password-from", ASKED], {}),
+        ([], {"PGONCE_PASSWORD_FROM": ASKED}),
+        (["--password-command", "cat {file}"], {}),
+        ([], {"PGONCE_PASSWORD_COMMAND": "cat {file}"}),
+    ],
+)
+def test_a_command_asks_for_the_password(where, tmp_path, arguments, environment):
+    """As options, or from the environment, beside the url."""
+    file = str(tmp_path / "password")
+    arguments = [argument.replace("{file}", file) for argument in arguments]
+    environment = {name: value.replace("{file}", file) for name, value in environment.items()}
+    answer = CliRunner().invoke(app, ["status", "--url", where, *arguments], env=environment)
+    assert answer.exit_code == 0, answer.output
+    assert "No streaming query is in the ledger" in answer.output
+    assert bool(who_asked(tmp_path / "password")) == ("from" in f"{arguments}{environment}".lower())
+
+
+def test_functions_that_take_a_url_take_its_source_with_it(where, tmp_path):
+    """So recoveries and the like need no argument of their own; each connection asks."""
+    url = PostgresUrl(where, ASKED)
+    with pytest.raises(OffsetsError, match="QUERY_NOT_FOUND"):
+        retire_sink("nobody", url)
+    assert OffsetsStore(url).status() == []
+    assert who_asked(tmp_path / "password")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--password-from", "zq"], 2, "BAD_OPTION"),
+        (["--password-from", ASKED, "--password-command", "cat x"], 2, "CLASHING_OPTIONS"),
+        (["--password-from", "no_such_zq:f"], 2, "PASSWORD_SOURCE_MISSING"),
+        (["--password-command", "false"], 1, "PASSWORD_SOURCE_FAILED"),
+    ],
+)
+def test_a_source_that_does_not_work_is_said_as_text(where, arguments, code, said):
+    """With the exit code of a command line that cannot be read, or of a server that cannot be asked."""
+    answer = CliRunner().invoke(app, ["status", "--url", where, *arguments])
+    assert (answer.exit_code, f"[{said}]" in answer.output) == (code, True), answer.output

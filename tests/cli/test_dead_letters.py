@@ -1,0 +1,205 @@
+"""
+The command ``pgonce dead-letters``: what it shows, what it asks for first, and its exit codes.
+
+Covers: pgonce.cli.needs_pyspark.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.dead_letters import STRUCT, a_past, by_key, put_aside
+from support.recoveries import noted
+from typer.testing import CliRunner
+
+from pgonce.cli.main import app
+from pgonce.cli.terms import ExitCode
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything; a query has published a batch, and there is its table."""
+    a_past(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE events (id bigint PRIMARY KEY, name varchar(5))")
+        yield connection
+
+
+@pytest.fixture
+def command(url, monkeypatch):
+    """Give the command, for the query of the test."""
+    monkeypatch.setenv("PGONCE_URL", url)
+    return lambda *more: CliRunner().invoke(app, ["dead-letters", "orders", *map(str, more)])
+
+
+def in_table(admin):
+    """The ids in the table."""
+    return [row[0] for row in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
+
+
+class TestList:
+    def test_for_people(self, admin, command):
+        """The table has all that tells the letter, and cuts a row that is long."""
+        one = put_aside(admin, {"id": 1, "name": "x" * 1000})
+        shown = command()
+        assert shown.exit_code == ExitCode.OK
+        for text in (str(one), "batch 3", "public.events", '"offset": 7', "name", "22001", "value too long", '"xxx'):
+            assert text in shown.stdout
+        assert "x" * 500 not in shown.stdout.replace("\n", "")
+
+    def test_for_programs(self, admin, command):
+        """The JSON has every column, and the whole row."""
+        one = put_aside(admin, {"id": 1, "name": "x" * 1000})
+        (letter,) = json.loads(command("--json").stdout)
+        assert set(letter) == {
+            "dead_letter_id",
+            "query_id",
+            "sink_name",
+            "batch_id",
+            "target",
+            "position",
+            "row_data",
+            "column_name",
+            "code",
+            "message",
+            "destination",
+            "made_at",
+        }
+        assert letter["dead_letter_id"] == one
+        assert json.loads(letter["row_data"]) == {"id": 1, "name": "x" * 1000}
+
+    def test_a_row_does_not_command_the_terminal(self, admin, command):
+        """Escape sequences in a row, or in the words of a trigger, are shown as text."""
+        put_aside(admin, {"id": 1}, message="\x1b[2J gone", row_data='{"name": "\u202e"}')
+        shown = command().stdout
+        assert "\x1b" not in shown
+        assert "\u202e" not in shown
+
+    def test_chosen(self, admin, command):
+        """By code, id and number."""
+        ids = [put_aside(admin, {"id": n}, code=f"2351{n}") for n in range(3)]
+        chosen = [("--code", "23511"), ("--id", ids[1]), ("--id", ids[1], "--id", ids[2], "--code", "23511")]
+        for given in chosen:
+            assert [one["dead_letter_id"] for one in json.loads(command("--json", *given).stdout)] == [ids[1]]
+        assert len(json.loads(command("--json", "--limit", 2).stdout)) == 2
+
+    def test_none(self, admin, command):
+        """That there are none is said in words, and is an empty list for programs."""
+        assert "No such dead letter" in command().stdout
+        assert json.loads(command("--json").stdout) == []
+
+
+class TestReplay:
+    def test_shown_first_then_done(self, admin, command):
+        """Without --yes it only tells; with it the rows are in the table, and the ledger has the reason."""
+        one = put_aside(admin, {"id": 1, "name": "n1"})
+        shown = command("--replay")
+        assert (shown.exit_code, in_table(admin), noted(admin)) == (ExitCode.OK, [], [])
+        assert f"1 into public.events (mode append): id {one}." in shown.stdout
+        assert "--yes" in shown.stdout
+        done = command("--replay", "--reason", "mended", "--yes")
+        assert (done.exit_code, done.stderr, in_table(admin)) == (ExitCode.OK, "", [1])
+        assert noted(admin)[0][:3] == ("replay-dead-letters", None, "mended")
+        assert "nothing was changed" in command("--replay", "--yes").stdout
+
+    def test_refused(self, admin, command):
+        """A row that is refused again, and a letter that cannot be replayed, have exit codes of their own."""
+        put_aside(admin, {"id": 1, "name": "too long"})
+        refused = command("--replay", "--yes")
+        assert refused.exit_code == ExitCode.FAILED
+        assert "[VALUE_NOT_STORABLE]" in refused.stderr
+        put_aside(admin, {"id": 2}, None, code="ROUTE_UNKNOWN")
+        assert command("--replay").exit_code == ExitCode.NEEDS_PERSON
+        assert command("--replay", "--id", 99).exit_code == ExitCode.NOT_FOUND
+
+    def test_each_letter_is_tried_before(self, admin, command):
+        """Without --yes it shows which rows would be refused, and why, and that none would be written."""
+        ids = [put_aside(admin, {"id": n, "name": name}) for n, name in enumerate(("n0", "too long", "n2", "too long"))]
+        shown = command("--replay")
+        assert (shown.exit_code, in_table(admin)) == (ExitCode.FAILED, [])
+        assert f"2 into public.events (mode append): id {ids[0]}, {ids[2]}." in shown.stdout
+        for bad in (ids[1], ids[3]):
+            assert f"id {bad}: the row is refused: [VALUE_NOT_STORABLE]" in shown.stdout
+        assert "with --yes nothing would be" in shown.stdout
+        one = command("--replay", "--each")
+        assert one.stdout.count("the row is refused") == 2
+        assert command("--replay", "--id", ids[0]).exit_code == ExitCode.OK
+
+    def test_a_row_that_changes_nothing_keeps_its_letter(self, admin, command):
+        """The command says why, and its exit code is that something is left."""
+        admin.execute("ALTER TABLE events ADD seq bigint; INSERT INTO events VALUES (1, 'new', 9)")
+        struct = t.StructType([*STRUCT.fields, t.StructField("seq", t.LongType())])
+        where = by_key(only_newer=True)
+        older, done = (
+            put_aside(admin, {"id": n, "name": "n", "seq": 1}, where, struct) for n in (1, 2)
+        )  # fmt: skip
+        shown = command("--replay")
+        assert f"id {older}: the row would change nothing: a row of its key that is newer" in shown.stdout
+        for how in ([], ["--each"]):
+            replayed = command("--replay", "--yes", *how)
+            assert replayed.exit_code == ExitCode.FAILED
+            assert f"id {older}: the row changes nothing, so its letter stays: a row of its key" in replayed.stdout
+        assert f"id {done}" not in replayed.stdout
+        assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == [older]
+        assert in_table(admin) == [1, 2]
+
+    def test_each_by_itself(self, admin, command):
+        """With --each, rows that are refused again do not keep the others out; they stay, and are named."""
+        good = [put_aside(admin, {"id": 1, "name": "n1"})]
+        bad = [put_aside(admin, {"id": 2, "name": "too long"}), put_aside(admin, {"id": 3, "name": {"base64": "AA=="}})]
+        good.append(put_aside(admin, {"id": 4, "name": "n4"}))
+        shown = command("--replay", "--each")
+        assert (shown.exit_code, in_table(admin)) == (ExitCode.FAILED, [])
+        done = command("--replay", "--each", "--yes")
+        assert (done.exit_code, in_table(admin)) == (ExitCode.FAILED, [1, 4])
+        assert "Replayed 2 of 4." in done.stdout
+        assert [f"Dead letter {letter}: " in done.stderr for letter in (*bad, *good)] == [True, True, False, False]
+        assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == bad[::-1]
+        assert [details["ids"] for _, _, _, details in noted(admin)] == [[good[0]], [good[1]]]
+
+    def test_where_there_is_no_pyspark(self, url, admin, command):
+        """The list works; a replay says what it lacks."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        hidden = "import sys; sys.modules['pyspark'] = None; from pgonce.cli.main import main; main()"
+        run = [sys.executable, "-c", hidden, "dead-letters", "orders", "--url", url]
+        listed = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert (listed.returncode, "n1" in listed.stdout) == (ExitCode.OK, True)
+        refused = subprocess.run([*run, "--replay"], capture_output=True, text=True, check=False)
+        assert (refused.returncode, "[NO_PYSPARK]" in refused.stderr) == (ExitCode.FAILED, True)
+
+
+class TestDiscard:
+    def test_shown_first_then_done(self, admin, command):
+        """Without --yes it only tells; with it the letters are gone, and the reason is kept."""
+        one = put_aside(admin, {"id": 1})
+        shown = command("--discard", "--reason", "spam")
+        assert (shown.exit_code, noted(admin)) == (ExitCode.OK, [])
+        assert f"1 for public.events, refused as 22001: id {one}." in shown.stdout
+        assert "--yes" in shown.stdout
+        assert command("--discard", "--reason", "spam", "--yes").exit_code == ExitCode.OK
+        assert noted(admin)[0][:3] == ("discard-dead-letters", None, "spam")
+        assert json.loads(command("--json").stdout) == []
+
+    def test_without_a_reason(self, admin, command):
+        """It asks for one."""
+        put_aside(admin, {"id": 1})
+        for given in ([], ["--reason", " "]):
+            assert "[NO_REASON]" in command("--discard", "--yes", *given).stderr
+
+
+@pytest.mark.parametrize("given", [["--replay", "--discard"], ["--each"], ["--limit", "0"]])
+def test_usage(admin, command, given):
+    """What cannot be meant is refused."""
+    assert command(*given).exit_code == ExitCode.USAGE
+
+
+def test_it_needs_no_spark():
+    """No command imports pyspark before it needs it: the command line starts as quickly as before."""
+    code = "import pgonce.cli.main, sys; print({'pyspark', 'pyarrow', 'pgpq'} & set(sys.modules))"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "set()\n"

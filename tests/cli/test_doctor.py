@@ -1,0 +1,185 @@
+"""
+The command ``pgonce doctor`` looks at a query's tables as its next commit will, and ``pgonce check --query`` does, too.
+
+Covers: sink.writing.last_written, offsets_store.status.last_written.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from pyspark.sql import types as t
+from support.batches import make_planned_batch
+from support.committed_rows import settings
+from support.ledger_history import QUERY
+from support.routed_rows import routed, routes
+from support.stopped_query import entry, kafka, write_checkpoint
+from support.typed_rows import typed_rows
+from typer.testing import CliRunner
+
+from pgonce.cli.main import app
+from pgonce.cli.terms import ExitCode
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.routes.publication import publication_into
+
+COLUMNS = {"id": t.LongType(), "name": t.StringType()}
+
+
+def publish(url, where, number=0, rows=None, columns=COLUMNS):
+    """Batch N of the query, which reads ten records of Kafka."""
+    batch = make_planned_batch(
+        number,
+        query_id=QUERY,
+        query_name="orders",
+        offset_log=entry(number),
+        previous_offset_log=entry(number - 1) if number else None,
+        start={"0": kafka(10 * number)},
+        end={"0": kafka(10 * number + 10)},
+    )
+    return commit_batch(
+        settings(url), batch, publication_into(None, where, rows or typed_rows(columns, [(number, "a")]))
+    )
+
+
+@pytest.fixture
+def doctor(url, tmp_path, admin):
+    """Run `pgonce doctor` on a stopped query that has published batch 0; give its result."""
+    ensure_ledger(url)
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text)")
+    checkpoint = write_checkpoint(tmp_path / "ckpt", {0: entry(0)}, (0,))
+    return lambda *more: CliRunner().invoke(app, ["doctor", str(checkpoint), "--url", url, *more])
+
+
+@pytest.fixture
+def check(url):
+    """What `pgonce check --query` finds about tables, as (holds, says), and its exit code."""
+
+    def ask(*more):
+        shown = CliRunner().invoke(app, ["check", url, "--json", *more])
+        return [(one["holds"], one["says"]) for one in json.loads(shown.stdout) if one["name"] == "table"]
+
+    return ask
+
+
+def test_a_table_that_takes_the_next_batch(url, doctor, check):
+    """Doctor says that it has looked, with which columns, and what it has not looked at."""
+    publish(url, destination("events", "upsert"))
+    found = doctor()
+    assert found.exit_code == ExitCode.OK, found.output
+    assert "  table public.events: it takes rows with the columns of batch 0." in found.stdout
+    assert "Not looked at: the privileges of the query's role" in found.stdout
+    ((holds, says),) = check("--query", "orders")
+    assert (holds, "takes rows with the columns of batch 0" in says) == ("holds", True)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "code"),
+    [
+        ("ALTER TABLE events RENAME name TO title", "COLUMN_UNKNOWN"),
+        ("ALTER TABLE events ALTER name TYPE int USING 0", "TYPE_MISMATCH"),
+        ("TRUNCATE events; ALTER TABLE events ADD extra text NOT NULL", "COLUMN_MISSING"),
+        ("DROP TABLE events", "TARGET_MISSING"),
+        ("ALTER TABLE events SET UNLOGGED", "TARGET_NOT_DURABLE"),
+    ],
+)
+def test_a_table_that_refuses_it(url, admin, doctor, check, ddl, code):
+    """What would stop the next batch is said, although checkpoint and ledger agree; a person must decide."""
+    publish(url, destination("events"))
+    assert doctor().exit_code == ExitCode.OK
+    admin.execute(ddl)
+    found = doctor()
+    assert found.exit_code == ExitCode.NEEDS_PERSON
+    assert f"  table public.events: {code}, " in found.stdout
+    assert f"But the next batch into public.events is refused ({code})" in found.stdout
+    (table,) = json.loads(doctor("--json").stdout)["tables"]
+    assert (table["table"], table["code"]) == ("public.events", code)
+    ((holds, _),) = check("--query", QUERY)
+    assert holds == "does not hold"
+
+
+def test_the_way_of_writing_counts(url, admin, doctor):
+    """Keys that are no columns any more stop the next batch, too."""
+    admin.execute("ALTER TABLE events ADD day date DEFAULT current_date")
+    publish(url, destination("events", "upsert", ["id"]))
+    admin.execute("ALTER TABLE events RENAME id TO ident")
+    assert "COLUMN_UNKNOWN" in doctor().stdout
+
+
+def test_what_changes_is_recorded_again(url, admin, doctor):
+    """Each batch leaves the record as its own columns are; one that changes nothing about it does not write it."""
+    publish(url, destination("events"))
+    written = "SELECT xmin::text, written_as FROM pgonce.writers"
+    first = admin.execute(written).fetchone()[1]
+    publish(url, destination("events"), 1)
+    assert admin.execute(written).fetchone()[1] == first
+    publish(url, destination("events"), 2, typed_rows({"id": t.LongType()}, [(2,)]))
+    second = admin.execute(written).fetchone()[1]
+    assert second["digest"] != first["digest"]
+    assert [column["name"] for column in second["tables"]["public.events"]["columns"]] == ["id"]
+
+
+def test_each_table_of_a_route(url, admin, doctor):
+    """Those that got no rows in the last batch are looked at as well."""
+    admin.execute("CREATE TABLE orders (id bigint, name text); CREATE TABLE clicks (id bigint, name text)")
+    where = routes({"orders": {"columns": ["id", "name"]}, "clicks": {"columns": ["id", "name"]}})
+    publish(url, where, rows=routed(("orders", 1, "a")))
+    admin.execute("ALTER TABLE clicks DROP name")
+    shown = doctor().stdout
+    assert "table public.clicks: COLUMN_UNKNOWN" in shown
+    assert "table public.orders: it takes rows" in shown
+
+
+def test_no_record(url, admin, doctor, check):
+    """A query whose batches have left no record is not called healthy without a word."""
+    publish(url, destination("events"))
+    admin.execute("UPDATE pgonce.writers SET written_as = NULL")
+    assert "table public.events: not looked at: no batch has recorded how its rows were written." in doctor().stdout
+    ((holds, says),) = check("--query", "orders")
+    assert (holds, "no batch has recorded" in says) == ("not known", True)
+
+
+def test_a_record_that_makes_no_sense(url, admin, doctor):
+    """Somebody has changed it: that is said, and nothing of it is used."""
+    publish(url, destination("events"))
+    admin.execute("""UPDATE pgonce.writers SET written_as = '{"tables": {"public.events": {"version": 1}}}'""")
+    found = doctor()
+    assert found.exit_code == ExitCode.OK
+    assert "table public.events: not looked at: " in found.stdout
+
+
+def test_without_pyspark(url, doctor, monkeypatch):
+    """What could not be looked at is said, and why."""
+    publish(url, destination("events"))
+    for name in [name for name in sys.modules if name == "pgonce.sink.writing.last_written"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    for name in [name for name in sys.modules if name.startswith("pgonce.sink.writing.bad_rows.recorded")]:
+        monkeypatch.delitem(sys.modules, name)
+    shown = doctor().stdout
+    assert "table public.events: not looked at: " in shown
+    assert "pyspark is not installed here" in shown
+
+
+def test_check_looks_at_the_table_alone_without_a_query(url, admin, check):
+    """And says so."""
+    admin.execute("CREATE TABLE events (id bigint)")
+    ((holds, says),) = check("--table", "events")
+    assert holds == "holds"
+    assert "about the table alone, and not about the columns of a query (--query)" in says
+
+
+def test_privileges_count_for_check(url, admin, doctor, check, login):
+    """Check runs under the query's role, so what the role lacks is found; doctor may run under another."""
+    publish(url, destination("events", "complete"))
+    for grant in grants(login.user):
+        admin.execute(grant)
+    admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}")
+    shown = CliRunner().invoke(app, ["check", login.url, "--json", "--query", "orders"])
+    (table,) = (one for one in json.loads(shown.stdout) if one["name"] == "table")
+    assert table["holds"] == "does not hold"
+    assert table["remedy"].startswith("GRANT DELETE ON")

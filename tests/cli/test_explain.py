@@ -1,0 +1,153 @@
+"""What the command says of an error, where only the installed package is at hand."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from pgonce.cli.explain import explanation, pages, sections
+from pgonce.cli.main import app
+
+ROOT = Path(__file__).parents[2]
+
+
+def explained(*names):
+    """The command's exit code and all that it says."""
+    result = CliRunner().invoke(app, ["explain", *names])
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize("name", ["TYPE_MISMATCH", "type_mismatch", "[TYPE_MISMATCH]"])
+def test_a_code_is_explained_by_its_row(name):
+    """Its section, what it means, and what to do; a link becomes the command that shows the page."""
+    code, text = explained(name)
+    assert code == 0
+    assert text.startswith("TYPE_MISMATCH (Types and values)\n")
+    assert "What to do: Cast in Spark" in text
+    assert "](" not in explained("TYPE_UNSUPPORTED")[1]
+    assert "types (`pgonce explain types`)" in explained("TYPE_UNSUPPORTED")[1]
+
+
+@pytest.mark.parametrize(
+    ("sqlstate", "condition", "code"),
+    [
+        ("22001", "StringDataRightTruncation", "VALUE_NOT_STORABLE"),
+        ("23505", "UniqueViolation", "UNIQUE_VIOLATION"),
+        ("42p01", "UndefinedTable", "TARGET_MISSING"),
+        ("53200", "OutOfMemory", "TARGET_FAILED"),
+    ],
+)
+def test_an_sqlstate_is_explained_by_the_code_that_it_leads_to(sqlstate, condition, code):
+    """It stands in dead letters, and in the texts of errors."""
+    status, text = explained(sqlstate)
+    assert status == 0
+    assert text.startswith(f"{sqlstate.upper()} is Postgres's SQLSTATE for {condition}.")
+    assert f"\n\n{code} (" in text
+
+
+def test_all_pages_are_in_the_wheel():
+    """A page is shown as it is written; a new one must be put into the wheel too."""
+    assert pages() == {page.stem: page.read_text() for page in (ROOT / "docs").glob("*.md")}
+    assert explained("types")[1].startswith("# Types")
+
+
+class TestHeadings:
+    def test_what_is_under_a_heading_of_a_page(self):
+        """In any case, without backticks, by a part of it; up to the next heading that is as high."""
+        code, text = explained("operations", "starting over")
+        assert code == 0
+        assert text.startswith("## Starting over\n")
+        assert "\n### In place: `startOver=truncate`\n" in text
+        assert "\n## " not in text
+        assert explained("operations", "in place: startover=truncate")[1].startswith("### In place")
+        assert explained("operations", "Starting Ov")[1] == text
+
+    def test_a_line_of_code_is_no_heading(self):
+        """A comment in a shell script begins with the same sign."""
+        called = [section.heading for page, text in pages().items() for section in sections(page, text)]
+        assert "Starting over" in called
+        assert not any(heading.startswith(("pgonce ", "export ")) for heading in called)
+        for page, text in pages().items():
+            whole, *parts = sections(page, text)
+            assert whole.text == text.rstrip()
+            assert all(part.text in whole.text for part in parts)
+
+    def test_a_heading_that_stands_once_needs_no_page(self):
+        """It is shown; so is the command that shows it."""
+        assert explained("starting over")[1] == explained("operations", "starting over")[1]
+
+    def test_an_unknown_heading_is_told_those_that_there_are(self):
+        """So is an unknown page."""
+        code, text = explained("operations", "starting under")
+        assert code == 2
+        assert "Starting over" in text
+        code, text = explained("operation", "starting over")
+        assert code == 2
+        assert "operations" in text
+
+
+class TestWords:
+    def test_a_word_is_found_in_headings_and_below_them(self):
+        """Each is shown with the command that shows it, which works; those whose headings have the word come first."""
+        code, text = explained("upsert")
+        assert code == 0
+        assert "'upsert' stands under these headings:\n" in text
+        commands = re.findall(r"^  pgonce (explain .*)$", text, re.MULTILINE)
+        assert commands
+        for command in commands:
+            shown = CliRunner().invoke(app, shlex.split(command))
+            assert shown.exit_code == 0
+            assert "upsert" in shown.output.lower()
+        assert re.search(r"Codes whose explanation has it: .*NO_KEYS", text)
+
+    def test_sparks_own_refusal_of_update_mode_is_found(self):
+        """That error has no code of ours: its word leads to the heading, the first one."""
+        text = explained("update")[1]
+        assert text.splitlines()[1] == "  pgonce explain options 'Update mode'"
+        assert "does not support Update mode" in explained("options", "Update mode")[1]
+        assert "upsert" in explained("update mode")[1]
+
+    def test_without_a_name_all_pages_are_listed(self):
+        """With their titles."""
+        code, text = explained()
+        assert code == 0
+        for page, written in pages().items():
+            assert re.search(rf"^  {page} +{re.escape(written.splitlines()[0][2:])}$", text, re.MULTILINE)
+
+    @pytest.mark.parametrize("name", ["zebra", "upsert(", "upser"])
+    def test_a_word_that_stands_nowhere(self, name):
+        """It is no pattern, and no part of a word."""
+        code, text = explained(name)
+        assert code == 2
+        assert "do not have that word" in " ".join(text.replace("│", " ").split())
+
+
+def test_an_unknown_name_is_told_the_nearest():
+    """A misspelt code is no reason to look for a document."""
+    code, text = explained("TYPE_MISSMATCH")
+    assert code == 2
+    assert "TYPE_MISMATCH" in text
+
+
+def texts_of(path):
+    """The texts in a module that are no docstrings."""
+    tree = ast.parse(path.read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    return [text for text in constants if isinstance(text, str) and text not in docstrings]
+
+
+def test_messages_name_documents_by_what_an_installed_package_has():
+    """No message names a path of the repository, and what it tells to explain is explained."""
+    sources = [*(ROOT / "sink").rglob("*.py"), *(ROOT / "offsets_store").rglob("*.py")]
+    texts = [text for path in sources for text in texts_of(path)]
+    assert [text for text in texts if "docs/" in text] == []
+    named = {name for text in texts for name in re.findall(r"`pgonce explain ([\w-]+)`", text)}
+    assert "types" in named
+    assert [name for name in named if explanation(name) is None] == []

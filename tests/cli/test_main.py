@@ -1,0 +1,359 @@
+"""
+The command ``pgonce``: its answers, its exit codes, and what it must not say.
+
+Covers: pgonce.cli.output, pgonce.cli.tables, pgonce.cli.terms, offsets_store.status.batch_jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import psycopg
+import pytest
+from support.fixtures.postgres import url_with
+from support.ledger_history import KAFKA, OTHER, QUERY, publish, publish_job, replay, take_over
+
+from pgonce.cli.main import ExitCode
+from pgonce.offsets_store.ledger.grants import init_sql
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.status.store import OffsetsStore
+
+
+class TestStatus:
+    def test_for_people(self, url, pgonce):
+        """The table shows name, id, sink, batch, offsets and replays; a weaker guarantee is marked."""
+        replay(url, publish(url, 3, KAFKA))
+        publish(url, 4, None, sink_name="by-ids", guarantee="ids")
+        shown = pgonce("status")
+        assert shown.exit_code == ExitCode.OK
+        for text in ("orders", QUERY, "public.orders", "t 0:10 1:20", "ids (weaker)", "?"):
+            assert text in shown.stdout
+        assert shown.stdout.count("weaker") == 1
+
+    @pytest.mark.parametrize(
+        ("read_by", "said"),
+        [
+            ("python", None),
+            ("pyarrow", "offsets read by pyarrow"),
+            ("spark", "offsets read by Spark"),
+            ("listener", None),
+        ],
+    )
+    def test_what_read_the_offsets(self, url, pgonce, read_by, said):
+        """It is said of an object store's checkpoint; a disk's is read by Python, and nothing is said of it."""
+        publish(url, 3, KAFKA, offsets_read_by=read_by)
+        shown = " ".join(pgonce("status").stdout.split())
+        assert (said or "orders") in shown
+        assert ("offsets read by" in shown) == (said is not None)
+
+    def test_for_programs(self, url, pgonce):
+        """The JSON has one object a writer, and null where a fact is unknown."""
+        replay(url, publish(url, 3, KAFKA))
+        (writer,) = json.loads(pgonce("status", "--json").stdout)
+        assert set(writer) == {
+            "query_id",
+            "query_name",
+            "sink_name",
+            "checkpoint_location",
+            "run_id",
+            "generation",
+            "batch_id",
+            "end_offsets",
+            "guarantee",
+            "replays",
+            "disagreements",
+            "replaces",
+            "replaced_by",
+            "retired_at",
+            "created_at",
+            "updated_at",
+            "targets",
+            "target_change",
+            "lag",
+            "lag_measured_at",
+            "counts",
+            "offsets_read_by",
+        }
+        assert (writer["batch_id"], writer["end_offsets"], writer["replays"]) == (3, KAFKA, 1)
+        assert writer["lag"] is None
+
+    def test_a_replaced_query_is_marked(self, url, pgonce):
+        """An old query says which one has its place."""
+        publish(url, 7, KAFKA)
+        take_over(url, publish(url, 0, KAFKA, query_id=OTHER), QUERY)
+        shown = pgonce("status").stdout
+        assert shown.count("replaced by") == 1
+        assert shown.count(OTHER) == 2
+
+    def test_an_empty_ledger(self, url, pgonce):
+        """Nothing published is said in words, and is an empty list for programs."""
+        ensure_ledger(url)
+        assert "empty" in pgonce("status").stdout
+        assert json.loads(pgonce("status", "--json").stdout) == []
+
+    def test_a_database_without_a_ledger(self, pgonce):
+        """A missing ledger is an error with its remedy, on stderr alone."""
+        failed = pgonce("status")
+        assert failed.exit_code == ExitCode.FAILED
+        assert failed.stdout == ""
+        assert failed.stderr.startswith("Error: [NO_LEDGER]")
+        assert "pgonce init" in failed.stderr
+
+
+class TestOffsets:
+    def test_for_people(self, url, pgonce):
+        """One row a topic and partition."""
+        publish(url, 3, KAFKA)
+        shown = pgonce("offsets", "orders").stdout
+        rows = [line.replace("│", " ").split() for line in shown.splitlines()]
+        assert ["0", "t", "0", "10", "?", "?"] in rows
+        assert ["0", "t", "1", "20", "?", "?"] in rows
+
+    def test_for_programs(self, url, pgonce):
+        """The JSON names the writer and each position with its lag."""
+        publish(url, 3, KAFKA)
+        (writer,) = json.loads(pgonce("offsets", QUERY, "--json").stdout)
+        assert writer["end_offsets"] == KAFKA
+        assert [(at["topic"], at["partition"], at["end_offset"]) for at in writer["positions"]] == [
+            ("t", 0, 10),
+            ("t", 1, 20),
+        ]
+
+    def test_starting_offsets_are_nothing_but_json(self, url, pgonce):
+        """What refusals tell people to run prints exactly what Spark takes."""
+        publish(url, 3, KAFKA)
+        answer = pgonce("offsets", QUERY, "--starting-offsets")
+        assert (answer.exit_code, answer.stdout) == (0, '{"t": {"0": 10, "1": 20}}\n')
+        assert answer.stdout.strip() == OffsetsStore(url).starting_offsets(QUERY)
+
+    @pytest.mark.kafka
+    def test_partitions_of_the_broker(self, url, pgonce, kafka, topic):
+        """With brokers, partitions that have never been read are named too."""
+        name = topic(partitions=2)
+        publish(url, 0, {"0": {name: {"0": 5}}})
+        brokers = ("--bootstrap-servers", kafka.bootstrap_servers)
+        answer = pgonce("offsets", "orders", "--starting-offsets", *brokers)
+        assert json.loads(answer.stdout) == {name: {"0": 5, "1": -2}}
+
+    def test_one_sink_of_several(self, url, pgonce):
+        """Without --sink all are shown; starting offsets that differ need one."""
+        publish(url, 3, KAFKA)
+        publish(url, 4, {"0": {"t": {"0": 11, "1": 20}}}, sink_name="audit")
+        assert len(json.loads(pgonce("offsets", "orders", "--json").stdout)) == 2
+        assert pgonce("offsets", "orders", "--starting-offsets").exit_code == ExitCode.NOT_FOUND
+        one = pgonce("offsets", "orders", "--sink", "audit", "--starting-offsets")
+        assert json.loads(one.stdout) == {"t": {"0": 11, "1": 20}}
+
+    def test_files_cannot_be_continued(self, url, pgonce):
+        """A question that the offsets cannot answer has an exit code of its own."""
+        publish(url, 3, {"0": {"logOffset": 3}})
+        failed = pgonce("offsets", "orders", "--starting-offsets")
+        assert (failed.exit_code, failed.stdout) == (ExitCode.NO_ANSWER, "")
+        assert "[NOT_KAFKA]" in failed.stderr
+
+
+class TestHistory:
+    def test_for_people_and_programs(self, url, pgonce):
+        """Newest first, as many as asked for."""
+        for batch_id in range(3):
+            publish(url, batch_id, {"0": {"logOffset": batch_id}}, rows=100 + batch_id)
+        assert "102" in pgonce("history", "orders").stdout
+        found = json.loads(pgonce("history", "orders", "--limit", 2, "--json").stdout)
+        assert [(batch["batch_id"], batch["rows"]) for batch in found] == [(2, 102), (1, 101)]
+        assert set(found[0]) == {
+            "query_id",
+            "sink_name",
+            "generation",
+            "batch_id",
+            "run_id",
+            "start_offsets",
+            "end_offsets",
+            "rows",
+            "dropped_rows",
+            "transport",
+            "replays",
+            "committed_at",
+            "counts",
+            "tables",
+        }
+
+    def test_shows_the_rows_of_each_table(self, url, pgonce):
+        """A table stands there only if there are several; the JSON has them in any case."""
+        publish(url, 0, KAFKA, tables={"public.a": 3})
+        publish(url, 1, KAFKA, tables={"public.a": 3, "public.b": 4}, counts={"written": 7, "unrouted": 2})
+        shown = pgonce("history", QUERY).stdout
+        assert "4 into public.b" in shown
+        assert "2 unrouted" in shown
+        assert shown.count("into public.a") == 1
+        newest, oldest = json.loads(pgonce("history", QUERY, "--json").stdout)
+        assert (newest["tables"], oldest["tables"]) == ({"public.a": 3, "public.b": 4}, {"public.a": 3})
+
+    def test_says_what_became_of_rows_that_were_applied(self, url, pgonce):
+        """Rows that were passed over are counted in the history and, for the last batch, in the status."""
+        counts = {"written": 7, "passed_over": 3, "not_found": 0}
+        publish(url, 0, KAFKA, counts=counts)
+        for command in (["history", "orders"], ["status"]):
+            shown = pgonce(*command).stdout
+            assert "3 passed over" in shown
+            assert "not found" not in shown
+            assert json.loads(pgonce(*command, "--json").stdout)[0]["counts"] == counts
+
+    def test_an_unknown_query(self, url, pgonce):
+        """A wrong name ends with its own exit code and the names that exist."""
+        publish(url, 0, KAFKA)
+        failed = pgonce("history", "oders")
+        assert failed.exit_code == ExitCode.NOT_FOUND
+        assert "orders" in failed.stderr
+
+
+class TestInit:
+    def test_creates_once(self, pgonce, observer):
+        """The first run creates the ledger, the second finds it up to date."""
+        assert "applied version 1" in pgonce("init").stdout
+        assert "up to date already" in pgonce("init").stdout
+        assert json.loads(pgonce("init", "--json").stdout) == {"applied": [], "role": None}
+        assert observer.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
+
+    def test_for_a_role_without_create(self, pgonce, login):
+        """After init --role, a role that may create nothing in the database publishes and reads."""
+        assert pgonce("init", "--role", login.user).exit_code == ExitCode.OK
+        publish(login.url, 0, KAFKA)
+        assert pgonce("status", "--url", login.url).exit_code == ExitCode.OK
+        with psycopg.connect(login.url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("CREATE SCHEMA mine")
+
+    def test_for_a_role_that_is_not_there(self, pgonce, observer):
+        """A misspelt role is an error, and no ledger is left behind."""
+        failed = pgonce("init", "--role", "nobody_of_that_name")
+        assert failed.exit_code == ExitCode.FAILED
+        assert "nobody_of_that_name" in failed.stderr
+        assert observer.execute("SELECT to_regnamespace('pgonce')").fetchone() == (None,)
+
+    def test_sql_needs_no_server(self, pgonce):
+        """--sql prints the DDL and the grants, and connects nowhere."""
+        answer = pgonce("init", "--sql", "--role", "streaming", "--url", "postgresql://127.0.0.1:1/nowhere")
+        assert (answer.exit_code, answer.stdout) == (0, init_sql("streaming"))
+        assert 'TO "streaming"' in answer.stdout
+
+    def test_a_role_that_may_not(self, pgonce, login):
+        """A role without CREATE is told to ask an administrator."""
+        failed = pgonce("init", "--url", login.url)
+        assert failed.exit_code == ExitCode.FAILED
+        assert "[LEDGER_NOT_PERMITTED]" in failed.stderr
+
+
+class TestTrouble:
+    @pytest.mark.parametrize(
+        ("given", "code"),
+        [
+            ("postgresql://somebody:s3cret@127.0.0.1:1/nowhere", ExitCode.FAILED),
+            ("host=127.0.0.1 port=1 password=s3cret", ExitCode.FAILED),
+            ("jdbc:postgresql://somebody:s3cret@host/db", ExitCode.USAGE),
+        ],
+    )
+    @pytest.mark.parametrize("command", [("status",), ("init",), ("history", "orders")])
+    def test_no_password_is_shown(self, pgonce, given, code, command):
+        """A server that is away, or a URL that cannot be read, ends in one text without the password."""
+        failed = pgonce(*command, "--url", given)
+        assert failed.exit_code == code
+        assert failed.stderr.startswith("Error: [")
+        assert "s3cret" not in failed.output
+        assert "Traceback" not in failed.output
+
+    def test_a_wrong_password(self, pgonce, login):
+        """The server's refusal is passed on, the password is not."""
+        wrong = url_with(login.url, password="Wr0ng")
+        failed = pgonce("status", "--url", wrong)
+        assert failed.exit_code == ExitCode.FAILED
+        assert "[CONNECT_REFUSED]" in failed.stderr
+        assert "Wr0ng" not in failed.output
+        assert login.password not in failed.output
+
+    def test_usage(self, pgonce):
+        """A command line that cannot be read has the exit code of usage."""
+        assert pgonce("offsets").exit_code == ExitCode.USAGE
+        assert pgonce("history", "orders", "--limit", 0).exit_code == ExitCode.USAGE
+
+    def test_help_lists_the_exit_codes(self, pgonce):
+        """--help says what each exit code means, and never shows the environment's URL."""
+        shown = pgonce("--help").stdout
+        for code in ExitCode:
+            assert f"{int(code)}: " in shown
+        assert "pgonce_test_" not in pgonce("status", "--help").stdout
+
+    def test_libpq_environment(self, url, pgonce, monkeypatch):
+        """Without --url and PGONCE_URL, libpq's own variables say where the server is."""
+        publish(url, 3, KAFKA)
+        with psycopg.connect(url) as connection:
+            parameters = connection.info.get_parameters()
+        monkeypatch.delenv("PGONCE_URL")
+        for name, variable in {"host": "PGHOST", "port": "PGPORT", "user": "PGUSER", "dbname": "PGDATABASE"}.items():
+            monkeypatch.setenv(variable, parameters[name])
+        if "password" in url:
+            monkeypatch.setenv("PGPASSWORD", psycopg.conninfo.conninfo_to_dict(url)["password"])
+        assert [writer["batch_id"] for writer in json.loads(pgonce("status", "--json").stdout)] == [3]
+
+    def test_as_a_module(self):
+        """`python -m pgonce` is the same command line, and works where there is no Spark."""
+        hidden = "import runpy, sys; sys.modules['pyspark'] = None; sys.argv[1:] = ['--version']; "
+        for command in (
+            ["-m", "pgonce", "--version"],
+            ["-c", f"{hidden}runpy.run_module('pgonce', run_name='__main__')"],
+        ):
+            ran = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=True)
+            assert ran.stdout == f"{version('pgonce')}\n"
+
+    def test_it_needs_no_spark(self):
+        """The command line imports no pyspark: it runs where there is none, and starts quickly."""
+        code = "import pgonce.cli.main, sys; print('pyspark' in sys.modules)"
+        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert ran.stdout == "False\n"
+
+
+class TestBatchJobs:
+    """Jobs have a command of their own; status and history are about streams."""
+
+    def test_for_people(self, url, pgonce):
+        """The table shows key, sink, rows, run, and how many runs were skipped."""
+        published = publish_job(url, "2026-11-20")
+        publish_job(url, "2026-11-20")
+        shown = pgonce("batch-jobs")
+        assert shown.exit_code == ExitCode.OK
+        for text in ("2026-11-20", "public.orders", "inline", str(published.attempt), "7", "last "):
+            assert text in shown.stdout
+        assert "2026-11-20" not in pgonce("status").stdout
+
+    def test_for_programs(self, url, pgonce):
+        """One object a job, the newest first; --sink, --key and --limit choose."""
+        for key in ("a", "b", "c"):
+            publish_job(url, key)
+        found = json.loads(pgonce("batch-jobs", "--json").stdout)
+        assert [job["batch_key"] for job in found] == ["c", "b", "a"]
+        assert set(found[0]) == {
+            "sink_name",
+            "batch_key",
+            "attempt",
+            "rows",
+            "transport",
+            "content_hash",
+            "targets",
+            "counts",
+            "application",
+            "committed_at",
+            "skips",
+            "last_skipped_at",
+        }
+        assert (found[0]["rows"], found[0]["skips"], found[0]["last_skipped_at"]) == (7, 0, None)
+        chosen = json.loads(pgonce("batch-jobs", "--key", "b", "--json").stdout)
+        assert [job["batch_key"] for job in chosen] == ["b"]
+        assert json.loads(pgonce("batch-jobs", "--sink", "another", "--json").stdout) == []
+        assert len(json.loads(pgonce("batch-jobs", "--limit", "2", "--json").stdout)) == 2
+
+    def test_none(self, url, pgonce):
+        """That none was published is said in words; and status says where to look if there are jobs only."""
+        ensure_ledger(url)
+        assert "No such batch job" in pgonce("batch-jobs").stdout
+        assert "pgonce batch-jobs" in pgonce("status").stdout

@@ -1,0 +1,76 @@
+"""``pgonce doctor`` and ``pgonce recover``: their answers and exit codes."""
+
+from __future__ import annotations
+
+import json
+
+from support.ledger_history import QUERY
+from support.recoveries import recover_at_once
+from support.stopped_query import entry, files_of
+
+from pgonce.cli.terms import ExitCode
+
+
+class TestCommands:
+    def test_doctor(self, pgonce, url, behind, tmp_path):
+        """The exit code tells the finding; the JSON has stable keys."""
+        shown = pgonce("doctor", behind)
+        assert shown.exit_code == ExitCode.RECOVERABLE
+        for text in (str(behind), QUERY, "public.orders", "CHANGED", "pgonce recover", "t 0:70"):
+            assert text in shown.stdout
+        answer = pgonce("doctor", behind, "--json")
+        assert answer.exit_code == ExitCode.RECOVERABLE
+        found = json.loads(answer.stdout)
+        assert set(found) == {
+            "location",
+            "query_id",
+            "finding",
+            "newest_offsets",
+            "newest_commit",
+            "next_batch_id",
+            "runs_again",
+            "begins",
+            "ends",
+            "sinks",
+            "tables",
+            "remarks",
+            "advice",
+        }
+        assert set(found["sinks"][0]) == {"sink_name", "last_batch_id", "end_offsets", "verdict"}
+        recover_at_once(behind, url)
+        assert pgonce("doctor", behind).exit_code == ExitCode.OK
+        (behind / "state").mkdir()
+        (behind / "commits/9").unlink()
+        (behind / "offsets/9").write_text(entry(9, planned=1))
+        assert pgonce("doctor", behind).exit_code == ExitCode.NEEDS_PERSON
+        (behind / "offsets/9").write_text("v1")
+        assert pgonce("doctor", behind).exit_code == ExitCode.UNREADABLE
+        assert pgonce("doctor", tmp_path / "elsewhere").exit_code == ExitCode.UNREADABLE
+
+    def test_recover(self, pgonce, behind):
+        """It shows the files first, does it when told to, and takes it back."""
+        before = files_of(behind)
+        shown = pgonce("recover", behind)
+        assert (shown.exit_code, files_of(behind)) == (ExitCode.OK, before)
+        assert "write      offsets/9" in shown.stdout
+        assert "--yes" in shown.stdout
+        assert pgonce("recover", behind, "--yes").exit_code == ExitCode.RUNNING
+        assert pgonce("recover", behind, "--yes", "--quiet-for", 0.5, "--wait", 20).exit_code == ExitCode.OK
+        assert (behind / "offsets/9").exists()
+        assert json.loads(pgonce("recover", behind, "--json").stdout)["is_needed"] is False
+        assert pgonce("recover", behind, "--undo").exit_code == ExitCode.OK
+        assert (behind / "offsets/9").exists()
+        # The word of earlier versions still does it.
+        assert pgonce("recover", behind, "--undo", "--apply", "--quiet-for", 0).exit_code == ExitCode.OK
+        assert files_of(behind) == before
+        assert "--apply" not in pgonce("recover", "--help").stdout
+
+    def test_recover_refuses(self, pgonce, ahead, tmp_path):
+        """Refusals have an exit code of their own, and so has a place without a checkpoint."""
+        (ahead / "state").mkdir()
+        refused = pgonce("recover", ahead, "--yes")
+        assert refused.exit_code == ExitCode.NEEDS_PERSON
+        assert "[RECOVERY_STATEFUL]" in refused.stderr
+        nowhere = pgonce("recover", tmp_path / "nowhere")
+        assert nowhere.exit_code == ExitCode.UNREADABLE
+        assert "[CHECKPOINT_NOT_FOUND]" in nowhere.stderr

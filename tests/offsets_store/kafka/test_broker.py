@@ -1,0 +1,71 @@
+"""What the broker says of partitions and their ends, and what is said where it does not answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
+from support.ledger_history import KAFKA, publish
+
+from pgonce.offsets_store.errors import ConfigurationError, OffsetsError
+
+
+@pytest.mark.kafka
+class TestBroker:
+    def test_added_partitions_start_at_the_earliest(self, url, store, kafka, topic):
+        """Partitions added since the last batch are named, from their earliest offset."""
+        name = topic(partitions=1)
+        publish(url, 0, {"0": {name: {"0": 5}}})
+        add_partitions(kafka, name, 3)
+        found = json.loads(store.starting_offsets("orders", bootstrap_servers=kafka.bootstrap_servers))
+        assert found == {name: {"0": 5, "1": -2, "2": -2}}
+
+    def test_a_topic_that_is_gone(self, url, store, kafka):
+        """Stored offsets of a topic that the broker does not have are no place to start."""
+        publish(url, 0, {"0": {"no-such-topic": {"0": 5}}})
+        with pytest.raises(OffsetsError, match="no-such-topic-0") as refused:
+            store.starting_offsets("orders", bootstrap_servers=kafka.bootstrap_servers)
+        assert refused.value.code == "PARTITIONS_GONE"
+
+    def test_lag_against_the_broker(self, url, store, kafka, topic):
+        """With brokers the newest offsets are theirs, and a partition without an end counts from its earliest row."""
+        name = topic(partitions=1)
+        publish(url, 0, {"0": {name: {"0": 1}}})
+        add_partitions(kafka, name, 2)
+        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+        for partition, count in ((0, 4), (1, 2)):
+            for _ in range(count):
+                producer.produce(name, b"row", partition=partition)
+        assert producer.flush(30) == 0
+        rows = store.lag("orders", bootstrap_servers=kafka.bootstrap_servers)
+        assert [(r.partition, r.end_offset, r.latest_offset, r.lag) for r in rows] == [
+            (0, 1, 4, 3),
+            (1, None, 2, 2),
+        ]
+
+
+def add_partitions(kafka, topic, total):
+    """Raise a topic's number of partitions, and wait until the broker knows."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_partitions([NewPartitions(topic, total)], operation_timeout=10)[topic].result(timeout=30)
+
+
+def test_no_broker_there(url, store, monkeypatch):
+    """Brokers that do not answer are an error in words, after a bounded wait."""
+    monkeypatch.setattr("pgonce.offsets_store.kafka.broker._TIMEOUT_SECONDS", 1)
+    publish(url, 0, KAFKA)
+    with pytest.raises(OffsetsError, match=r"127\.0\.0\.1:1") as refused:
+        store.lag("orders", bootstrap_servers="127.0.0.1:1")
+    assert refused.value.code == "KAFKA_UNREACHABLE"
+
+
+def test_no_kafka_client(url, store, monkeypatch):
+    """Without the optional client, asking a broker says what to install."""
+    monkeypatch.setitem(sys.modules, "confluent_kafka", None)
+    publish(url, 0, KAFKA)
+    with pytest.raises(ConfigurationError, match="confluent-kafka") as refused:
+        store.starting_offsets("orders", bootstrap_servers="127.0.0.1:1")
+    assert refused.value.code == "NO_KAFKA_CLIENT"

@@ -1,0 +1,134 @@
+"""
+Kafka's settings in librdkafka's words, or a refusal that says why not.
+
+Covers: offsets_store.kafka.jaas.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.offsets_store.kafka.settings import Brokers, brokers, client_settings
+
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule required "
+SCRAM = "kafkashaded.org.apache.kafka.common.security.scram.ScramLoginModule required "
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"security.protocol": "ssl"}, {"security.protocol": "SSL"}),
+        (
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.jaas.config": SCRAM + 'username="me" password="s3cret";',
+            },
+            {
+                "security.protocol": "SASL_SSL",
+                "sasl.mechanism": "SCRAM-SHA-512",
+                "sasl.username": "me",
+                "sasl.password": "s3cret",
+            },
+        ),
+        (
+            {"ssl.truststore.location": "/etc/ca", "ssl.truststore.type": "pem"},
+            {"ssl.ca.location": "/etc/ca"},
+        ),
+        ({"ssl.truststore.location": "/etc/ca.pem"}, {"ssl.ca.location": "/etc/ca.pem"}),
+        ({"ssl.truststore.certificates": "-----BEGIN"}, {"ssl.ca.pem": "-----BEGIN"}),
+        (
+            {"ssl.keystore.location": "/me.pem", "ssl.key.password": "s3cret"},
+            {"ssl.certificate.location": "/me.pem", "ssl.key.location": "/me.pem", "ssl.key.password": "s3cret"},
+        ),
+        (
+            {"ssl.keystore.key": "key", "ssl.keystore.certificate.chain": "chain"},
+            {"ssl.key.pem": "key", "ssl.certificate.pem": "chain"},
+        ),
+        (
+            {"ssl.keystore.location": "/me.p12", "ssl.keystore.type": "PKCS12", "ssl.keystore.password": "s3cret"},
+            {"ssl.keystore.location": "/me.p12", "ssl.keystore.password": "s3cret"},
+        ),
+        ({"ssl.endpoint.identification.algorithm": ""}, {"ssl.endpoint.identification.algorithm": "none"}),
+        ({"ssl.endpoint.identification.algorithm": "HTTPS"}, {"ssl.endpoint.identification.algorithm": "https"}),
+    ],
+)
+def test_what_librdkafka_is_told(given, expected):
+    """Each of Kafka's settings says the same in librdkafka's words."""
+    assert dict(client_settings(given)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "user", "password"),
+    [
+        ('username="me" password="p w;d=#"', "me", "p w;d=#"),
+        ("username='me' password='it\\'s'", "me", "it's"),
+        ('username=me   password="a\\"b\\\\c"', "me", 'a"b\\c'),
+        ('\n  password="x"\n  username="me"', "me", "x"),
+        ('serviceName="kafka" username="me" password=""', "me", ""),
+    ],
+)
+def test_jaas(options, user, password):
+    """User and password are read from a JAAS text, however they are quoted."""
+    found = dict(client_settings({"sasl.jaas.config": f"{PLAIN}{options};"}))
+    assert (found["sasl.username"], found["sasl.password"]) == (user, password)
+
+
+SECRET = "zq7s3cret"
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"ssl.truststore.location": f"/{SECRET}.jks"}, "JKS"),
+        ({"ssl.truststore.location": "/a.pem", "ssl.truststore.type": "PKCS12"}, "PKCS12"),
+        ({"ssl.truststore.location": "/a.jks", "ssl.truststore.password": SECRET}, "librdkafka cannot read"),
+        ({"ssl.keystore.location": "/a.jks", "ssl.keystore.password": SECRET}, "JKS"),
+        ({"ssl.keystore.location": "/a.pem", "ssl.keystore.password": SECRET}, "PKCS12"),
+        ({"sasl.mechanism": "GSSAPI"}, "SCRAM-SHA-512"),
+        ({"ssl.truststore.password": SECRET}, r"ssl\.truststore\.type=PEM"),
+        ({"sasl.mechanism": "AWS_MSK_IAM"}, "IAM"),
+        ({"security.protocol": SECRET}, "SASL_SSL"),
+        ({"sasl.jaas.config": f'{PLAIN}username="me" password="{SECRET}"'}, "cannot be read"),
+        ({"sasl.jaas.config": f'{PLAIN}username="me" password="{SECRET};'}, "cannot be read"),
+        ({"sasl.jaas.config": f'{PLAIN}username="{SECRET}";'}, "no password"),
+        ({"sasl.jaas.config": f'a.Krb5LoginModule required keyTab="{SECRET}";'}, "PlainLoginModule"),
+        ({"sasl.jaas.config": f'{SCRAM}username="me" password="{SECRET}" tokenauth="true";'}, "login module"),
+        ({"bootstrap.servers": SECRET}, "bootstrapServers"),
+        ({"ssl.cipher.suites": SECRET}, "sasl.jaas.config"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(given, says):
+    """What librdkafka cannot do, or nobody understands, is refused in words, which never hold the value of a secret."""
+    with pytest.raises(ConfigurationError, match=says) as refused:
+        client_settings(given)
+    assert SECRET not in str(refused.value)
+    assert refused.value.code in {"BAD_OPTION", "UNKNOWN_OPTION"}
+
+
+def test_brokers_have_both():
+    """Names are Spark's, in any case; nothing is shown but the addresses."""
+    found = brokers("a:1,b:2", {"kafka.Security.Protocol": "SSL", "kafka.ssl.keystore.key": SECRET})
+    assert found.client == {"bootstrap.servers": "a:1,b:2", "security.protocol": "SSL", "ssl.key.pem": SECRET}
+    assert SECRET not in repr(found)
+    assert found.scrub(f"bad key {SECRET}") == "bad key ***"
+    assert found == brokers("a:1,b:2", {"kafka.ssl.keystore.key": SECRET, "kafka.security.protocol": "SSL"})
+    assert brokers(None) is None
+    assert brokers("a:1") == Brokers("a:1")
+
+
+@pytest.mark.parametrize("options", [{"security.protocol": "SSL"}, {"subscribe": "orders"}])
+def test_names_without_the_prefix(options):
+    """Options of another kind are refused, with the way to write them."""
+    with pytest.raises(ConfigurationError, match=r"kafka\.security\.protocol") as refused:
+        brokers("a:1", options)
+    assert refused.value.code == "UNKNOWN_OPTION"
+
+
+def test_settings_without_brokers():
+    """A login to brokers that nobody has named is refused."""
+    with pytest.raises(ConfigurationError, match="bootstrap_servers") as refused:
+        brokers(None, {"kafka.security.protocol": "SSL"})
+    assert refused.value.code == "CLASHING_OPTIONS"

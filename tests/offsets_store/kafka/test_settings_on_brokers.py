@@ -1,0 +1,179 @@
+"""
+Brokers that ask who one is, and encrypt, and deny what one may not do: real ones, by each protocol of Kafka.
+
+Covers: offsets_store.kafka.broker, offsets_store.kafka.groups.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+from support.batches import make_planned_batch
+from support.ledger_history import publish
+from typer.testing import CliRunner
+
+from pgonce.cli.main import app
+from pgonce.offsets_store.errors import OffsetsError
+from pgonce.offsets_store.export_group.export import export_group
+from pgonce.offsets_store.kafka.broker import ends_of, partitions_of, topic_ids
+from pgonce.offsets_store.kafka.groups import group_offsets, has_members, move_group
+from pgonce.offsets_store.kafka.settings import brokers
+from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.sink.identity.topic_ids import with_topic_ids
+
+pytestmark = pytest.mark.kafka
+
+
+def options_for(secure, protocol, mechanism=None, password=None):
+    """Kafka's settings for one of the broker's listeners, as Spark has them."""
+    options = {"kafka.security.protocol": protocol}
+    if protocol.endswith("SSL"):
+        options |= {"kafka.ssl.truststore.location": str(secure.authority), "kafka.ssl.truststore.type": "PEM"}
+    if protocol == "SSL":
+        options |= {"kafka.ssl.keystore.location": str(secure.identity), "kafka.ssl.keystore.type": "PEM"}
+    if mechanism:
+        jaas = secure.jaas(password=password) if mechanism == "PLAIN" else secure.scram(password)
+        options |= {"kafka.sasl.mechanism": mechanism, "kafka.sasl.jaas.config": jaas}
+    return options
+
+
+@pytest.fixture(scope="module")
+def secure_topic(secure_kafka):
+    """A topic of two partitions on the secure broker."""
+    # A process may run other files in between, and then makes this fixture again.
+    name = f"orders-{secrets.token_hex(4)}"
+    admin = AdminClient({"bootstrap.servers": secure_kafka.bootstrap_servers})
+    admin.create_topics([NewTopic(name, 2, 1)], operation_timeout=10)[name].result(timeout=30)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("protocol", "mechanism"),
+    [
+        ("SASL_SSL", "SCRAM-SHA-256"),
+        ("SASL_SSL", "PLAIN"),
+        ("SASL_PLAINTEXT", "SCRAM-SHA-256"),
+        ("SASL_PLAINTEXT", "PLAIN"),
+        ("SSL", None),
+    ],
+)
+def test_brokers_answer(secure_kafka, secure_topic, protocol, mechanism):
+    """With the settings that Spark has, partitions, ends and ids are told by every kind of client."""
+    found = brokers(secure_kafka.servers(protocol), options_for(secure_kafka, protocol, mechanism))
+    assert partitions_of([secure_topic], found) == {(secure_topic, 0), (secure_topic, 1)}
+    assert ends_of([secure_topic], found) == {(secure_topic, 0): (0, 0), (secure_topic, 1): (0, 0)}
+    assert set(topic_ids([secure_topic], found)) == {secure_topic}
+
+
+def test_a_wrong_password(secure_kafka, secure_topic, monkeypatch):
+    """A login that is refused is said to be one, by each kind of client, and no password is repeated."""
+    monkeypatch.setattr("pgonce.offsets_store.kafka.broker._TIMEOUT_SECONDS", 3)
+    wrong = "zq7wrong"
+    options = options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256", wrong)
+    found = brokers(secure_kafka.servers("SASL_SSL"), options)
+    for ask in (partitions_of, topic_ids):
+        with pytest.raises(OffsetsError, match="(?i)authentication") as refused:
+            ask([secure_topic], found)
+        assert refused.value.code == "KAFKA_REFUSED"
+        assert wrong not in str(refused.value)
+
+
+def test_a_certificate_that_nobody_knows(secure_kafka, secure_topic, monkeypatch):
+    """A broker whose certificate is not known is not asked anything."""
+    monkeypatch.setattr("pgonce.offsets_store.kafka.broker._TIMEOUT_SECONDS", 3)
+    found = brokers(secure_kafka.servers("SASL_SSL"), {
+        "kafka.security.protocol": "SASL_SSL",
+        "kafka.sasl.mechanism": "PLAIN",
+        "kafka.sasl.jaas.config": secure_kafka.jaas(),
+    })  # fmt: skip
+    with pytest.raises(OffsetsError, match="certificate verify failed") as refused:
+        partitions_of([secure_topic], found)
+    assert refused.value.code == "KAFKA_REFUSED"
+
+
+def test_a_file_that_is_not_there(secure_kafka, tmp_path):
+    """Settings that librdkafka cannot use are said to be the reason."""
+    options = {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": str(tmp_path / "none.pem")}
+    with pytest.raises(OffsetsError, match=r"ssl\.ca\.location") as refused:
+        partitions_of(["orders"], brokers(secure_kafka.servers("SSL"), options))
+    assert refused.value.code == "KAFKA_REFUSED"
+
+
+def test_a_group_that_one_may_not_read(secure_kafka, secure_topic, url):
+    """Who lacks a right on the group is told so at once, and is not taken for somebody who gets no answer."""
+    options = options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256")
+    found = brokers(secure_kafka.servers("SASL_SSL"), options)
+    closed = f"closed-{secrets.token_hex(4)}"
+    secure_kafka.deny("GROUP", closed)
+    for ask in (
+        lambda: group_offsets(closed, [(secure_topic, 0)], found),
+        lambda: has_members(closed, found),
+        lambda: move_group(closed, {(secure_topic, 0): 0}, "note", found),
+    ):
+        began = time.monotonic()
+        with pytest.raises(OffsetsError, match="READ on the group") as refused:
+            ask()
+        assert refused.value.code == "KAFKA_REFUSED"
+        assert time.monotonic() - began < 10
+    publish(url, 0, {"0": {secure_topic: {"0": 0}}})
+    with pytest.raises(OffsetsError) as refused:
+        export_group("orders", closed, found, url)
+    assert refused.value.code == "KAFKA_REFUSED"
+
+
+def test_a_topic_that_one_may_not_see(secure_kafka, secure_topic):
+    """A topic that is closed to this user is not taken for one that does not exist; the error names it."""
+    found = brokers(secure_kafka.servers("SASL_SSL"), options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256"))
+    closed = f"closed-{secrets.token_hex(4)}"
+    client = AdminClient({"bootstrap.servers": secure_kafka.bootstrap_servers})
+    client.create_topics([NewTopic(closed, 1, 1)], operation_timeout=10)[closed].result(timeout=30)
+    secure_kafka.deny("TOPIC", closed)
+    for ask in (
+        lambda: partitions_of([secure_topic, closed], found),
+        lambda: ends_of([secure_topic, closed], found),
+        lambda: topic_ids([secure_topic, closed], found),
+        lambda: group_offsets("lag", [(secure_topic, 0), (closed, 0)], found),
+    ):
+        with pytest.raises(OffsetsError, match=f"{closed}.*DESCRIBE on the topic") as refused:
+            ask()
+        assert refused.value.code == "KAFKA_REFUSED"
+    with pytest.raises(OffsetsError, match=f"{closed}.*READ on the group and on the topic") as refused:
+        move_group("lag", {(closed, 0): 0}, "note", found)
+    assert refused.value.code == "KAFKA_REFUSED"
+    assert partitions_of(["no-such-topic"], found) == set()
+
+
+def test_every_way_to_ask(secure_kafka, secure_topic, url, tmp_path, monkeypatch):
+    """OffsetsStore takes Spark's options, the command line a file as Kafka's tools do; a group is set by them, too."""
+    options = options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256")
+    servers = secure_kafka.servers("SASL_SSL")
+    publish(url, 0, {"0": {secure_topic: {"0": 0}}})
+    store = OffsetsStore(url)
+    told = store.starting_offsets("orders", bootstrap_servers=servers, kafka_options=options)
+    assert json.loads(told) == {secure_topic: {"0": 0, "1": -2}}
+    lag = store.lag("orders", bootstrap_servers=servers, kafka_options=options)
+    assert [(row.partition, row.lag) for row in lag] == [(0, 0), (1, 0)]
+    config = tmp_path / "client.properties"
+    config.write_text("".join(f"{name.removeprefix('kafka.')}={value}\n" for name, value in options.items()))
+    monkeypatch.setenv("PGONCE_KAFKA_CONFIG", str(config))
+    there = ["orders", "--url", url, "--bootstrap-servers", servers]
+    shown = CliRunner().invoke(app, ["offsets", *there, "--json"])
+    assert [row["latest_offset"] for row in json.loads(shown.stdout)[0]["positions"]] == [0, 0]
+    assert CliRunner().invoke(app, ["offsets", *there, "--starting-offsets"]).stdout.strip() == told
+    exported = CliRunner().invoke(app, ["export-group", *there, "--group", "lag"])
+    assert f"{secure_topic}-0 from nowhere to 0" in exported.stdout, exported.output
+    config.write_text(config.read_text().replace(secure_kafka.password, "zq7wrong"))
+    monkeypatch.setattr("pgonce.offsets_store.kafka.groups._TIMEOUT_SECONDS", 3)
+    refused = CliRunner().invoke(app, ["export-group", *there, "--group", "lag"])
+    assert (refused.exit_code, "KAFKA_REFUSED" in refused.output, "zq7" in refused.output) == (1, True, False)
+
+
+def test_a_query_asks_for_the_ids_of_its_topics(secure_kafka, secure_topic):
+    """What a commit asks of the brokers works with a login, too."""
+    found = brokers(secure_kafka.servers("SASL_SSL"), options_for(secure_kafka, "SASL_SSL", "PLAIN"))
+    batch = make_planned_batch(end={"0": {secure_topic: {"0": 0, "1": 0}}})
+    assert set(with_topic_ids(batch, found).topic_ids) == {secure_topic}

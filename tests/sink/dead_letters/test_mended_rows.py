@@ -1,0 +1,161 @@
+"""The JSON of a row that was put aside becomes the values that it stands for, or an error says where to mend it."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from pyspark.sql import types as t
+from support.dead_letters import a_past, put_aside, replayed
+
+from pgonce.offsets_store.errors import RecoveryError
+from pgonce.sink.encoding.encoded_types import encoded_column
+from pgonce.sink.options.destination import destination
+
+# Spark's type, and texts of values of the Postgres type in which it is encoded.
+VALUES = {
+    t.BooleanType(): ["true", "false"],
+    t.ByteType(): ["-128"],
+    t.ShortType(): ["32767"],
+    t.IntegerType(): ["-2147483648"],
+    t.LongType(): ["9223372036854775807"],
+    t.FloatType(): ["1.1", "NaN", "-Infinity", "1e-38"],
+    t.DoubleType(): ["0.1", "NaN", "Infinity", "1.7976931348623157e308"],
+    t.DecimalType(38, 18): ["99999999999999999999.123456789012345678", "0.000000000000000001"],
+    t.StringType(): ["", "null", '"{}[]\\', "äß 漢 🐘", "{1,2}"],
+    t.BinaryType(): ["\\x", "\\x00ff", "\\x5c78"],
+    t.DateType(): ["0001-01-01", "9999-12-31", "infinity", "0044-03-15 BC"],
+    t.TimestampType(): ["1969-12-31 23:59:59.999999+00", "2026-11-22 01:02:03.000001+00"],
+    t.TimestampNTZType(): ["1582-10-15 00:00:00.000001", "9999-12-31 23:59:59.999999"],
+    t.DayTimeIntervalType(0, 3): ["-3 days -00:00:00.000001", "106751 days"],
+    t.ArrayType(t.StringType()): ["{}", '{NULL,"null","a,b","{}"}'],
+    t.ArrayType(t.LongType()): ["{1,NULL,9223372036854775807}"],
+    t.ArrayType(t.BinaryType()): ['{"\\\\x00ff",NULL}'],
+    t.ArrayType(t.DecimalType(10, 2)): ["{1.10,-0.01}"],
+    t.StructType([t.StructField("a", t.LongType())]): ['{"a": 9223372036854775807}', '{"a": {"base64": 1}}', "{}"],
+    t.MapType(t.StringType(), t.StringType()): ['{"base64": "x", "b": null}'],
+    t.ArrayType(t.StructType([t.StructField("a", t.LongType())])): ['[{"a": 1}, null]', "[]"],
+}
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything; a query has published a batch."""
+    a_past(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+@pytest.mark.parametrize("data_type", VALUES, ids=lambda data_type: data_type.simpleString())
+def test_values_come_back(url, admin, data_type):
+    """What Postgres made JSON of is read as the same value of the same type; null stays null."""
+    kept = encoded_column("value", data_type)
+    admin.execute(f"CREATE TABLE events (id int, value {kept.postgres_type})".encode())
+    admin.execute(f"CREATE TABLE given (id int, value {kept.postgres_type})".encode())
+    struct = t.StructType([t.StructField("id", t.IntegerType()), t.StructField("value", data_type)])
+    for number, text in enumerate([*VALUES[data_type], None]):
+        admin.execute("INSERT INTO given VALUES (%s, %s)", [number, text])
+        row = admin.execute("SELECT to_jsonb(given)::text FROM given WHERE id = %s", [number]).fetchone()[0]
+        put_aside(admin, {}, destination("public.events"), struct, row_data=row)
+    replayed(url)
+    others = (
+        "SELECT id, g.value::text, e.value::text FROM given AS g LEFT JOIN events AS e USING (id) "
+        "WHERE g.value::text IS DISTINCT FROM e.value::text"
+    )
+    assert admin.execute(others).fetchall() == []
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (len(VALUES[data_type]) + 1,)
+
+
+def test_bytes_may_be_base64(url, admin):
+    """For a column of bytes, that form needs no mending."""
+    admin.execute("CREATE TABLE events (value bytea)")
+    struct = t.StructType([t.StructField("value", t.BinaryType())])
+    put_aside(admin, {"value": {"base64": "AP8="}}, destination("public.events"), struct)
+    replayed(url)
+    assert admin.execute("SELECT value FROM events").fetchall() == [(b"\x00\xff",)]
+
+
+@pytest.mark.parametrize(
+    ("data_type", "value", "says"),
+    [
+        (t.StringType(), {"base64": "AA=="}, "still an object"),
+        (t.StringType(), [1], "still an object"),
+        (t.StringType(), ..., "is missing"),
+        (t.LongType(), "seven", 'invalid input syntax for type bigint: "seven"'),
+        (t.LongType(), 1.5, "cannot be read as int8"),
+        (t.LongType(), {"base64": "AA=="}, "still an object"),
+        (t.DateType(), "2026-02-30", "out of range"),
+        (t.BinaryType(), {"base64": "AA==", "more": 1}, "still an object"),
+        (t.BinaryType(), {"base64": "?"}, "cannot be read as bytea"),
+        (t.ArrayType(t.StringType()), ["a", {"base64": "AA=="}], "still an object"),
+        (t.ArrayType(t.LongType()), 5, "cannot be read as int8[]"),
+        (t.StructType([t.StructField("a", t.StringType())]), {"base64": "AA=="}, "still an object"),
+        (t.MapType(t.StringType(), t.StringType()), {"base64": "AA=="}, "still an object"),
+        (t.MapType(t.StringType(), t.StringType()), {"json": '{"a": "\\u0000"}'}, "still an object"),
+        (t.MapType(t.StringType(), t.StringType()), {"arrow": "AA=="}, "still an object"),
+        (t.BinaryType(), {"arrow": "AA=="}, "still an object"),
+    ],
+)
+def test_a_value_that_nobody_mended(url, admin, data_type, value, says):
+    """The error names the letter and the column, and the statement in it mends the value."""
+    admin.execute('CREATE TABLE events (id bigint, "it\'s" text)')
+    struct = t.StructType([t.StructField("id", t.LongType()), t.StructField("it's", data_type)])
+    put_aside(admin, {"id": 1, "it's": None}, destination("public.events"), struct)
+    bad = put_aside(admin, {"id": 2, **({} if value is ... else {"it's": value})}, destination("public.events"), struct)
+    with pytest.raises(RecoveryError) as error:
+        replayed(url)
+    said = str(error.value)
+    assert error.value.code == "DEAD_LETTER_UNMENDED"
+    assert says in said
+    assert f'column "it\'s" in dead letter {bad} ' in said
+    admin.execute(said[said.index("UPDATE") : said.index(" with the value")].replace("'\"...\"'", "'null'").encode())
+    kept = admin.execute("SELECT row_data -> 'it''s' FROM pgonce.dead_letters WHERE dead_letter_id = %s", [bad])
+    assert kept.fetchone() == (None,)
+    assert "DEAD_LETTER" not in str(replayed(url, dry_run=True))
+
+
+@pytest.mark.parametrize("deletes", ["hard", "soft:is_gone", "ignore"])
+def test_a_row_has_to_say_whether_it_deletes(url, admin, deletes):
+    """Null is neither, and such a row would be gone with its letter."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, seq bigint, is_gone boolean)")
+    struct = t.StructType([
+        t.StructField("id", t.LongType()),
+        t.StructField("seq", t.LongType()),
+        t.StructField("gone", t.BooleanType()),
+    ])  # fmt: skip
+    where = destination("public.events", "apply", ["id"], "seq", delete_when="gone", only_newer=True, deletes=deletes)
+    letter = put_aside(admin, {"id": 1, "seq": None, "gone": None}, where, struct)
+    for how in ({"dry_run": True}, {}):
+        with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED.*true or false") as error:
+            replayed(url, **how)
+        assert f"column 'gone' in dead letter {letter} is null" in str(error.value)
+    for value in ('{"gone": false}', '{"seq": 5}'):
+        admin.execute("UPDATE pgonce.dead_letters SET row_data = row_data || %s::jsonb", [value])
+    replayed(url)
+    assert admin.execute("SELECT id, seq FROM events").fetchall() == [(1, 5)]
+
+
+def test_all_letters_whose_values_nobody_mended_are_named(url, admin):
+    """The text of the error shows how to repair the first of them, and which others there are."""
+    admin.execute("CREATE TABLE events (id bigint, name text)")
+    for number, name in enumerate([{"base64": "AA=="}, "good", {"base64": "AA=="}, {"base64": "AA=="}]):
+        put_aside(admin, {"id": number, "name": name})
+    with pytest.raises(RecoveryError, match=r"dead letter 1 is still .* have such values too: 3, 4\."):
+        replayed(url, dry_run=True)
+
+
+def test_what_is_no_row(url, admin):
+    """Something else than an object in row_data is an error like a missing column."""
+    admin.execute("CREATE TABLE events (id bigint, name text)")
+    put_aside(admin, {}, row_data=Jsonb([1, 2]))
+    with pytest.raises(RecoveryError, match="is missing in row_data"):
+        replayed(url)
+
+
+def test_names_are_only_names(url, admin):
+    """Quotes, dots and braces in a column's name do not become part of a statement."""
+    name = """a"b'c.d{}%s; --"""
+    admin.execute(psycopg.sql.SQL("CREATE TABLE events ({} text)").format(psycopg.sql.Identifier(name)))
+    put_aside(admin, {name: "x"}, destination("public.events"), t.StructType([t.StructField(name, t.StringType())]))
+    replayed(url)
+    assert admin.execute("SELECT * FROM events").fetchall() == [("x",)]

@@ -1,0 +1,451 @@
+"""
+Rows that were put aside and mended get into their table as a batch's rows do, once, and their letters go with it.
+
+Covers: sink.dead_letters.replay_rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+from pyspark.sql import types as t
+from support.batches import make_batch
+from support.committed_rows import appending, settings
+from support.dead_letters import STRUCT, a_past, by_key, put_aside, replayed
+from support.fixtures.postgres import url_with
+from support.ledger_history import OTHER
+from support.recoveries import noted
+from support.tombstones import put_tombstone
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.sink.options.destination import destination
+
+SEQ = t.StructType([*STRUCT.fields, t.StructField("seq", t.LongType())])
+CHANGES = t.StructType([*SEQ.fields, t.StructField("gone", t.BooleanType())])
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything; a query has published a batch, and there is its table."""
+    a_past(url)
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE events (id bigint PRIMARY KEY, name varchar(5) CHECK (name <> 'bad'))")
+        yield connection
+
+
+def in_table(admin, columns="id, name"):
+    """The rows of the table."""
+    return admin.execute(f"SELECT {columns} FROM events ORDER BY id".encode()).fetchall()
+
+
+def letters(admin):
+    """The ids of the letters that are there."""
+    return [row[0] for row in admin.execute("SELECT dead_letter_id FROM pgonce.dead_letters ORDER BY 1").fetchall()]
+
+
+def kept(group):
+    """The letters that stay, what is said of each, and whether its row is refused."""
+    words = ("newer", "none of its key", "deletes=ignore", "22001", "23514", "23505", "23503", "no table")
+    return [
+        (one.letter.dead_letter_id, next(word for word in words if word in one.why), one.is_refused)
+        for one in group.kept
+    ]
+
+
+def refused(code, url, **how):
+    """What the replay says."""
+    with pytest.raises(PgonceError) as error:
+        replayed(url, **how)
+    assert error.value.code == code
+    return str(error.value)
+
+
+class TestReplayed:
+    def test_written_taken_out_and_noted(self, url, admin):
+        """The rows are in the table, the letters are gone, and the ledger has who, why, which and how many."""
+        ids = [put_aside(admin, {"id": number, "name": f"n{number}"}) for number in (1, 2)]
+        (group,) = replayed(url, reason=" mended ")
+        assert [letter.dead_letter_id for letter in group.letters] == ids
+        assert (in_table(admin), letters(admin)) == ([(1, "n1"), (2, "n2")], [])
+        details = {"dead_letters": 2, "ids": ids, "table": "pgonce.dead_letters", "targets": {"public.events": 2}}
+        assert noted(admin) == [("replay-dead-letters", None, "mended", details)]
+        assert replayed(url) == []
+        assert len(noted(admin)) == 1
+
+    def test_a_dry_run_changes_nothing(self, url, admin):
+        """It tries the rows, and finds a value that is not mended, but nothing of it stays."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        (group,) = replayed(url, dry_run=True)
+        assert len(group.letters) == 1
+        assert (in_table(admin), len(letters(admin)), noted(admin)) == ([], 1, [])
+        put_aside(admin, {"id": "x", "name": "n1"})
+        refused("DEAD_LETTER_UNMENDED", url, dry_run=True)
+
+    def test_only_those_that_are_named(self, url, admin):
+        """By id or by code; an id that is not there, or of another query, is refused."""
+        a_past(url, query_id=OTHER, query_name="others", sink_name="public.others")
+        one = put_aside(admin, {"id": 1, "name": "n1"})
+        two = put_aside(admin, {"id": 2, "name": "n2"}, code="23514")
+        others = put_aside(admin, {"id": 3, "name": "n3"}, query_id=OTHER, sink_name="public.others")
+        assert str(others) in refused("DEAD_LETTER_NOT_FOUND", url, ids=[one, others])
+        replayed(url, ids=[one])
+        assert in_table(admin) == [(1, "n1")]
+        replayed(url, code="23514")
+        assert (in_table(admin), letters(admin)) == ([(1, "n1"), (2, "n2")], [others])
+        assert two not in letters(admin)
+
+    def test_several_tables_in_one_transaction(self, url, admin):
+        """Each row goes into the table that it was for; if one of them refuses, no row is in any."""
+        admin.execute('CREATE SCHEMA app; CREATE TABLE app."Odd Name" (id integer, name text NOT NULL)')
+        odd = destination('app."Odd Name"')
+        put_aside(admin, {"id": 1, "name": "n1"})
+        bad = put_aside(admin, {"id": 2, "name": None}, odd)
+        assert "column name" in refused("NOT_NULL_VIOLATION", url)
+        assert (in_table(admin), len(letters(admin)), noted(admin)) == ([], 2, [])
+        mend(admin, bad, "name", "n2")
+        replayed(url)
+        assert in_table(admin) == [(1, "n1")]
+        assert admin.execute('SELECT id, name FROM app."Odd Name"').fetchall() == [(2, "n2")]
+
+    def test_each_sink_has_its_note(self, url, admin):
+        """Letters of two sinks of a query are noted with the sink that they came from."""
+        a_past(url, sink_name="public.lines")
+        ids = [
+            put_aside(admin, {"id": n, "name": "n"}, sink_name=f"public.{s}") for n, s in enumerate(("orders", "lines"))
+        ]
+        replayed(url)
+        found = admin.execute(
+            "SELECT sink_name, details -> 'ids' FROM pgonce.interventions JOIN pgonce.writers USING (writer_id) "
+            "ORDER BY details -> 'ids'"
+        ).fetchall()
+        assert found == [("public.orders", [ids[0]]), ("public.lines", [ids[1]])]
+
+    def test_a_table_of_the_users_own(self, url, admin):
+        """Letters that a query puts into another table are replayed from there."""
+        admin.execute("CREATE SCHEMA app; CREATE TABLE app.letters (LIKE pgonce.dead_letters INCLUDING ALL)")
+        put_aside(admin, {"id": 1, "name": "n1"}, table="app.letters")
+        assert replayed(url) == []
+        replayed(url, table="app.letters")
+        assert in_table(admin) == [(1, "n1")]
+        assert admin.execute("SELECT count(*) FROM app.letters").fetchone() == (0,)
+
+    def test_names_are_found_along_the_users_search_path_in_triggers_only(self, url, admin):
+        """A trigger of the table runs under the user's search_path, as it does for a batch."""
+        admin.execute("CREATE SCHEMA app; CREATE TABLE app.seen (id bigint)")
+        admin.execute(
+            "CREATE FUNCTION app.note() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN INSERT INTO seen VALUES (new.id); RETURN null; END'"
+        )
+        admin.execute(
+            "CREATE CONSTRAINT TRIGGER t AFTER INSERT ON events DEFERRABLE INITIALLY DEFERRED "
+            "FOR EACH ROW EXECUTE FUNCTION app.note()"
+        )
+        put_aside(admin, {"id": 1, "name": "n1"})
+        replayed(url_with(url, options="-csearch_path=app"))
+        assert admin.execute("SELECT id FROM app.seen").fetchall() == [(1,)]
+
+
+class TestRefusedAgain:
+    @pytest.mark.parametrize(
+        ("row", "code", "says"),
+        [
+            ({"id": 2, "name": "too long"}, "VALUE_NOT_STORABLE", "id = 2"),
+            ({"id": 2, "name": "bad"}, "CHECK_VIOLATION", "id = 2"),
+            ({"id": 1, "name": "again"}, "UNIQUE_VIOLATION", "(id)=(1)"),
+        ],
+    )
+    def test_all_or_nothing(self, url, admin, row, code, says):
+        """A row that the table still refuses keeps all of them out, and the error says which it is."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        put_aside(admin, row)
+        said = refused(code, url)
+        assert says in said
+        assert "start the query again" not in said
+        assert (in_table(admin), len(letters(admin)), noted(admin)) == ([], 2, [])
+
+    def test_at_commit(self, url, admin):
+        """What a deferred constraint refuses is refused in the same words."""
+        admin.execute("ALTER TABLE events ADD UNIQUE (name) DEFERRABLE INITIALLY DEFERRED")
+        for number in (1, 2):
+            put_aside(admin, {"id": number, "name": "same"})
+        refused("UNIQUE_VIOLATION", url)
+        assert (in_table(admin), len(letters(admin))) == ([], 2)
+
+    def test_the_table_is_gone(self, url, admin):
+        """The checks of a stream are made: a missing table is named."""
+        admin.execute("DROP TABLE events")
+        put_aside(admin, {"id": 1, "name": "n1"})
+        assert "public.events" in refused("TARGET_MISSING", url)
+
+    def test_without_synchronous_commit(self, url, admin):
+        """Letters are not deleted for rows that a crash could lose."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        refused("SYNCHRONOUS_COMMIT_OFF", url_with(url, options="-csynchronous_commit=off"))
+        assert len(letters(admin)) == 1
+
+
+def mend(admin, letter, column, value):
+    """What docs/dead-letters.md tells people to do."""
+    admin.execute(
+        "UPDATE pgonce.dead_letters SET row_data = jsonb_set(row_data, %s, %s) WHERE dead_letter_id = %s",
+        [[column], Jsonb(value), letter],
+    )
+
+
+class TestByKey:
+    @pytest.fixture(autouse=True)
+    def with_seq(self, admin):
+        admin.execute("ALTER TABLE events ADD seq bigint")
+
+    def put(self, admin, where, days_ago=0.0, **row):
+        """A letter whose row has a key and a sequence."""
+        return put_aside(admin, {"id": 1, "name": "old", "seq": 5, **row}, where, SEQ, days_ago=days_ago)
+
+    @pytest.mark.parametrize(
+        ("where", "says"),
+        [
+            (by_key(), "onlyNewer"),
+            (by_key(on_conflict="ignore"), "onConflict=ignore"),
+            (by_key("apply", delete_when="name"), "onlyNewer"),
+            (destination("public.events", "complete"), "replaces all rows"),
+        ],
+        ids=["upsert", "ignore", "apply", "complete"],
+    )
+    def test_refused_where_it_could_undo_something(self, url, admin, where, says):
+        """Without onlyNewer nothing tells what happened to the key since."""
+        letter = self.put(admin, where)
+        said = refused("REPLAY_UNSAFE", url)
+        assert says in said
+        assert f"Dead letter {letter} " in said
+        assert "--discard" in said
+        assert len(letters(admin)) == 1
+        refused("REPLAY_UNSAFE", url, dry_run=True)
+
+    def test_what_is_newer_stays(self, url, admin):
+        """With onlyNewer, a row is written if it is the newest of its key; if it is not, its letter stays, and why."""
+        where = by_key(only_newer=True)
+        admin.execute("INSERT INTO events VALUES (1, 'new', 9)")
+        older = self.put(admin, where)
+        done = self.put(admin, where, id=2)
+        (group,) = replayed(url)
+        assert in_table(admin, "id, name, seq") == [(1, "new", 9), (2, "old", 5)]
+        assert (group.counts["written"], group.counts["passed_over"]) == (1, 1)
+        assert letters(admin) == [older]
+        assert [letter.dead_letter_id for letter in group.replayed] == [done]
+        assert kept(group) == [(older, "newer", False)]
+        assert [details["ids"] for *_, details in noted(admin)] == [[done]]
+        (again,) = replayed(url)
+        assert (kept(again), again.replayed, len(noted(admin))) == ([(older, "newer", False)], (), 1)
+
+    def test_what_was_deleted_since_stays_away(self, url, admin):
+        """A delete that is remembered is newer than the row."""
+        self.put(admin, by_key(only_newer=True))
+        put_tombstone(admin, "events", "[1]", "9")
+        (group,) = replayed(url)
+        assert (in_table(admin), group.counts["passed_over"]) == ([], 1)
+        assert len(letters(admin)) == 1
+
+    def test_an_expired_trace(self, url, admin):
+        """Once deletes of that time may be forgotten, the replay is refused; a moment before it is not."""
+        late = self.put(admin, by_key(only_newer=True, tombstone_days=2), days_ago=2)
+        assert "tombstoneDays" in refused("REPLAY_UNSAFE", url)
+        in_time = self.put(admin, by_key(only_newer=True, tombstone_days=2), days_ago=1.9)
+        said = refused("REPLAY_UNSAFE", url)
+        assert f"Dead letter {late} " in said
+        replayed(url, ids=[in_time])
+        assert letters(admin) == [late]
+
+    def test_a_delete(self, url, admin):
+        """A change that deletes, deletes."""
+        admin.execute("INSERT INTO events VALUES (1, 'there', 4)")
+        where = by_key("apply", only_newer=True, delete_when="gone")
+        struct = t.StructType([*SEQ.fields, t.StructField("gone", t.BooleanType())])
+        put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, struct)
+        replayed(url)
+        assert (in_table(admin), letters(admin)) == ([], [])
+
+    def test_a_delete_of_nothing_keeps_its_letter(self, url, admin):
+        """Nobody can tell whether the row was never there or is still to come."""
+        where = by_key("apply", only_newer=True, delete_when="gone")
+        gone = put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, CHANGES)
+        older = [put_aside(admin, {"id": 2, "name": None, "seq": n, "gone": True}, where, CHANGES) for n in (4, 3)]
+        admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
+        done = put_aside(admin, {"id": 3, "name": "n", "seq": 5, "gone": False}, where, CHANGES)
+        (group,) = replayed(url)
+        assert letters(admin) == [gone, *older]
+        assert sorted(kept(group)) == [(gone, "none of its key", False), *((one, "newer", False) for one in older)]
+        assert [letter.dead_letter_id for letter in group.replayed] == [done]
+
+    def test_deletes_that_are_ignored_keep_their_letters(self, url, admin):
+        """They would never delete anything."""
+        where = by_key("apply", only_newer=True, delete_when="gone", deletes="ignore")
+        gone = put_aside(admin, {"id": 1, "name": None, "seq": 5, "gone": True}, where, CHANGES)
+        put_aside(admin, {"id": 1, "name": "n", "seq": 4, "gone": False}, where, CHANGES)
+        replayed(url)
+        assert (in_table(admin), letters(admin)) == ([(1, "n")], [gone])
+
+    @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+    def test_letters_that_another_of_the_same_replay_supersedes_are_done(self, url, admin, order):
+        """In whichever order they were put aside, also beside one that stays."""
+        where = by_key("apply", only_newer=True, delete_when="gone")
+        admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
+        changes = [(1, "a", 3, False), (1, None, 4, True), (1, "c", 5, False), (2, "old", 1, False)]
+        ids = {}
+        for number in order:
+            row = dict(zip(("id", "name", "seq", "gone"), changes[number], strict=True))
+            ids[number] = put_aside(admin, row, where, CHANGES)
+        (group,) = replayed(url)
+        assert in_table(admin, "id, name, seq") == [(1, "c", 5), (2, "new", 9)]
+        assert letters(admin) == [ids[3]]
+        assert kept(group) == [(ids[3], "newer", False)]
+
+    @pytest.mark.parametrize("is_reversed", [False, True])
+    def test_a_row_that_was_replaced_is_deleted_before_it_is_written(self, url, admin, is_reversed):
+        """Both changes have one version in a feed of Delta's, and beside another letter they are tried apart."""
+        where = by_key("apply", only_newer=True, change_feed="delta")
+        struct = t.StructType([*SEQ.fields, t.StructField("pgonce_deleted", t.BooleanType())])
+        admin.execute("INSERT INTO events VALUES (1, 'old', 1), (2, 'new', 9)")
+        changes = [(1, "old", 5, True), (1, "b", 5, False), (2, "old", 1, False)]
+        for change in changes[::-1] if is_reversed else changes:
+            row = dict(zip(("id", "name", "seq", "pgonce_deleted"), change, strict=True))
+            put_aside(admin, row, where, struct)
+        replayed(url)
+        assert in_table(admin, "id, name, seq") == [(1, "b", 5), (2, "new", 9)]
+        assert len(letters(admin)) == 1
+
+
+class TestBesideOthers:
+    def test_a_row_that_is_refused_again_is_known_by_its_letter(self, url, admin):
+        """Postgres names its place, and the error says which letter stands there."""
+        admin.execute("ALTER TABLE events ADD CHECK (id <> 7)")
+        ids = [put_aside(admin, {"id": number, "name": "n"}) for number in (6, 7)]
+        said = refused("CHECK_VIOLATION", url)
+        assert f"The rows are those of the dead letters {ids[0]}, {ids[1]}, in this order" in said
+        assert letters(admin) == ids
+
+    def test_a_row_without_a_destination(self, url, admin):
+        """A row whose route was unknown says so, with its id; --id leaves it out."""
+        row = {"id": 1, "name": "n1", "kind": "refunds"}
+        unknown = put_aside(admin, row, None, code="ROUTE_UNKNOWN", column_name="kind")
+        known = put_aside(admin, {"id": 2, "name": "n2"})
+        said = refused("REPLAY_IMPOSSIBLE", url)
+        assert f"Dead letter {unknown} (ROUTE_UNKNOWN, for nowhere; kind is 'refunds')" in said
+        replayed(url, ids=[known])
+        assert letters(admin) == [unknown]
+
+    def test_two_at_once(self, url, admin):
+        """Each letter is replayed once, whoever asks."""
+        for number in range(20):
+            put_aside(admin, {"id": number, "name": "n"})
+        done = []
+        both = [threading.Thread(target=lambda: done.append(replayed(url))) for _ in range(2)]
+        for one in both:
+            one.start()
+        for one in both:
+            one.join()
+        assert sorted(len(groups) for groups in done) == [0, 1]
+        assert len(in_table(admin)) == 20
+
+    def test_a_lock_that_somebody_holds(self, url, admin):
+        """It waits no longer than it is told, and says for whom."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        with psycopg.connect(url, application_name="an editor") as editor:
+            editor.execute("UPDATE pgonce.dead_letters SET message = 'x'")
+            assert "an editor" in refused("LEDGER_LOCKED", url, settings=CommitSettings(url, lock_timeout=0.5))
+        assert len(letters(admin)) == 1
+
+    def test_the_query_goes_on(self, url, admin):
+        """A replay changes nothing about where its query stands: the next batch is published."""
+        commit_batch(settings(url), make_batch(0, query_id="q9", sink_name="public.events"), appending(1))
+        put_aside(admin, {"id": 2, "name": "n2"}, query_id="q9", sink_name="public.events")
+        replayed(url, "q9")
+        commit_batch(settings(url), make_batch(1, query_id="q9", sink_name="public.events"), appending(3))
+        assert [row[0] for row in in_table(admin)] == [1, 2, 3]
+        rows = admin.execute(
+            "SELECT b.rows FROM pgonce.batches AS b JOIN pgonce.writers USING (writer_id) "
+            "WHERE query_id = 'q9' ORDER BY batch_id"
+        ).fetchall()
+        assert rows == [(1,), (1,)]
+
+    def test_a_role_that_may_not(self, url, admin, login):
+        """A streaming role is told what it would need, and with that it may."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        for grant in grants(login.user):
+            admin.execute(grant.encode())
+        admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}".encode())
+        assert "GRANT" not in refused("DEAD_LETTERS_NOT_PERMITTED", login.url)
+        assert len(letters(admin)) == 1
+        admin.execute(f"GRANT UPDATE, DELETE ON pgonce.dead_letters TO {login.user}".encode())
+        replayed(login.url)
+        assert (in_table(admin), letters(admin)) == ([(1, "n1")], [])
+
+
+class TestTried:
+    """A dry run shows of each letter whether its row would be written."""
+
+    def test_each_letter_has_its_reason(self, url, admin):
+        """Several are refused, and the others are tried beside what fits; nothing of it stays."""
+        rows = [(1, "n1"), (2, "too long"), (3, "n3"), (4, "bad"), (1, "again"), (5, "n5")]
+        ids = [put_aside(admin, {"id": key, "name": name}) for key, name in rows]
+        (group,) = replayed(url, dry_run=True)
+        assert kept(group) == [(ids[1], "22001", True), (ids[3], "23514", True), (ids[4], "23505", True)]
+        assert [letter.dead_letter_id for letter in group.replayed] == [ids[0], ids[2], ids[5]]
+        assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
+
+    def test_what_changes_nothing_and_what_is_refused(self, url, admin):
+        """Both are told apart."""
+        admin.execute("ALTER TABLE events ADD seq bigint; INSERT INTO events VALUES (1, 'new', 9)")
+        where = by_key(only_newer=True)
+        rows = [(1, "old", 1), (2, "n2", 1), (3, "too long", 1)]
+        ids = [put_aside(admin, dict(zip(("id", "name", "seq"), row, strict=True)), where, SEQ) for row in rows]
+        (group,) = replayed(url, dry_run=True)
+        assert sorted(kept(group)) == [(ids[0], "newer", False), (ids[2], "22001", True)]
+        assert in_table(admin) == [(1, "new")]
+
+    @pytest.mark.parametrize("fits", [False, True])
+    def test_what_only_commit_would_refuse(self, url, admin, fits):
+        """Deferred constraints are checked once all rows are there, and for each letter if one breaks them."""
+        admin.execute("CREATE TABLE lines (id bigint REFERENCES events DEFERRABLE INITIALLY DEFERRED, name text)")
+        lines = destination("public.lines")
+        orders = destination("public.zz_orders")
+        admin.execute("ALTER TABLE events RENAME TO zz_orders")
+        line = put_aside(admin, {"id": 1, "name": "child"}, lines)
+        if fits:
+            put_aside(admin, {"id": 1, "name": "n1"}, orders)
+        groups = replayed(url, dry_run=True)
+        assert [kept(group) for group in groups] == ([[], []] if fits else [[(line, "23503", True)]])
+        assert admin.execute("SELECT count(*) FROM lines").fetchone() == (0,)
+
+    def test_a_missing_table_is_a_reason_too(self, url, admin):
+        """The letters of another one are tried all the same."""
+        gone = put_aside(admin, {"id": 1, "name": "n1"}, destination("public.gone"))
+        put_aside(admin, {"id": 1, "name": "n1"})
+        one, other = replayed(url, dry_run=True)
+        assert (kept(one), kept(other)) == ([], [(gone, "no table", True)])
+
+    def test_a_lock_is_none(self, url, admin):
+        """It is waited for, and then it is an error, as in the replay."""
+        put_aside(admin, {"id": 1, "name": "n1"})
+        with psycopg.connect(url, application_name="an editor") as editor:
+            editor.execute("LOCK TABLE events")
+            settings = CommitSettings(url, lock_timeout=0.5)
+            assert "an editor" in refused("LEDGER_LOCKED", url, settings=settings, dry_run=True)
+
+    def test_it_locks_nothing_of_the_ledger(self, url, admin, login):
+        """A role that may write the rows and read the letters may try."""
+        one = put_aside(admin, {"id": 1, "name": "too long"})
+        admin.execute(f"GRANT SELECT ON pgonce.dead_letters, pgonce.writers TO {login.user}")
+        for grant in grants(login.user):
+            admin.execute(grant.encode())
+        (group,) = replayed(login.url, dry_run=True)
+        assert "TARGET_NOT_PERMITTED" in group.kept[0].why
+        admin.execute(f"GRANT INSERT, SELECT ON events TO {login.user}")
+        (group,) = replayed(login.url, dry_run=True)
+        assert kept(group) == [(one, "22001", True)]

@@ -1,0 +1,131 @@
+"""
+Rows that were put aside are not written where a new query has read them again; they can still be given up.
+
+Covers: offsets_store.recovery.begun_again.
+"""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.batches import make_planned_batch
+from support.committed_rows import settings
+from support.dead_letters import replayed
+from support.typed_rows import typed_rows
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.rebuild.swap import swap_tables
+from pgonce.offsets_store.recovery.by_hand import retire_sink
+from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
+from pgonce.offsets_store.recovery.forget import forget_query
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publication
+
+COLUMNS = {"id": t.LongType(), "name": t.StringType()}
+ROWS = [(1, "abc"), (2, "toolong")]
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything; a query has put a row aside, and the table takes it by now."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE events (id bigint, name varchar(3))")
+        commit(url, "first", ROWS)
+        connection.execute("ALTER TABLE events ALTER name TYPE varchar(20)")
+        yield connection
+
+
+def commit(url, query, rows=ROWS, table="events", start=None, **remedies):
+    """Commit batch 0 of a query."""
+    work = publication(None, destination(table, dead_letters=True), typed_rows(COLUMNS, rows))
+    at = {"start": {"0": {"t": {"0": start}}}, "end": {"0": {"t": {"0": start + 10}}}} if start else {}
+    batch = make_planned_batch(0, f"run of {query}", query_id=query, **at)
+    return commit_batch(settings(url, remedies=Remedies(**remedies), retry_timeout=0), batch, work)
+
+
+def go_on(url, query, replaces):
+    """Take another query's place where it has ended."""
+    return commit(url, query, [(3, "c")], start=10, replaces=replaces)
+
+
+def start_over(url, query, replaces):
+    """Take another query's place, and read everything again."""
+    return commit(url, query, replaces=replaces, start_over=True)
+
+
+def forget(url, query):
+    """Put a query out of the way of new ones."""
+    return forget_query(query, url, reason="a full refresh", quiet_seconds=0)
+
+
+def in_table(admin):
+    """The ids in the table."""
+    return [number for (number,) in admin.execute("SELECT id FROM events ORDER BY id").fetchall()]
+
+
+def refused(url, query="first", **how):
+    """What the replay says."""
+    with pytest.raises(PgonceError) as error:
+        replayed(url, query, **how)
+    assert error.value.code == "REPLAY_UNSAFE"
+    return str(error.value)
+
+
+class TestReadAgain:
+    def test_by_a_query_that_started_over(self, url, admin):
+        """The row is in the table; a replay would write it twice, and says who has read it again."""
+        start_over(url, "second", "first")
+        assert "query second started over from query first" in refused(url, dry_run=True)
+        assert "--discard" in refused(url)
+        assert in_table(admin) == [1, 2]
+        assert len(discard_letters(chosen_letters(url, "first"), url, reason="read again")) == 1
+
+    def test_after_it_was_forgotten(self, url, admin):
+        """Whoever forgets a query loads its tables again."""
+        forget(url, "first")
+        admin.execute("TRUNCATE events")
+        commit(url, "second")
+        assert "query first was forgotten" in refused(url)
+        assert in_table(admin) == [1, 2]
+
+    @pytest.mark.parametrize(
+        "begin", [lambda url: start_over(url, "third", "second"), lambda url: forget(url, "second")]
+    )
+    def test_after_a_query_that_had_gone_on_in_its_place(self, url, admin, begin):
+        """What was read again is what both had written."""
+        go_on(url, "second", "first")
+        begin(url)
+        assert "query second" in refused(url)
+
+    def test_after_a_swap(self, url, admin):
+        """The sink of the new query has another name since; its table is the one that the row was for."""
+        start_over(url, "second", "first")
+        admin.execute("CREATE TABLE events_new (LIKE events)")
+        commit(url, "beside", table="events_new", independent=True)
+        swap_tables("events", "events_new", url, reason="r")
+        assert "query second started over" in refused(url)
+
+
+class TestNotReadAgain:
+    def test_by_a_query_that_went_on_where_it_ended(self, url, admin):
+        """Nobody has read the row since."""
+        go_on(url, "second", "first")
+        replayed(url, "first")
+        assert in_table(admin) == [1, 2, 3]
+
+    def test_after_it_was_retired(self, url, admin):
+        """It publishes no more, and its rows stay."""
+        retire_sink("first", url)
+        replayed(url, "first")
+        assert in_table(admin) == [1, 2]
+
+    def test_the_new_querys_own(self, url, admin):
+        """What it has put aside while it started over is nowhere else."""
+        commit(url, "second", [(1, "abc"), (2, "x" * 21)], replaces="first", start_over=True)
+        admin.execute("""UPDATE pgonce.dead_letters SET row_data = jsonb_set(row_data, '{name}', '"ok"')""")
+        replayed(url, "second")
+        assert in_table(admin) == [1, 2]
+        refused(url)

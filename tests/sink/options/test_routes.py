@@ -1,0 +1,192 @@
+"""
+Which lists of tables are understood, and which are refused before a row moves?
+
+Covers: sink.options.route_options.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.sink.changes.reader import reader_of
+from pgonce.sink.errors import EncodingError
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.job_options import parse_job_options
+from pgonce.sink.options.position_columns import position_columns, written_type
+from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.sink_options import parse_options
+
+LEAST = {"url": "host=db", "checkpointLocation": "/ckpt", "route": "kind"}
+ORDERS = {"table": "sales.orders", "mode": "upsert", "keys": ["id", "day"]}
+
+
+def parse(tables, *, overwrite=False, **options):
+    """Where rows go, as the sink's options say."""
+    text = tables if isinstance(tables, str) else json.dumps(tables)
+    return parse_options({**LEAST, "tables": text, **options}, overwrite=overwrite).destination
+
+
+def in_python(tables, *, route="kind", table="", start_over=False, **given):
+    """Where rows go, as the arguments of a Python writer say."""
+    defaults = {"unknown_routes": None, "mode": "append", "keys": (), "order_by": None, **given}
+    return where_to(table, route, tables, start_over=start_over, **defaults)
+
+
+def test_a_list_means_the_same_in_json_and_in_python():
+    """Keys may be a list or a text; names may be written as options or as arguments."""
+    with_options = {"orders": ORDERS | {"orderBy": "at", "onlyNewer": True}, "clicks": {"columns": "id, name"}}
+    with_arguments = {
+        "orders": ORDERS | {"keys": "id,day", "order_by": "at", "only_newer": True},
+        "clicks": {"columns": ["id", "name"], "table": None},
+    }
+    assert parse(with_options) == in_python(with_arguments)
+    orders, clicks = parse(with_options)
+    assert (orders.destination.table, orders.destination.keys) == ("sales.orders", ("id", "day"))
+    assert (clicks.destination.table, clicks.destination.mode, clicks.columns) == ("clicks", "append", ("id", "name"))
+
+
+def test_what_stands_beside_route_counts_for_all_tables():
+    """A table may say otherwise; with another mode it does not take what has no meaning in that."""
+    orders, clicks, gone = parse(
+        {"orders": {}, "clicks": {"mode": "append"}, "gone": {"mode": "apply", "deleteWhen": "is_gone", "keys": "k"}},
+        mode="upsert",
+        keys="id",
+        orderBy="at",
+        deadLetters="true",
+        schemaEvolution="ignoreExtra",
+    )
+    assert (orders.destination.mode, orders.destination.keys, orders.destination.order_by) == ("upsert", ("id",), "at")
+    assert (clicks.destination.mode, clicks.destination.keys, clicks.destination.order_by) == ("append", (), None)
+    assert (gone.destination.keys, gone.destination.order_by) == (("k",), "at")
+    for route in (orders, clicks, gone):
+        assert route.destination.schema_evolution == "ignoreExtra"
+        assert route.destination.dead_letters is not None
+        assert route.destination.only_if_there >= {"kind", "is_gone"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "code", "word"),
+    [
+        ("{", "BAD_ROUTES", "not JSON"),
+        ("[1]", "BAD_ROUTES", "not a JSON object"),
+        ("", "BAD_ROUTES", "lists no table"),
+        ("{}", "BAD_ROUTES", "lists no table"),
+        ('{"a": {}, "a": {}}', "BAD_ROUTES", "twice"),
+        ('{"a": {"mode": "append", "mode": "upsert"}}', "BAD_ROUTES", "twice"),
+        ('{"a": "orders"}', "BAD_ROUTES", "not an object"),
+        ('{"a": {"keys": [1]}}', "BAD_ROUTES", "keys"),
+        ('{"a": {"mode": ["append"]}}', "BAD_ROUTES", "list"),
+        ('{"a": {"tabel": "orders"}}', "UNKNOWN_OPTION", "tabel"),
+        ('{"a": {"sinkName": "orders"}}', "UNKNOWN_OPTION", "sinkname"),
+        ('{"a": {"mode": "upsrt"}}', "BAD_OPTION", "'a' in tables"),
+        ('{"a": {"mode": "apply"}}', "NO_DELETES", "'a' in tables"),
+        ('{"a": {"mode": "complete"}}', "CLASHING_OPTIONS", "output mode"),
+        ('{"a": {"table": "orders"}, "b": {"table": "orders"}}', "BAD_ROUTES", "both go into orders"),
+        ('{"": {}}', "NO_TABLE", ""),
+        ('{"a": {"mode": "apply", "changeFeed": "delta"}, "b": {}}', "CLASHING_OPTIONS", "change feed"),
+    ],
+)
+def test_a_list_that_cannot_work_is_refused(tables, code, word):
+    """The error says which entry it is about."""
+    with pytest.raises(ConfigurationError) as raised:
+        parse(tables)
+    assert raised.value.code == code
+    assert word in raised.value.what
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"table": "orders"},
+        {"startOver": "truncate", "replaces": "q"},
+        {"unknownRoutes": "deadLetters"},
+    ],
+)
+def test_options_that_do_not_go_with_route(options):
+    """They are refused, and not passed over."""
+    with pytest.raises(ConfigurationError) as raised:
+        parse({"a": {}}, **options)
+    assert raised.value.code == "CLASHING_OPTIONS"
+
+
+def test_options_that_need_route():
+    """A list without a column that chooses from it is a mistake, here and there."""
+    for given in ({"tables": "{}"}, {"unknownRoutes": "drop"}):
+        with pytest.raises(ConfigurationError, match="without route"):
+            parse_options({"url": "", "checkpointLocation": "/c", "table": "t", **given}, overwrite=False)
+    with pytest.raises(ConfigurationError, match="without route"):
+        in_python({"a": {}}, route=None, table="t")
+
+
+def test_unknown_routes_are_one_of_three():
+    """A value in another case is understood, and another word is not."""
+    assert parse({"a": {}}, unknownRoutes="DROP").unknown == "drop"
+    assert parse({"a": {}}).unknown == "refuse"
+    assert parse({"a": {}}, unknownRoutes="deadletters", deadLetters="letters").dead_letters.table == "letters"
+    with pytest.raises(ConfigurationError, match="unknownRoutes='ignore'"):
+        parse({"a": {}}, unknownRoutes="ignore")
+
+
+def test_complete_mode_is_for_all_tables():
+    """Spark's output mode decides it."""
+    assert {route.destination.mode for route in parse({"a": {}, "b": {}}, overwrite=True)} == {"complete"}
+    with pytest.raises(ConfigurationError, match="complete"):
+        parse({"a": {}, "b": {"mode": "append"}}, overwrite=True)
+
+
+def test_a_batch_job_has_one_table():
+    """The error says how to do it."""
+    with pytest.raises(ConfigurationError, match="one job a table"):
+        parse_job_options({"url": "", "batchKey": "k", "route": "kind", "tables": "{}"}, overwrite=False)
+
+
+def test_the_column_must_have_values_with_one_text():
+    """Times, floats and columns that the rows lack are refused."""
+    where = in_python({"a": {"columns": ["id"]}})
+    for column in (t.StringType(), t.ByteType(), t.LongType(), t.BooleanType()):
+        reader_of(where, t.StructType([t.StructField("kind", column), t.StructField("id", t.LongType())]))
+    for name, column in (("kind", t.TimestampType()), ("kind", t.DoubleType()), ("other", t.StringType())):
+        with pytest.raises(ConfigurationError) as raised:
+            reader_of(where, t.StructType([t.StructField(name, column), t.StructField("id", t.LongType())]))
+        assert raised.value.code == "ROUTE_COLUMN"
+    with pytest.raises(ConfigurationError, match="columns of 'a' in tables names id"):
+        reader_of(where, t.StructType([t.StructField("kind", t.StringType())]))
+
+
+def test_each_delete_column_speaks_for_its_own_rows():
+    """A null in it stops the rows of its tables, and means nothing for those of others."""
+    where = in_python(
+        {"a": {"deleteWhen": "a_gone"}, "b": {"deleteWhen": "b_gone"}, "c": {"mode": "append"}}, mode="apply", keys="id"
+    )
+    names = ("kind", "id", "a_gone", "b_gone")
+    types = (t.StringType(), t.LongType(), t.BooleanType(), t.BooleanType())
+    reader = reader_of(where, t.StructType([t.StructField(*pair) for pair in zip(names, types, strict=True)]))
+
+    def rows(*of):
+        columns = zip(*of, strict=True)
+        arrow = (pa.string(), pa.int64(), pa.bool_(), pa.bool_())
+        return pa.record_batch([pa.array(c, ty) for c, ty in zip(columns, arrow, strict=True)], names=list(names))
+
+    said = rows(("a", 1, True, None), ("b", 2, None, False), ("c", 3, None, None), (None, 4, None, None))
+    assert reader.read(said) is said
+    with pytest.raises(EncodingError, match="b_gone"):
+        reader.read(rows(("a", 1, True, None), ("b", 2, True, None)))
+
+
+def test_a_position_column_may_choose_the_table():
+    """The topic stays among the rows for that, even if position columns are not to be written."""
+    where = where_to("", "topic", {"a": {}}, None, "append", (), None)
+    kafka = t.StructType([
+        t.StructField("topic", t.StringType()),
+        t.StructField("partition", t.IntegerType()),
+        t.StructField("offset", t.LongType()),
+        t.StructField("id", t.LongType()),
+    ])  # fmt: skip
+    positions = position_columns(("topic", "partition", "offset"), written=False)
+    assert written_type(kafka, positions, where).names == ["topic", "id"]
+    assert written_type(kafka, positions, destination("t")).names == ["id"]

@@ -1,0 +1,307 @@
+"""What a dead letter says of its row, and of why it is one."""
+
+from __future__ import annotations
+
+import json
+from uuid import UUID
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.bad_rows import committed, unfit_row
+from support.batches import make_batch, make_planned_batch
+from support.dead_letters import replayed
+from support.routed_rows import commit as commit_routed
+from support.routed_rows import routed, routes
+from support.rows import GivenRows
+from support.sent_rows import arrow_rows
+from support.typed_rows import commit_typed, struct_of, typed_rows
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.offsets_store.verdict.facts import Remedies
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.unfit_row import UnfitRow
+from pgonce.sink.writing.bad_rows import letters
+from pgonce.sink.writing.publish import publication, publish_rows_in_tx
+
+COLUMNS = {
+    "id": t.LongType(),
+    "topic": t.StringType(),
+    "partition": t.IntegerType(),
+    "offset": t.LongType(),
+    "name": t.StringType(),
+    "parts": t.ArrayType(t.IntegerType()),
+}
+TABLE = 'CREATE TABLE events (id bigint, topic text, partition int, "offset" bigint, name varchar(3), parts int[])'
+ROWS = [(1, "orders", 0, 7, "abc", [1]), (2, "orders", 1, 9, "long 'n' {odd}", [2, None])]
+WHERE = destination("events", dead_letters=True)
+
+
+def commit(url, rows, number=0):
+    """Commit a batch of these rows."""
+    return commit_batch(CommitSettings(url, Remedies()), make_planned_batch(number), publication(None, WHERE, rows))
+
+
+def test_it_has_the_row_and_where_it_comes_from(url, admin):
+    """The query, the sink, the batch, the table, the position in Kafka, each value, and Postgres's words."""
+    admin.execute(TABLE.encode())
+    rows = typed_rows(COLUMNS, ROWS)
+    object.__setattr__(rows, "positions", position_columns(("topic", "partition", "offset"), written=True))
+    commit(url, rows)
+    found = admin.execute(
+        "SELECT query_id, sink_name, batch_id, target, position, row_data, message FROM pgonce.dead_letters"
+    ).fetchall()
+    assert found == [(
+        "q1",
+        "public.events",
+        0,
+        "public.events",
+        {"topic": "orders", "partition": 1, "offset": 9},
+        dict(zip(COLUMNS, ROWS[1], strict=True)),
+        "value too long for type character varying(3)",
+    )]  # fmt: skip
+
+
+def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
+    """They count as dead letters of the batch, and not among its rows."""
+    admin.execute(TABLE.encode())
+    unfit = UnfitRow(
+        json.dumps({"id": 5, "name": {"base64": "AA=="}}), "name", "NUL_IN_TEXT", "A NUL.", ("orders", 0, 3)
+    )
+    rows = typed_rows(COLUMNS, ROWS)
+    object.__setattr__(rows, "not_encoded", (unfit,))
+    commit(url, rows)
+    found = admin.execute(
+        "SELECT position, row_data, column_name, code, message FROM pgonce.dead_letters ORDER BY code"
+    ).fetchall()
+    assert found[1] == (
+        {"topic": "orders", "partition": 0, "offset": 3},
+        {"id": 5, "name": {"base64": "AA=="}},
+        "name",
+        "NUL_IN_TEXT",
+        "A NUL.",
+    )
+    assert found[0][3] == "22001"
+    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (
+        1,
+        {"written": 1, "dead_letters": 2},
+    )
+
+
+def test_a_replay_writes_none_twice(url, admin):
+    """They are written by the transaction that records the batch."""
+    admin.execute(TABLE.encode())
+    assert commit(url, typed_rows(COLUMNS, ROWS)) is Verdict.NEW
+    settings = CommitSettings(url, Remedies())
+    again = make_planned_batch(0, run_id="run 2")
+    work = publication(None, WHERE, typed_rows(COLUMNS, ROWS))
+    assert commit_batch(settings, again, work) is Verdict.REPLAY
+    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (1,)
+
+
+def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, admin):
+    """They were left out before any of them was tried."""
+    admin.execute(TABLE.encode())
+    ensure_ledger(url)
+    struct, positions = struct_of(COLUMNS), position_columns(("topic", "partition", "offset"), written=True)
+    rows = [(n, "orders", 0, n, "abc", [n]) for n in range(4)] + [(4, "orders", 0, 4, "long", [])]
+    table = StagingTable("q1", "events", "run 1", 0)
+    body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, rows))
+    stage_rows(url, table, encoded_columns(struct), [body])
+    staged = StagedRows(table, ((3, len(rows)),), positions, {"0": {"orders": {"0": 2}}})
+    given = GivenRows(encoded_columns(struct), len(rows), list, staged, positions)
+    with psycopg.connect(url) as connection:
+        result = publish_rows_in_tx(connection, WHERE, given, batch=make_batch())
+    assert result.counts == {"written": 2, "dead_letters": 1}
+    assert admin.execute("SELECT id FROM events ORDER BY id").fetchall() == [(2,), (3,)]
+
+
+def test_it_names_the_table_that_refused_it_and_the_log_says_how_many_there_are(url, admin, caplog):
+    """Not the copy of the table by which the row was found."""
+    admin.execute(b"CREATE TABLE events (id bigint, name text NOT NULL)")
+    columns = {"id": t.LongType(), "name": t.StringType()}
+    commit(url, typed_rows(columns, [(1, None), (2, "abc"), (3, None)]))
+    (message,) = admin.execute("SELECT DISTINCT message FROM pgonce.dead_letters").fetchone()
+    assert message == 'null value in column "name" of relation "events" violates not-null constraint'
+    said = "batch 0 of query q1: rows for public.events that cannot be written, put aside in pgonce.dead_letters: 2"
+    assert any(record.message.startswith(said) for record in caplog.records)
+
+
+LIKE = "(LIKE pgonce.dead_letters INCLUDING ALL)"
+DROPS = """
+CREATE FUNCTION dropped() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+CREATE TRIGGER dropped BEFORE INSERT ON rejected FOR EACH ROW {when} EXECUTE FUNCTION dropped()
+"""
+# How a table of letters loses them: what makes it, and the code with which it is refused.
+UNFIT_TABLES = {
+    "unlogged": (f"CREATE UNLOGGED TABLE rejected {LIKE}", "TARGET_NOT_DURABLE"),
+    "rule": (
+        f"CREATE TABLE rejected {LIKE}; CREATE RULE r AS ON INSERT TO rejected DO INSTEAD NOTHING",
+        "TARGET_HAS_RULES",
+    ),
+    "view": (f"CREATE TABLE under {LIKE}; CREATE VIEW rejected AS TABLE under", "TARGET_NOT_A_TABLE"),
+    "foreign table": (
+        "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w; "
+        "CREATE FOREIGN TABLE rejected (query_id text) SERVER s",
+        "TARGET_NOT_A_TABLE",
+    ),
+    "unlogged partition": (
+        "CREATE TABLE rejected (LIKE pgonce.dead_letters INCLUDING DEFAULTS) PARTITION BY LIST (query_id); "
+        "CREATE UNLOGGED TABLE rejected_too PARTITION OF rejected DEFAULT",
+        "TARGET_NOT_DURABLE",
+    ),
+}
+FOR_SOME = "WHEN (new.code = '22001')"
+# What only the commit meets.
+LOSING_TABLES = {
+    "trigger": (f"CREATE TABLE rejected {LIKE}; {DROPS.format(when='')}", "TRIGGER_CHANGED_ROWS"),
+    "trigger for some": (
+        f"CREATE TABLE rejected {LIKE}; {DROPS.format(when=FOR_SOME)}",
+        "TRIGGER_CHANGED_ROWS",
+    ),
+    "policy": (
+        f"CREATE TABLE rejected {LIKE}; ALTER TABLE rejected ENABLE ROW LEVEL SECURITY; "
+        "GRANT SELECT, INSERT ON rejected TO PUBLIC",
+        "TARGET_NOT_PERMITTED",
+    ),
+}
+EVENTS = "CREATE TABLE events (id bigint, name varchar(3) NOT NULL, amount bigint)"
+BAD = [(1, "abc", 1), (2, "long", 1), (3, None, 1)]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("kind", {**UNFIT_TABLES, **LOSING_TABLES})
+def test_a_table_that_would_lose_them_refuses_the_batch(kind, staged, url, admin, login):
+    """Nothing is written, because the rows that cannot be would be nowhere."""
+    ensure_ledger(url)
+    ddl, code = {**UNFIT_TABLES, **LOSING_TABLES}[kind]
+    admin.execute(ddl)
+    admin.execute(EVENTS)
+    for grant in (*grants(login.user), f"GRANT INSERT, SELECT ON events TO {login.user}"):
+        admin.execute(grant)
+    with pytest.raises(TargetError) as raised:
+        committed(login.url if kind == "policy" else url, BAD, dead_letters="rejected", staged=staged)
+    assert raised.value.code == code
+    assert "rejected" in str(raised.value)
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+    assert admin.execute("SELECT count(*) FROM pgonce.batches").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("kind", UNFIT_TABLES)
+def test_rows_that_could_not_be_encoded_or_have_no_route_are_kept_from_it_too(kind, url, admin):
+    """Whatever puts a row aside looks at the table in the same way."""
+    ensure_ledger(url)
+    ddl, code = UNFIT_TABLES[kind]
+    admin.execute(ddl)
+    admin.execute(
+        "CREATE TABLE events (id bigint, name text, amount bigint); CREATE TABLE orders (id bigint, name text)"
+    )
+    with pytest.raises(TargetError, match=code):
+        committed(url, BAD[:1], dead_letters="rejected", not_encoded=(unfit_row(id=9),))
+    where = routes({"orders": {}}, unknown_routes="deadLetters", dead_letters="rejected")
+    with pytest.raises(TargetError, match=code):
+        commit_routed(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("taxes", 2, "b")))
+
+
+def test_the_ledgers_own_table_is_looked_at_as_well(url, admin):
+    """Somebody may have put a rule there."""
+    ensure_ledger(url)
+    admin.execute(EVENTS)
+    admin.execute("CREATE RULE r AS ON INSERT TO pgonce.dead_letters DO INSTEAD NOTHING")
+    with pytest.raises(TargetError, match="TARGET_HAS_RULES.*pgonce.dead_letters"):
+        committed(url, BAD)
+
+
+def test_a_trigger_that_keeps_all_of_them_is_all_right(url, admin):
+    """And so is a partitioned table whose partitions outlive a crash."""
+    ensure_ledger(url)
+    admin.execute(EVENTS)
+    admin.execute(
+        "CREATE TABLE rejected (LIKE pgonce.dead_letters INCLUDING DEFAULTS) PARTITION BY LIST (query_id); "
+        "CREATE TABLE part PARTITION OF rejected DEFAULT; "
+        "CREATE FUNCTION noted() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN new.message := ''x''; RETURN new; END'; "
+        "CREATE TRIGGER noted BEFORE INSERT ON rejected FOR EACH ROW EXECUTE FUNCTION noted()"
+    )
+    admin.execute("ALTER TABLE rejected ALTER dead_letter_id SET DEFAULT 1")
+    committed(url, BAD, dead_letters="rejected")
+    assert admin.execute("SELECT message FROM part").fetchall() == [("x",), ("x",)]
+
+
+FLOATS = {"name": t.StringType(), "one": t.DoubleType(), "few": t.ArrayType(t.FloatType())}
+
+
+def test_a_negative_zero_comes_back_from_a_letter_as_one(url, admin):
+    """Also within an array; a number in jsonb would have lost its sign."""
+    admin.execute("CREATE TABLE events (name varchar(3), one float8, few float4[])")
+    values = [(-0.0, [-0.0, 0.0, None, 1.5]), (0.0, [0.0]), (-1.0, None), (None, [float("nan"), -0.0])]
+    rows = [("abc", 1.0, []), *(("long", one, few) for one, few in values)]
+    commit_typed(url, 0, WHERE, FLOATS, rows)
+    admin.execute("ALTER TABLE events ALTER name TYPE text")
+    replayed(url, "q1")
+    stored = "SELECT one::text, few::text FROM events WHERE name = 'long' ORDER BY ctid"
+    assert admin.execute(stored).fetchall() == [
+        ("-0", "{-0,0,NULL,1.5}"),
+        ("0", "{0}"),
+        ("-1", None),
+        (None, "{NaN,-0}"),
+    ]
+
+
+def not_encoded(number, size=10):
+    """As many rows that could not be encoded."""
+    return tuple(
+        UnfitRow(json.dumps({"id": n, "name": "x" * size}), "name", "NUL_IN_TEXT", "A NUL.") for n in range(number)
+    )
+
+
+@pytest.mark.parametrize("characters", [1, 100, 10_000])
+def test_many_large_rows_are_written_in_several_statements(url, admin, monkeypatch, characters):
+    """However large they are together, all of them are there, in their order."""
+    monkeypatch.setattr(letters, "_STATEMENT_CHARACTERS", characters)
+    admin.execute(TABLE.encode())
+    rows = typed_rows(COLUMNS, ROWS[:1])
+    object.__setattr__(rows, "not_encoded", not_encoded(20))
+    commit(url, rows)
+    found = admin.execute("SELECT row_data -> 'id' FROM pgonce.dead_letters ORDER BY dead_letter_id").fetchall()
+    assert found == [(n,) for n in range(20)]
+
+
+def test_a_row_that_jsonb_cannot_hold_refuses_the_batch(url, admin, monkeypatch):
+    """In words, where Postgres would close the connection on the statement."""
+    monkeypatch.setattr(letters, "_LARGEST_JSONB", 1000)
+    admin.execute(TABLE.encode())
+    rows = typed_rows(COLUMNS, ROWS[:1])
+    object.__setattr__(rows, "not_encoded", not_encoded(1, 1000))
+    with pytest.raises(TargetError) as refused:
+        commit(url, rows)
+    assert refused.value.code == "ROW_TOO_LARGE"
+    assert "'name' (NUL_IN_TEXT)" in refused.value.what
+    assert admin.execute("SELECT id FROM events").fetchall() == []
+
+
+@pytest.mark.parametrize("dead_letters", [False, True])
+def test_a_long_value_is_not_repeated_in_what_is_said_of_it(url, admin, dead_letters):
+    """Postgres repeats the whole text that a type does not take; an error and a letter have the beginning of it."""
+    admin.execute("CREATE TABLE tokens (id bigint, name uuid)")
+    rows = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1, str(UUID(int=1))), (2, "z" * 100_000)])
+    work = publication(None, destination("tokens", dead_letters=dead_letters), rows)
+    if not dead_letters:
+        with pytest.raises(TargetError) as refused:
+            commit_batch(CommitSettings(url, Remedies()), make_planned_batch(), work)
+        said = str(refused.value)
+    else:
+        commit_batch(CommitSettings(url, Remedies()), make_planned_batch(), work)
+        said, name = admin.execute("SELECT message, row_data ->> 'name' FROM pgonce.dead_letters").fetchone()
+        assert len(name) == 100_000
+    assert 'type uuid: "zzz' in said
+    assert len(said) < 3000

@@ -1,0 +1,96 @@
+"""
+Bad rows are found among many, whatever refuses them, and a search that would last too long ends with an error.
+
+Covers: sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts.
+"""
+
+from __future__ import annotations
+
+import pytest
+from support.bad_rows import committed, letters, stored
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.sink.writing.bad_rows import bounds
+
+# Enough for some tens of pages, because places are compared by page first.
+ROWS, BAD = 4_000, 20
+TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, amount bigint)"
+# What refuses every second row of those that come first. Only rows of the batch break it.
+CONSTRAINTS = {
+    "expression": "CREATE UNIQUE INDEX ON events (lower(name))",
+    "exclusion": "ALTER TABLE events ADD EXCLUDE USING btree (name WITH =)",
+    "plain": "CREATE UNIQUE INDEX ON events (name)",
+}
+
+
+def doubled(bad: int = BAD, rows: int = ROWS) -> list[tuple[int, str, int]]:
+    """Rows of which the first ``2 * bad`` have each name twice, spread over the batch."""
+    step = rows // (2 * bad)
+    return [(n, f"twice {n // step // 2}" if n % step == 0 else f"once {n}", 1) for n in range(rows)]
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("constraint", CONSTRAINTS)
+def test_few_tries_find_each_bad_row_of_many(constraint, mode, url, admin, monkeypatch):
+    """Those that fit are not tried again for every bad one, and so the table does not grow by each try."""
+    # Each bad row is looked for by halves: 12 times 4,000 is halved, and each half is tried.
+    monkeypatch.setattr(bounds, "MOST_TRIES", BAD * 2 * 12 + BAD)
+    admin.execute(TABLE)
+    admin.execute(CONSTRAINTS[constraint])
+    admin.execute("ALTER TABLE events SET (autovacuum_enabled = off)")
+    rows = doubled()
+    committed(url, rows, mode=mode, keys=("id",) if mode == "upsert" else ())
+    names: set[str] = set()
+    bad = [key for key, name, _ in rows if name in names or names.add(name)]
+    assert len(bad) == BAD
+    assert [key for key, *_ in letters(admin)] == bad
+    assert stored(admin) == sorted({key for key, *_ in rows} - set(bad))
+    (size,) = admin.execute("SELECT pg_relation_size('events')").fetchone()
+    written = admin.execute("SELECT sum(pg_column_size(events)) FROM events").fetchone()[0]
+    assert size < 20 * written
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("MOST_TRIES", 20), ("MOST_SECONDS", -1)],
+)
+def test_a_search_that_lasts_too_long_refuses_the_batch(name, most, url, admin, monkeypatch):
+    """The error says what Postgres has refused, that nothing was written, and what to do."""
+    monkeypatch.setattr(bounds, name, most)
+    admin.execute(TABLE)
+    admin.execute(CONSTRAINTS["expression"])
+    with pytest.raises(TargetError) as raised:
+        committed(url, doubled(5, 400))
+    assert raised.value.code == "SEARCH_TOO_LONG"
+    for said in (
+        "public.events",
+        str(most),
+        "23505",
+        "events_lower_idx",
+        NOTHING,
+        "maxOffsetsPerTrigger",
+    ):
+        assert said in str(raised.value)
+    assert stored(admin) == letters(admin) == []
+
+
+def test_so_does_one_for_values_that_types_refuse(url, admin, monkeypatch):
+    """Each row is assigned once, so that only the time counts."""
+    admin.execute("CREATE TABLE events (id bigint, name varchar(3), amount bigint)")
+    rows = [(n, "long" if n < 30 else "abc", 1) for n in range(40)]
+    monkeypatch.setattr(bounds, "MOST_TRIES", 0)
+    committed(url, rows)
+    assert len(letters(admin)) == 30
+    monkeypatch.setattr(bounds, "MOST_SECONDS", -1)
+    with pytest.raises(TargetError, match=r"SEARCH_TOO_LONG.*22001"):
+        committed(url, rows, number=1)
+
+
+def test_letters_come_in_the_order_of_their_rows(url, admin):
+    """A row of page 9 comes before one of page 10, although its place as a text does not."""
+    admin.execute(TABLE)
+    committed(url, [(0, "a", 1)])
+    bad = range(100, 3_000, 250)
+    committed(url, [(0 if n in bad else n, str(n), n) for n in range(1, 3_000)], number=1)
+    found = admin.execute("SELECT (row_data ->> 'name')::int FROM pgonce.dead_letters ORDER BY dead_letter_id")
+    assert [key for (key,) in found.fetchall()] == list(bad)

@@ -1,0 +1,320 @@
+"""
+Rows that the target refuses for their own values are put aside, and all others are written.
+
+Covers: sink.writing.bad_rows.bad_row, sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts,
+sink.writing.bad_rows.probe, sink.writing.bad_rows.probe_table, sink.writing.bad_rows.refusals,
+sink.writing.bad_rows.search, sink.writing.whole_or_failed, sink.writing.write_gathered, sink.writing.write_rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.bad_rows import COLUMNS, before_insert, committed, letters, stored, unfit_row
+from support.batches import make_batch
+from support.typed_rows import typed_rows
+
+from pgonce.offsets_store.errors import PgonceError, TargetError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publish_rows_in_tx
+
+TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3) NOT NULL, amount int CHECK (amount <> 13))"
+GOOD = [(n, "abc", n + 100) for n in range(1, 8)]
+BAD = {
+    "too long": ((3, "abcd", 1), "name", "22001"),
+    "out of range": ((3, "abc", 2**40), "amount", "22003"),
+    "null": ((3, None, 1), "name", "23502"),
+    "check": ((3, "abc", 13), None, "23514"),
+}
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("bad", BAD)
+def test_a_row_that_the_table_refuses_is_put_aside(bad, staged, url, admin):
+    """With its column and the SQLSTATE; the others are in the table."""
+    admin.execute(TABLE.encode())
+    row, column, code = BAD[bad]
+    committed(url, [*GOOD[:2], row, *GOOD[3:]], staged=staged)
+    assert stored(admin) == [1, 2, 4, 5, 6, 7]
+    assert letters(admin) == [(3, column, code)]
+    assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchall() == [
+        (6, {"written": 6, "dead_letters": 1})
+    ]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_all_bad_rows_of_a_batch_are_found(staged, url, admin):
+    """Whatever each of them is refused for."""
+    admin.execute(TABLE.encode())
+    rows = [(10 + n, *row[1:]) for n, (row, *_) in enumerate(BAD.values())]
+    committed(url, [rows[0], *GOOD, *rows[1:]], staged=staged)
+    assert stored(admin) == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted(letters(admin)) == [
+        (10, "name", "22001"), (11, "amount", "22003"), (12, "name", "23502"), (13, None, "23514")
+    ]  # fmt: skip
+
+
+def test_of_rows_with_one_key_the_first_is_written(url, admin):
+    """The others break the primary key, and so does a row whose key is stored."""
+    admin.execute(TABLE.encode())
+    committed(url, GOOD[:2])
+    committed(url, [GOOD[3], (4, "x", 1), (1, "y", 1), GOOD[4]], number=1)
+    assert stored(admin) == [1, 2, 4, 5]
+    assert letters(admin) == [(4, None, "23505"), (1, None, "23505")]
+    assert admin.execute("SELECT name FROM events WHERE id = 4").fetchone() == ("abc",)
+
+
+@pytest.mark.parametrize("when", ["NOT DEFERRABLE", "DEFERRABLE INITIALLY DEFERRED"])
+def test_a_row_without_its_parent_is_put_aside(when, url, admin):
+    """Also if the foreign key is checked only at COMMIT."""
+    admin.execute(b"CREATE TABLE parents (id bigint PRIMARY KEY); INSERT INTO parents VALUES (101), (103)")
+    admin.execute(f"CREATE TABLE events (id bigint, name text, amount bigint REFERENCES parents {when})".encode())
+    committed(url, GOOD[:3])
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == [(2, None, "23503")]
+
+
+def test_a_row_that_refers_to_another_of_the_batch_is_written_with_it(url, admin):
+    """A child may come before its parent, and one whose parent is put aside is put aside, too."""
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint REFERENCES events)")
+    committed(url, [(1, "a", 2), (2, "b", 3), (3, "c", None), (4, "d", 5), (5, "too long", None), (6, "f", 99)])
+    assert stored(admin) == [1, 2, 3]
+    assert sorted(letters(admin)) == [(4, None, "23503"), (5, "name", "22001"), (6, None, "23503")]
+
+
+@pytest.mark.parametrize("mode", ["upsert", "apply"])
+def test_by_key_too(mode, url, admin):
+    """A bad change leaves what an earlier one of its key has written, and one without a key is put aside."""
+    admin.execute(TABLE.encode())
+    columns = {**COLUMNS, "seq": t.LongType(), "gone": t.BooleanType()}
+    admin.execute(b"ALTER TABLE events ADD seq bigint, ADD gone boolean")
+    how = {"delete_when": "gone"} if mode == "apply" else {}
+    rows = [
+        (1, "a", 1, 1, False),
+        (1, "long", 1, 2, False),
+        (2, "b", 1, 1, False),
+        (None, "c", 1, 1, False),
+        (3, None, None, 1, True),
+    ]
+    rows = rows if mode == "apply" else rows[:4]
+    committed(url, rows, mode=mode, columns=columns, order_by="seq", **how)
+    assert admin.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [(1, "a"), (2, "b")]
+    assert sorted(letters(admin), key=str) == [(1, "name", "22001"), (None, "id", "NULL_KEYS")]
+    (rows, counts), *_ = admin.execute("SELECT rows, counts FROM pgonce.batches").fetchall()
+    assert sum(counts.values()) == rows + counts["dead_letters"]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_bad_change_that_a_newer_one_supersedes_is_no_dead_letter(is_reversed, url, admin):
+    """In whichever order they come; and each row of the batch is counted once."""
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint, seq bigint)")
+    rows = [
+        (1, "a", 1, 1, False),
+        (1, "long", 1, 2, False),
+        (1, None, None, 3, True),
+        (2, "b", 1, None, False),
+        (3, "c", 1, 1, False),
+        (None, "d", 1, 1, False),
+    ]
+    how = {"keys": ("id",), "order_by": "seq", "only_newer": True, "delete_when": "gone"}
+    columns = {**COLUMNS, "seq": t.LongType(), "gone": t.BooleanType()}
+    committed(url, rows[::-1] if is_reversed else rows, mode="apply", columns=columns, **how)
+    assert stored(admin) == [3]
+    assert sorted(letters(admin), key=str) == [(2, "seq", "NULL_ORDER"), (None, "id", "NULL_KEYS")]
+    number, counts = admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone()
+    assert sum(counts.values()) == number + counts["dead_letters"] == len(rows)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_bad_change_whose_values_a_newer_one_would_be_inserted_with_is_put_aside(is_reversed, url, admin):
+    """With updateColumns: once the newer one is stored, the bad one is passed over, which is no reason to stop."""
+    admin.execute(TABLE.encode())
+    admin.execute(b"ALTER TABLE events ADD seq bigint")
+    rows = [(1, "a", 13, 1), (1, "b", 1, 2), (2, "c", 1, 1)]
+    how = {"keys": ("id",), "order_by": "seq", "only_newer": True, "update_columns": ("name",)}
+    columns = {**COLUMNS, "seq": t.LongType()}
+    committed(url, rows[::-1] if is_reversed else rows, mode="upsert", columns=columns, **how)
+    assert admin.execute("SELECT id, name, amount FROM events ORDER BY id").fetchall() == [(1, "b", 1), (2, "c", 1)]
+    assert letters(admin) == [(1, None, "23514")]
+
+
+def test_a_bad_value_that_the_update_of_a_stored_row_leaves_alone_makes_no_dead_letter(url, admin):
+    """With updateColumns and keepWhere, what becomes of such a row is the same with and without a bad one beside it."""
+    admin.execute(TABLE.encode())
+    admin.execute(b"INSERT INTO events VALUES (1, 'abc', 1), (2, 'abc', 2)")
+    how = {"keys": ("id",), "order_by": "id", "update_columns": ("amount",), "keep_where": "?"}
+    committed(url, [(1, "long", 10)], mode="upsert", **how)
+    assert letters(admin) == []
+    committed(url, [(2, "long", 20), (3, "long", 30), (4, "abc", 40)], 1, mode="upsert", **how)
+    stored_now = admin.execute("SELECT * FROM events ORDER BY id").fetchall()
+    assert stored_now == [(1, "abc", 10), (2, "abc", 20), (4, "abc", 40)]
+    assert letters(admin) == [(3, "name", "22001")]
+
+
+def test_a_key_of_a_delete_that_cannot_be_read_is_put_aside(url, admin):
+    """And a delete needs no other column."""
+    admin.execute(b"CREATE TABLE events (id uuid PRIMARY KEY, name text NOT NULL)")
+    good = "00000000-0000-0000-0000-000000000001"
+    columns = {"id": t.StringType(), "name": t.StringType(), "gone": t.BooleanType()}
+    committed(url, [(good, "a", False)], mode="apply", columns=columns, delete_when="gone")
+    committed(url, [("no uuid", None, True), (good, None, True)], 1, mode="apply", columns=columns, delete_when="gone")
+    assert stored(admin) == []
+    assert admin.execute("SELECT column_name, code FROM pgonce.dead_letters").fetchall() == [("id", "22P02")]
+
+
+def test_what_breaks_an_index_on_an_expression_is_found_by_halves(url, admin):
+    """No column names the key."""
+    admin.execute(
+        b"CREATE TABLE events (id bigint, name text, amount bigint); CREATE UNIQUE INDEX ON events (lower(name))"
+    )
+    committed(url, [(1, "a", 1), (2, "b", 1), (3, "A", 1), (4, "c", 1), (5, "B", 1)])
+    assert stored(admin) == [1, 2, 4]
+    assert letters(admin) == [(3, None, "23505"), (5, None, "23505")]
+
+
+def test_a_row_that_breaks_a_check_of_the_whole_row_is_found(url, admin):
+    """Such a table cannot be copied, so the row is found by halves."""
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint)")
+    admin.execute(b"ALTER TABLE events ADD CHECK (events IS NOT NULL)")
+    committed(url, [(1, "a", 1), (2, None, 1), (3, "b", 50)])
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == [(2, None, "23514")]
+
+
+def test_a_value_that_a_trigger_fills_in_is_no_bad_one(url, admin):
+    """A row that the table's types and constraints refuse may be accepted after all."""
+    admin.execute(TABLE.encode())
+    before_insert(admin, "new.name := coalesce(new.name, '?');")
+    committed(url, [(1, None, 1), (2, "long", 1), (3, "c", 1)])
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == [(2, "name", "22001")]
+
+
+TRIGGERS = {
+    "value": "PERFORM 1 / 0;",
+    "another table": "INSERT INTO others VALUES (NULL);",
+    "raised": "RAISE EXCEPTION 'no' USING ERRCODE = '23514';",
+    "missing table": "INSERT INTO nowhere VALUES (1);",
+}
+
+
+@pytest.mark.parametrize("why", TRIGGERS)
+def test_what_a_trigger_raises_about_something_else_stops_the_batch(why, url, admin):
+    """It is not about the row's values, so that every row might go."""
+    admin.execute(b"CREATE TABLE others (id bigint NOT NULL)")
+    admin.execute(TABLE.encode())
+    before_insert(admin, f"IF new.id = 3 THEN {TRIGGERS[why]} END IF;")
+    with pytest.raises(PgonceError):
+        committed(url, GOOD)
+    assert stored(admin) == []
+    assert letters(admin) == []
+
+
+def test_a_missing_partition_stops_the_batch(url, admin):
+    """Although its SQLSTATE is that of a CHECK."""
+    admin.execute(
+        b"CREATE TABLE events (id bigint, name varchar(3), amount bigint) PARTITION BY LIST (id);"
+        b"CREATE TABLE first PARTITION OF events FOR VALUES IN (1, 2)"
+    )
+    with pytest.raises(PgonceError, match="NO_PARTITION"):
+        committed(url, GOOD)
+    committed(url, [(1, "a", 1), (2, "long", 1)])
+    assert letters(admin) == [(2, "name", "22001")]
+
+
+def test_the_constraint_of_a_partition_is_one_of_the_target(url, admin):
+    """Postgres names the partition."""
+    admin.execute(
+        b"CREATE TABLE events (id bigint, name text, amount bigint) PARTITION BY LIST (id);"
+        b"CREATE TABLE first PARTITION OF events DEFAULT; ALTER TABLE first ADD UNIQUE (name)"
+    )
+    committed(url, [(1, "a", 1), (2, "a", 1), (3, "b", 1)])
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == [(2, None, "23505")]
+
+
+def test_more_bad_rows_than_are_allowed_refuse_the_batch(url, admin):
+    """Nothing of it is written."""
+    admin.execute(TABLE.encode())
+    with pytest.raises(PgonceError, match="TOO_MANY_DEAD_LETTERS.*22001"):
+        committed(url, [(n, "long", n) for n in range(4)] + [(9, "abc", 1)], max_dead_letters=3)
+    assert stored(admin) == letters(admin) == []
+    committed(url, [(n, "long", n) for n in range(3)] + [(9, "abc", 1)], max_dead_letters=3)
+    assert stored(admin) == [9]
+
+
+def test_a_batch_of_which_no_row_fits_is_refused(url, admin):
+    """The cause is no single row; but one that comes alone may be bad."""
+    admin.execute(TABLE.encode())
+    with pytest.raises(PgonceError, match="ALL_ROWS_REFUSED"):
+        committed(url, [(n, "long", n) for n in range(4)])
+    committed(url, [(1, "long", 1)])
+    assert letters(admin) == [(1, "name", "22001")]
+
+
+# The second row, the ids of rows that could not be encoded, the options, and the error's code.
+REFUSED = {
+    "too many of both kinds": ("long", (3,), {"max_dead_letters": 1}, "TOO_MANY_DEAD_LETTERS"),
+    "too many not encoded": ("b", (3, 4), {"max_dead_letters": 1}, "TOO_MANY_DEAD_LETTERS"),
+    "too many for a table that may be widened": (
+        "b", (3, 4), {"max_dead_letters": 1, "schema_evolution": "addColumns"}, "TOO_MANY_DEAD_LETTERS"
+    ),
+    "no table for them": ("long", (3,), {"dead_letters": "nowhere"}, "DEAD_LETTERS_MISSING"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_who_swallows_the_error_commits_nothing(why, url, admin):
+    """The transaction has failed, so that the good rows are not written without the record of the others."""
+    ensure_ledger(url)
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3))")
+    name, unfit, options, code = REFUSED[why]
+    encoded = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1, "a"), (2, name)])
+    rows = replace(encoded, not_encoded=tuple(unfit_row(id=n) for n in unfit))
+    where = destination("events", **{"dead_letters": True, **options})
+    with psycopg.connect(url) as connection:
+        with pytest.raises(TargetError, match=code):
+            publish_rows_in_tx(connection, where, rows, batch=make_batch())
+        connection.commit()
+    assert stored(admin) == letters(admin) == []
+
+
+@pytest.mark.parametrize("evolution", [None, "addColumns"])
+def test_rows_that_could_not_be_encoded_are_put_aside_though_all_others_fit(evolution, url, admin):
+    """Also where the table may be widened."""
+    admin.execute(TABLE.encode())
+    committed(url, GOOD, schema_evolution=evolution, not_encoded=(unfit_row(id=9),))
+    assert stored(admin) == [1, 2, 3, 4, 5, 6, 7]
+    assert letters(admin) == [(9, "name", "NUL_IN_TEXT")]
+
+
+def test_without_dead_letters_a_bad_row_stops_the_batch(url, admin):
+    """As it always has."""
+    admin.execute(TABLE.encode())
+    with pytest.raises(PgonceError, match="VALUE_NOT_STORABLE"):
+        committed(url, [*GOOD, (9, "long", 1)], dead_letters=None)
+
+
+def test_a_column_is_widened_before_a_row_is_put_aside(url, admin):
+    """Only what no wider column takes is a dead letter."""
+    admin.execute(TABLE.encode())
+    committed(url, [(1, "long", 1), (2, None, 1), (3, "abc", 2**40)], schema_evolution="addColumns")
+    assert stored(admin) == [1]
+    assert sorted(letters(admin)) == [(2, "name", "23502"), (3, "amount", "22003")]
+
+
+def test_they_go_into_a_table_of_the_users(url, admin):
+    """It has the columns of the ledger's."""
+    admin.execute(TABLE.encode())
+    with pytest.raises(PgonceError, match="DEAD_LETTERS_MISSING"):
+        committed(url, [*GOOD, (9, "long", 1)], dead_letters="rejected")
+    admin.execute(b"CREATE TABLE rejected (LIKE pgonce.dead_letters INCLUDING ALL)")
+    committed(url, [*GOOD, (9, "long", 1)], dead_letters="rejected")
+    assert letters(admin) == []
+    assert admin.execute("SELECT row_data, target, batch_id FROM rejected").fetchall() == [
+        ({"id": 9, "name": "long", "amount": 1}, "public.events", 0)
+    ]

@@ -1,0 +1,218 @@
+"""
+Good rows are in the table and bad rows are put aside, whatever the table has that makes it hard to tell them apart.
+
+Covers: sink.writing.bad_rows.conflicts, sink.writing.bad_rows.probe.
+"""
+
+from __future__ import annotations
+
+import pytest
+from psycopg import sql
+from pyspark.sql import types as t
+from support.bad_rows import COLUMNS, before_insert, committed, letters, stored
+
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.grants import grants
+
+ROWS = [(1, "a", 1), (2, "long", 1), (3, "b", 50)]
+TOO_LONG = [(2, "name", "22001")]
+TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint{})"
+
+
+def table(admin, more=""):
+    """The table, with ``more`` columns and constraints."""
+    admin.execute(TABLE.format(f", {more}" if more else "").encode())
+
+
+UNSENT = {
+    "default in a CHECK": "status text DEFAULT 'new', CHECK (amount < 10 OR status IS NOT NULL)",
+    "default of a domain": "status given DEFAULT 'new'",
+    "generated of a default": (
+        "status text DEFAULT 'new', shown text GENERATED ALWAYS AS (status || 'x') STORED NOT NULL, "
+        "CHECK (amount < 10 OR shown IS NOT NULL)"
+    ),
+    "identity and sequence": "number bigint GENERATED ALWAYS AS IDENTITY, place serial",
+}
+
+
+@pytest.mark.parametrize("which", UNSENT)
+def test_a_column_that_the_rows_do_not_bring_makes_none_of_them_bad(which, url, admin):
+    """Postgres fills it in, and only then are constraints checked."""
+    admin.execute(b"CREATE DOMAIN given AS text NOT NULL")
+    table(admin, UNSENT[which])
+    committed(url, ROWS)
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == TOO_LONG
+
+
+def test_a_column_that_a_soft_delete_sets_makes_no_row_bad(url, admin):
+    """The rows do not bring it either."""
+    table(admin, "dead boolean, CHECK (amount < 10 OR dead IS NOT NULL)")
+    how = {"keys": ("id",), "delete_when": "gone", "deletes": "soft:dead"}
+    columns = {**COLUMNS, "gone": t.BooleanType()}
+    committed(url, [(*row, False) for row in ROWS], mode="apply", columns=columns, **how)
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == TOO_LONG
+
+
+def test_a_row_of_which_a_check_cannot_be_computed_is_written_if_a_trigger_repairs_it(url, admin):
+    """The CHECK divides by what the trigger changes first."""
+    table(admin, "CHECK (100 / amount > 0)")
+    before_insert(admin, "IF new.amount = 0 THEN new.amount := 1; END IF;")
+    committed(url, [*ROWS[:2], (3, "b", 0)])
+    assert stored(admin) == [1, 3]
+    assert letters(admin) == TOO_LONG
+
+
+def test_a_row_that_a_trigger_drops_is_no_dead_letter(url, admin):
+    """It is not written, as the trigger wants it; nor does it hide a bad row among those that are staged."""
+    table(admin)
+    before_insert(admin, "IF new.amount = 0 THEN RETURN NULL; END IF;")
+    committed(url, [*ROWS[:2], (3, "b", 0)], staged=True)
+    assert stored(admin) == [1]
+    assert letters(admin) == TOO_LONG
+
+
+def test_a_check_that_reads_the_table_sees_the_table(url, admin):
+    """What it says of a row depends on others."""
+    table(admin)
+    admin.execute(b"""
+        INSERT INTO events VALUES (7, 'x', 1);
+        CREATE FUNCTION known(bigint) RETURNS boolean LANGUAGE plpgsql
+        AS 'BEGIN RETURN $1 < 10 OR EXISTS (SELECT FROM public.events WHERE id < $1); END';
+        ALTER TABLE events ADD CHECK (known(amount))
+    """)
+    committed(url, ROWS)
+    assert stored(admin) == [1, 3, 7]
+    assert letters(admin) == TOO_LONG
+
+
+def test_a_check_that_is_not_enforced_makes_no_row_bad(url, admin):
+    """Before Postgres 18 every CHECK is enforced."""
+    is_enforced = admin.info.server_version < 180000
+    table(admin, f"CONSTRAINT small CHECK (amount < 10){'' if is_enforced else ' NOT ENFORCED'}")
+    committed(url, ROWS)
+    assert stored(admin) == ([1] if is_enforced else [1, 3])
+    assert letters(admin) == TOO_LONG + ([(3, None, "23514")] if is_enforced else [])
+
+
+@pytest.mark.parametrize("when", ["NOT DEFERRABLE", "DEFERRABLE INITIALLY DEFERRED"])
+def test_a_reference_that_must_match_in_full_may_not_be_half_null(when, url, admin):
+    """Null in all of its columns it may be."""
+    admin.execute(b"CREATE TABLE parents (a bigint, b text, PRIMARY KEY (a, b)); INSERT INTO parents VALUES (1, 'x')")
+    table(admin, f"FOREIGN KEY (amount, name) REFERENCES parents MATCH FULL {when}")
+    committed(url, [(1, "x", 1), (2, None, 1), (3, None, None), (4, "y", 1), (5, "x", None)])
+    assert stored(admin) == [1, 3]
+    assert sorted(letters(admin)) == [(2, None, "23503"), (4, None, "23503"), (5, None, "23503")]
+
+
+@pytest.mark.parametrize("how", [{}, {"mode": "upsert", "keys": ("id",)}])
+def test_rows_that_refer_to_each_other_are_written_together(how, url, admin):
+    """Neither can be written before the other."""
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint REFERENCES events)")
+    committed(url, [(1, "a", 2), (3, "c", 99), (2, "b", 1), (4, "d", None)], **how)
+    assert stored(admin) == [1, 2, 4]
+    assert letters(admin) == [(3, None, "23503")]
+
+
+def test_a_key_is_written_though_the_first_row_that_has_it_is_bad(url, admin):
+    """The first one that fits is written, and the others break the key."""
+    admin.execute(b"CREATE TABLE parents (id bigint PRIMARY KEY); INSERT INTO parents VALUES (1)")
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name text, amount bigint REFERENCES parents)")
+    committed(url, [(1, "a", 99), (1, "b", 1), (1, "c", 1), (2, "d", 1)])
+    assert admin.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [(1, "b"), (2, "d")]
+    aside = "SELECT row_data ->> 'name', code FROM pgonce.dead_letters ORDER BY 1"
+    assert admin.execute(aside).fetchall() == [("a", "23505"), ("c", "23505")]
+
+
+def test_nulls_conflict_where_the_index_says_so_and_only_rows_that_an_index_has(url, admin):
+    """Before Postgres 15 nulls are always distinct."""
+    are_distinct = admin.info.server_version < 150000
+    nulls = "" if are_distinct else "NULLS NOT DISTINCT"
+    admin.execute(f"CREATE TABLE events (id bigint, name text, amount bigint, UNIQUE {nulls} (name, amount))".encode())
+    admin.execute(b"CREATE UNIQUE INDEX ON events (id) INCLUDE (name) WHERE id > 1")
+    committed(url, [(1, None, 5), (1, None, 6), (2, None, 5), (3, "b", 1), (3, "c", 1), (4, "b", 1)])
+    assert stored(admin) == ([1, 1, 2, 3] if are_distinct else [1, 1, 3])
+    doubled = [(3, None, "23505"), (4, None, "23505")]
+    assert sorted(letters(admin)) == (doubled if are_distinct else [(2, None, "23505"), *doubled])
+
+
+UUIDS = {"id": t.LongType(), "ref": t.StringType(), "gone": t.BooleanType()}
+
+
+def test_a_delete_is_put_aside_for_a_value_that_cannot_be_cast(url, admin):
+    """Although it needs no value but the key."""
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, ref uuid); INSERT INTO events VALUES (1), (2)")
+    committed(url, [(1, "no uuid", True), (2, None, True)], mode="apply", columns=UUIDS, delete_when="gone")
+    assert stored(admin) == [1]
+    assert letters(admin) == [(1, "ref", "22P02")]
+
+
+def test_a_row_that_does_not_say_whether_it_deletes_is_looked_at_like_one_that_writes(url, admin):
+    """Null is not true."""
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, ref uuid)")
+    committed(url, [(1, "no uuid", None), (2, None, False)], mode="apply", columns=UUIDS, delete_when="gone")
+    assert stored(admin) == [2]
+    assert letters(admin) == [(1, "ref", "22P02")]
+
+
+@pytest.mark.parametrize("name", ["given", "nextval"])
+def test_a_column_may_have_a_name_that_the_search_uses_itself(name, url, admin):
+    """A row is found by its place, whatever its columns are called."""
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, {name} text, name varchar(3))".encode())
+    columns = {"id": t.LongType(), name: t.StringType(), "name": t.StringType()}
+    committed(url, [(1, "a", "b"), (2, "x", "long")], columns=columns)
+    assert stored(admin) == [1]
+    assert letters(admin) == TOO_LONG
+
+
+def test_names_may_have_any_characters(url, admin):
+    """Those of psycopg's placeholders, of formats and of quotes; and those of the search's own columns."""
+    odd = '"Ev%s{}""x"'
+    admin.execute(
+        f'CREATE TABLE {odd} ("Id" bigint PRIMARY KEY, "na%me" varchar(3), "{{amount}}" int, "qu""ote" int,'
+        " place int UNIQUE, number int, target int, s int)".encode()
+    )
+    names = ("id", "NA%ME", "{amount}", 'qu"ote', "place", "number", "target", "s")
+    columns = {name: t.StringType() if name == "NA%ME" else t.LongType() for name in names}
+    rows = [
+        (1, "a", 1, 1, 1),
+        (2, "long", 1, 1, 2),
+        (3, "a", 2**40, 1, 3),
+        (4, "a", 1, 2**40, 4),
+        (5, "a", 1, 1, 1),
+        (1, "a", 1, 1, 9),
+    ]
+    committed(url, [(*row, 1, 1, 1) for row in rows], columns=columns, table=odd)
+    assert admin.execute(f'SELECT "Id", place FROM {odd}'.encode()).fetchall() == [(1, 1)]
+    assert sorted(letters(admin)) == [
+        (1, None, "23505"),
+        (2, "na%me", "22001"),
+        (3, "{amount}", "22003"),
+        (4, 'qu"ote', "22003"),
+        (5, None, "23505"),
+    ]
+
+
+def test_a_dead_letter_has_all_digits_of_its_numbers(url, admin):
+    """However many the database shows."""
+    admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount double precision)")
+    name = sql.Identifier(admin.info.dbname)
+    admin.execute(sql.SQL("ALTER DATABASE {} SET extra_float_digits = -10").format(name))
+    rows = [(1, "a", 0.1), (2, "long", 0.123456789012345)]
+    committed(url, rows, columns={**COLUMNS, "amount": t.DoubleType()})
+    assert admin.execute("SELECT row_data ->> 'amount' FROM pgonce.dead_letters").fetchall() == [("0.123456789012345",)]
+
+
+def test_a_role_that_may_not_create_temporary_tables_is_told_why_its_batch_is_refused(url, admin, login):
+    """The rows cannot be looked at without one; good batches are published."""
+    table(admin)
+    committed(url, [(0, "a", 1)])
+    admin.execute(sql.SQL("REVOKE TEMPORARY ON DATABASE {} FROM PUBLIC").format(sql.Identifier(admin.info.dbname)))
+    for grant in (*grants(login.user), f"GRANT INSERT, SELECT ON events TO {login.user}"):
+        admin.execute(grant.encode())
+    committed(login.url, [(1, "a", 1)], 1)
+    with pytest.raises(PgonceError, match="VALUE_NOT_STORABLE"):
+        committed(login.url, [(2, "a", 1), (3, "long", 1)], 2)
+    assert stored(admin) == [0, 1]
+    assert letters(admin) == []

@@ -1,0 +1,243 @@
+"""
+Tables, types and settings that make changes harder to apply.
+
+Covers: sink.writing.by_key.apply, sink.writing.by_key.change_table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.applied_changes import DELETE, WRITE, apply, changes
+from support.batches import make_batch
+from support.sent_rows import sent
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.options.by_key import DELETED_COLUMN, Changes
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publish_rows_in_tx
+
+NOW = datetime.now(timezone.utc)
+
+
+@pytest.fixture(autouse=True)
+def ledger(url):
+    """Each test has a ledger, which holds the tombstones."""
+    ensure_ledger(url)
+
+
+def stored(admin):
+    """The table's rows."""
+    return admin.execute("SELECT * FROM events ORDER BY 1").fetchall()
+
+
+def test_the_column_that_says_what_to_do_may_be_the_one_that_is_set(url, admin):
+    """The frame brings a column ``gone``, which says which rows delete, and the table has it for soft deletes."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone bool)")
+    apply(url, (1, "a", 1, WRITE), deletes="soft:gone")
+    apply(url, (1, None, 2, DELETE), (2, "b", 1, WRITE), (2, None, 2, DELETE), deletes="soft:gone")
+    assert stored(admin) == [(1, "a", 1, True), (2, "b", 1, True)]
+    apply(url, (1, "c", 3, WRITE), deletes="soft:gone")
+    assert stored(admin)[0] == (1, "c", 3, False)
+
+
+def test_a_key_that_comes_back_is_not_deleted_whatever_columns_may_change(url, admin):
+    """The column of soft deletes is set back though updateColumns does not name it."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone_at timestamptz(3))")
+    how = {"deletes": "soft:gone_at", "update_columns": ["name"]}
+    apply(url, (1, "a", 1, WRITE), **how)
+    apply(url, (1, None, 2, DELETE), **how)
+    assert stored(admin)[0][3] is not None
+    apply(url, (1, "b", 3, WRITE), **how)
+    assert stored(admin) == [(1, "b", 1, None)]
+
+
+def test_an_order_that_the_column_cannot_hold_is_refused_in_a_delete_too(url, admin):
+    """Otherwise it would be remembered, and every later batch would fail by it."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq int)")
+    with pytest.raises(psycopg.errors.NumericValueOutOfRange):
+        apply(url, (1, None, 2**40, DELETE), only_newer=True)
+
+
+def test_a_delete_that_a_trigger_leaves_out_is_refused(url, admin):
+    """Also one that has the order of the stored row."""
+    admin.execute(
+        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint); "
+        "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
+        "CREATE TRIGGER kept BEFORE DELETE ON events FOR EACH ROW EXECUTE FUNCTION kept()"
+    )
+    apply(url, (1, "a", 5, WRITE), only_newer=True)
+    assert apply(url, (1, None, 4, DELETE), only_newer=True) == {"passed_over": 1}
+    for order in (5, 6):
+        with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS"):
+            apply(url, (1, None, order, DELETE), only_newer=True)
+
+
+def test_a_soft_delete_that_a_trigger_leaves_out_is_refused(url, admin):
+    """The row would stay as if it lived; a trigger that only keeps rows which would stay the same may do so."""
+    admin.execute(
+        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone_at timestamptz); "
+        "CREATE TRIGGER same BEFORE UPDATE ON events FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    )
+    how = {"deletes": "soft:gone_at", "only_newer": True}
+    for _ in range(2):
+        apply(url, (1, "a", 5, WRITE), **how)
+    assert apply(url, (1, None, 4, DELETE), **how) == {"passed_over": 1}
+    assert apply(url, (1, None, 6, DELETE), **how) == {"deleted": 1}
+    admin.execute(
+        "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
+        "CREATE TRIGGER kept BEFORE UPDATE ON events FOR EACH ROW EXECUTE FUNCTION kept()"
+    )
+    with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS"):
+        apply(url, (1, None, 7, DELETE), **how)
+
+
+def test_texts_are_ordered_by_the_collation_of_their_column(icu_url):
+    """Also where a text may stand for a value that was not read: the order is always read."""
+    ensure_ledger(icu_url)
+    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.StringType())
+    with psycopg.connect(icu_url, autocommit=True) as connection:
+        connection.execute(
+            "CREATE COLLATION words (provider = icu, locale = 'en'); "
+            "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq text COLLATE words)"
+        )
+        apply(icu_url, (1, "first", "a", WRITE), (1, "last", "B", WRITE), struct=struct, keep_where="?")
+        assert stored(connection) == [(1, "last", "B")]
+        apply(icu_url, (1, None, "C", DELETE), struct=struct, only_newer=True)
+        assert apply(icu_url, (1, "late", "b", WRITE), struct=struct, only_newer=True) == {"passed_over": 1}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("mode", ["apply", "upsert"])
+def test_columns_that_may_not_change_are_those_of_the_first_row(mode, at_once, url, admin):
+    """However the rows of a key are cut into batches; after a delete it begins anew."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone bool)")
+    rows = [(1, "first", 1, WRITE), (1, "second", 2, WRITE), (2, "gone", 1, WRITE)]
+    rows += [(2, None, 2, DELETE), (2, "again", 3, WRITE), (2, "later", 4, WRITE)] if mode == "apply" else []
+    how = {"mode": mode, "delete_when": "gone" if mode == "apply" else None, "update_columns": ["seq"]}
+    for batch in [rows] if at_once else [[row] for row in rows]:
+        apply(url, *batch, **how)
+    assert [row[:3] for row in stored(admin)] == [
+        (1, "first", 2),
+        (2, "again", 4) if mode == "apply" else (2, "gone", 1),
+    ]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("only_newer", [True, False])
+def test_a_row_that_is_deleted_and_comes_back_is_a_new_one(at_once, only_newer, url, admin):
+    """It loses what others put into columns that the rows do not have, and its children, in one batch as in two."""
+    admin.execute(
+        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, note text DEFAULT 'new'); "
+        "CREATE TABLE parts (id bigint REFERENCES events ON DELETE CASCADE); "
+        "CREATE FUNCTION same() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN coalesce(NEW, OLD); END $$; "
+        "CREATE TRIGGER same BEFORE INSERT OR UPDATE OR DELETE ON events FOR EACH ROW EXECUTE FUNCTION same(); "
+        "INSERT INTO events VALUES (1, 'a', 1, 'of others'), (2, 'newer', 6, 'of others'); "
+        "INSERT INTO parts VALUES (1), (2)"
+    )
+    rows = [(1, None, 2, DELETE), (1, "b", 3, WRITE), (2, None, 5, DELETE), (2, "c", 7, WRITE)]
+    for batch in [rows] if at_once else [[row] for row in rows]:
+        apply(url, *batch, only_newer=only_newer)
+    kept = [(2, "c", 7, "of others" if only_newer else "new")]
+    assert stored(admin) == [(1, "b", 3, "new"), *kept]
+    assert admin.execute("SELECT id FROM parts").fetchall() == ([(2,)] if only_newer else [])
+
+
+@pytest.mark.parametrize("operations", [["delete", "insert"], ["insert", "delete"]])
+def test_a_version_that_deletes_a_row_and_inserts_it_has_replaced_it(operations, url, admin):
+    """Whichever of the two comes first, both have the version of the commit as their order."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); INSERT INTO events VALUES (1, 'old')")
+    struct = t.StructType([
+        t.StructField("id", t.LongType()),
+        t.StructField("name", t.StringType()),
+        t.StructField("_commit_version", t.LongType()),
+        t.StructField("pgonce_deleted", t.BooleanType()),
+    ])  # fmt: skip
+    how = {"delete_when": None, "change_feed": "delta", "order_by": "_commit_version", "struct": struct}
+    rows = [(1, "new" if operation == "insert" else "old", 7, operation == "delete") for operation in operations]
+    assert apply(url, *rows, **how) == {"deleted": 1, "written": 1}
+    assert stored(admin) == [(1, "new")]
+
+
+HIDDEN = {
+    "a row that a policy hides": ("USING (name <> 'theirs') WITH CHECK (true)", "FOR ALL"),
+    "a row that a policy lets nobody change": ("USING (true)", "FOR SELECT"),
+}
+
+
+@pytest.mark.parametrize("triggers", ["", "UPDATE OR INSERT OR DELETE"])
+@pytest.mark.parametrize("only_newer", [False, True])
+@pytest.mark.parametrize("policy", HIDDEN)
+def test_a_write_that_row_level_security_leaves_out_is_refused(policy, only_newer, triggers, url, admin, login):
+    """An UPDATE skips such a row without a word, and the batch would be recorded without it; with triggers, too."""
+    using, what = HIDDEN[policy]
+    code = "ROWS_NOT_WRITTEN|TRIGGER_CHANGED_ROWS.*or row-level security" if triggers else "ROWS_NOT_WRITTEN"
+    admin.execute(
+        f"CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint); ALTER TABLE events ENABLE ROW LEVEL "
+        f"SECURITY; INSERT INTO events VALUES (1, 'mine', 1), (2, 'theirs', 1); GRANT ALL ON events TO {login.user}; "
+        f"CREATE POLICY seen ON events {what} TO {login.user} {using}; "
+        f"CREATE POLICY may_insert ON events FOR INSERT TO {login.user} WITH CHECK (true); "
+        f"GRANT ALL ON SCHEMA pgonce TO {login.user}; GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {login.user}".encode()
+    )
+    if triggers:
+        admin.execute(
+            "CREATE FUNCTION harmless() RETURNS trigger LANGUAGE plpgsql AS "
+            "'BEGIN RETURN coalesce(NEW, OLD); END'; "
+            f"CREATE TRIGGER harmless BEFORE {triggers} ON events FOR EACH ROW EXECUTE FUNCTION harmless()".encode()
+        )
+    with pytest.raises(TargetError, match=code):
+        apply(login.url, (2, "new", 2, WRITE), keep_where="?", only_newer=only_newer)
+    assert stored(admin) == [(1, "mine", 1), (2, "theirs", 1)]
+    assert apply(login.url, (3, "new", 2, WRITE), keep_where="?", only_newer=only_newer) == {"written": 1}
+    if what == "FOR SELECT":
+        for deletes in ("hard", "soft:gone_at"):
+            admin.execute("ALTER TABLE events ADD IF NOT EXISTS gone_at timestamptz")
+            with pytest.raises(TargetError, match=code):
+                apply(login.url, (1, None, 2, DELETE), deletes=deletes, only_newer=only_newer)
+
+
+def test_whoever_swallows_an_error_cannot_commit_what_came_before_it(url, admin):
+    """A trigger's doing is noticed once rows were written and deleted; then the whole transaction has failed."""
+    admin.execute(
+        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint); INSERT INTO events VALUES (9, 'old', 1); "
+        "CREATE FUNCTION leave_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF NEW.id = 2 THEN RETURN NULL; END IF; RETURN NEW; END $$; "
+        "CREATE TRIGGER leave_out BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION leave_out()"
+    )
+    with psycopg.connect(url) as connection:
+        with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS"):
+            apply(connection, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (9, None, 2, DELETE))
+        assert connection.info.transaction_status == psycopg.pq.TransactionStatus.INERROR
+    assert stored(admin) == [(9, "old", 1)]
+
+
+@pytest.mark.parametrize("keys", [("id", "seq"), ("id",)])
+def test_a_soft_delete_leaves_keys_and_order_alone(keys, url, admin):
+    """Otherwise it would give the row another key, or another place in the order, and an older change could win."""
+    admin.execute("CREATE TABLE events (id bigint, name text, seq timestamptz, PRIMARY KEY (id), UNIQUE (id, seq))")
+    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.TimestampType())
+    order_by = "seq" if keys == ("id",) else "name"
+    with pytest.raises(TargetError, match="SOFT_COLUMN"):
+        apply(url, (1, "a", NOW, DELETE), struct=struct, keys=keys, order_by=order_by, deletes="soft:seq")
+
+
+def test_rows_that_only_delete_bring_no_value_for_the_other_columns(url, admin):
+    """A column that must have a value, or a key that Postgres generates, stands in the way of writes alone."""
+    admin.execute(
+        "CREATE TABLE events (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL); "
+        "INSERT INTO events (name) VALUES ('a'), ('b')"
+    )
+    keys = changes(id=t.LongType(), delete_column=DELETED_COLUMN)
+    where = destination("events", "apply", ("id",), delete_when=DELETED_COLUMN)
+    where = replace(where, changes=Changes(all_delete=True))
+    with psycopg.connect(url) as connection:
+        rows = sent(url, "inline", keys, [(1, DELETE), (7, DELETE)])
+        counts = publish_rows_in_tx(connection, where, rows, batch=make_batch()).counts
+    assert counts is not None
+    assert (counts["deleted"], counts["not_found"]) == (1, 1)
+    assert stored(admin) == [(2, "b")]

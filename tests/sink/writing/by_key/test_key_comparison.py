@@ -1,0 +1,131 @@
+"""Keys are told apart as the target table tells them apart, whichever way the rows come."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.sent_rows import publish
+
+import pgonce.sink.writing.by_key.upsert
+from pgonce.offsets_store.errors import TargetError
+
+STRUCT = t.StructType([
+    t.StructField("region", t.StringType()),
+    t.StructField("amount", t.IntegerType()),
+    t.StructField("note", t.StringType()),
+])  # fmt: skip
+TRANSPORTS = ("inline", "both")
+CI = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
+# Rows of three keys, as the table calls them equal, and what must be left of them.
+PADDED = [("a", 1, "old"), ("a  ", 2, "new"), ("b ", 5, "new"), ("b", 4, "old"), ("c", 1, "only")]
+PADDED_LEFT = [("a", 2, "new"), ("b", 5, "new"), ("c", 1, "only")]
+CASED = [("a", 1, "old"), ("A", 2, "new"), ("B", 5, "new"), ("b", 4, "old"), ("c", 1, "only")]
+
+
+def execute(url, query):
+    """Run SQL, and commit it; its rows, if it has any."""
+    with psycopg.connect(url) as connection:
+        cursor = connection.execute(query.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+@pytest.mark.parametrize(("transport", "merged_rows"), [("inline", 50_000), ("inline", 0), ("both", 50_000)])
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "region char(5) PRIMARY KEY, amount int, note text",
+        "region varchar(1) PRIMARY KEY, amount int, note text",
+        "region bpchar PRIMARY KEY, amount bigint, note varchar(9)",
+        "region one PRIMARY KEY, amount int, note text",
+        "region varchar(1), amount int, note text, UNIQUE NULLS NOT DISTINCT (region)",
+        "region char(5) PRIMARY KEY, amount int, note text) PARTITION BY LIST (region);"
+        "CREATE TABLE part PARTITION OF events DEFAULT; SELECT (1",
+    ],
+)
+def test_spaces_that_do_not_count_make_no_other_key(ddl, merged_rows, transport, admin, url, monkeypatch):
+    """The newest row of a key is left, and a row that is there is replaced: new keys or known ones."""
+    if "NULLS NOT" in ddl and admin.info.server_version < 150000:
+        ddl = ddl.replace("NULLS NOT DISTINCT", "")
+    monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", merged_rows)
+    admin.execute(b"CREATE DOMAIN one AS varchar(1)")
+    admin.execute(f"CREATE TABLE events ({ddl})".encode())
+    for _ in range(2):
+        admin.execute("UPDATE events SET note = 'stored'")
+        publish(url, transport, STRUCT, PADDED, "upsert", ["region"], "amount")
+        found = admin.execute("SELECT trim(region), amount, note FROM events ORDER BY 1").fetchall()
+        assert found == PADDED_LEFT
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE TABLE events (region text COLLATE ci PRIMARY KEY, amount int, note text)",
+        "CREATE TABLE events (region varchar(1) COLLATE ci PRIMARY KEY, amount int, note text)",
+        "CREATE DOMAIN one AS text COLLATE ci; CREATE TABLE events (region one PRIMARY KEY, amount int, note text)",
+        "CREATE TABLE events (region text, amount int, note text);"
+        "CREATE UNIQUE INDEX ON events (region COLLATE ci) INCLUDE (note)",
+        "CREATE TABLE events (region text PRIMARY KEY, amount int, note text);"
+        "CREATE UNIQUE INDEX ON events (region COLLATE ci)",
+        "CREATE EXTENSION citext; CREATE TABLE events (region citext PRIMARY KEY, amount int, note text)",
+    ],
+)
+def test_texts_that_the_unique_index_calls_equal_are_one_key(ddl, transport, icu_url):
+    """By its collation, which may be another than the column's, or by the type's own equality."""
+    execute(icu_url, CI)
+    execute(icu_url, ddl)
+    for _ in range(2):
+        execute(icu_url, "UPDATE events SET note = 'stored'")
+        publish(icu_url, transport, STRUCT, CASED, "upsert", ["region"], "amount")
+        found = execute(icu_url, "SELECT lower(region::text), amount, note FROM events ORDER BY 1")
+        assert found == PADDED_LEFT
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_key_that_is_too_long_is_an_error_and_not_another_key(transport, admin, url):
+    """Only spaces are cut: two keys that begin alike are told apart, and the longer one is refused as usual."""
+    admin.execute("CREATE TABLE events (region varchar(3) PRIMARY KEY, amount int, note text)")
+    for long in ("abcd", "abc d", "abc   d"):
+        with pytest.raises(psycopg.errors.StringDataRightTruncation):
+            publish(url, transport, STRUCT, [("abc", 9, "short"), (long, 1, "long")], "upsert", ["region"], "amount")
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+def test_the_newest_row_is_the_greatest_by_the_collation_of_the_tables_own_column(icu_url):
+    """Asked for its greatest value, the table gives the row that was kept."""
+    execute(icu_url, 'CREATE TABLE events (region text, amount int PRIMARY KEY, note text COLLATE "und-x-icu")')
+    publish(icu_url, "inline", STRUCT, [("lower", 1, "a"), ("upper", 1, "B")], "upsert", ["amount"], "note")
+    publish(icu_url, "inline", STRUCT, [("upper", 2, "B"), ("lower", 2, "a")], "upsert", ["amount"], "note")
+    assert execute(icu_url, "SELECT region FROM events ORDER BY amount") == [("upper",), ("upper",)]
+
+
+def test_keys_are_one_where_the_indexs_operator_class_calls_them_equal(admin, url):
+    """A unique index may have an operator class of its own, with another equality than the type's."""
+    admin.execute(
+        b"CREATE FUNCTION even(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT btint4cmp($1 / 2, $2 / 2)';"
+        + b"".join(
+            b"CREATE FUNCTION %b2(int, int) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1 / 2 %b $2 / 2';"
+            b"CREATE OPERATOR %b%b (LEFTARG = int, RIGHTARG = int, FUNCTION = %b2);" % (name, sign, b"#", sign, name)
+            for name, sign in ((b"lt", b"<"), (b"le", b"<="), (b"eq", b"="), (b"ge", b">="), (b"gt", b">"))
+        )
+        + b"CREATE OPERATOR CLASS halves FOR TYPE int USING btree AS OPERATOR 1 #<, OPERATOR 2 #<=, OPERATOR 3 #=,"
+        b"OPERATOR 4 #>=, OPERATOR 5 #>, FUNCTION 1 even(int, int);"
+        b"CREATE TABLE events (region text, amount int, note text);"
+        b"CREATE UNIQUE INDEX ON events (amount halves)"
+    )
+    publish(url, "inline", STRUCT, [("a", 4, "1"), ("b", 5, "2"), ("c", 6, "1")], "upsert", ["amount"], "note")
+    assert admin.execute("SELECT region FROM events ORDER BY 1").fetchall() == [("b",), ("c",)]
+
+
+def test_where_the_table_changes_keys_by_itself_the_way_out_is_not_orderby(admin, url):
+    """The option is set already."""
+    admin.execute(
+        "CREATE TABLE events (region text PRIMARY KEY, amount int, note text);"
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN NEW.region = lower(NEW.region); RETURN NEW; END';"
+        "CREATE TRIGGER lowers BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION f()"
+    )
+    with pytest.raises(TargetError, match="DOUBLED_KEYS.*BEFORE trigger") as refused:
+        publish(url, "inline", STRUCT, CASED, "upsert", ["region"], "amount")
+    assert "Set orderBy" not in str(refused.value)

@@ -1,0 +1,97 @@
+"""Columns that cannot be keys are refused before a row is written, and before one is computed."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.typed_rows import commit_typed, struct_of
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.first_look import look_once
+
+WINDOW = struct_of({"start": t.TimestampType(), "end": t.TimestampType()})
+NESTED = {
+    "a window": WINDOW,
+    "a map": t.MapType(t.StringType(), t.LongType()),
+    "structs": t.ArrayType(struct_of({"n": t.LongType()})),
+}
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        yield connection
+
+
+def columns_with(kind):
+    """Columns of which the first is the key."""
+    return {"k": kind, "n": t.LongType()}
+
+
+def looked(url, to, columns):
+    """The first look of a query of its own."""
+    look_once(object(), url, to, encoded_columns(struct_of(columns)))
+
+
+def refused(url, to, columns):
+    """What the first look says, and the commit says the same."""
+    with pytest.raises(TargetError) as early:
+        looked(url, to, columns)
+    with pytest.raises(TargetError) as late:
+        commit_typed(url, 0, to, columns, [])
+    assert early.value.code == late.value.code == "NESTED_KEY"
+    assert str(early.value) == str(late.value)
+    return str(early.value)
+
+
+class TestNestedKeys:
+    @pytest.mark.parametrize("mode", ["upsert", "append"])
+    @pytest.mark.parametrize("kind", NESTED)
+    def test_no_table_is_made_with_such_a_primary_key(self, kind, mode, admin, url):
+        """The columns to make of a window are named, as they are written in Spark."""
+        columns = columns_with(NESTED[kind])
+        said = refused(url, destination("counts", mode, ("k",), create_table=True), columns)
+        assert ('col("k.start").alias("k_start"), col("k.end").alias("k_end")' in said) is (kind == "a window")
+        assert admin.execute("SELECT to_regclass('counts')").fetchone() == (None,)
+
+    @pytest.mark.parametrize("kind", NESTED)
+    @pytest.mark.parametrize("type_name", ["jsonb", "text"])
+    def test_nor_is_a_table_written_that_has_one(self, type_name, kind, admin, url):
+        """By the primary key, or by a column that the user names."""
+        admin.execute(f"CREATE TABLE counts (k {type_name} PRIMARY KEY, n bigint)".encode())
+        for keys in ((), ("k",)):
+            refused(url, destination("counts", "upsert", keys), columns_with(NESTED[kind]))
+        refused(url, destination("counts", "apply", ("k",), "n", delete_when="n = 0"), columns_with(NESTED[kind]))
+
+    def test_what_is_no_key_may_be_nested(self, admin, url):
+        """It becomes jsonb, as ever."""
+        to = destination("counts", "upsert", ("n",), create_table=True)
+        commit_typed(url, 0, to, columns_with(struct_of({"a": t.LongType()})), [({"a": 1}, 1), ({"a": 2}, 2)])
+        assert admin.execute("SELECT k FROM counts ORDER BY n").fetchall() == [({"a": 1},), ({"a": 2},)]
+
+    def test_a_composite_type_and_arrays_of_plain_values_can_be_keys(self, admin, url):
+        """Postgres compares their parts as it compares columns."""
+        admin.execute("CREATE TYPE pair AS (a bigint, b text); CREATE TABLE pairs (k pair PRIMARY KEY, n bigint)")
+        admin.execute("CREATE TABLE lists (k bigint[] PRIMARY KEY, n bigint)")
+        pair = columns_with(struct_of({"a": t.LongType(), "b": t.StringType()}))
+        to = destination("pairs", "upsert", ("k",))
+        looked(url, to, pair)
+        for n in (1, 2):
+            commit_typed(url, n - 1, to, pair, [({"a": 1, "b": "x"}, n)])
+            commit_typed(
+                url, n - 1, destination("lists", "upsert", ()), columns_with(t.ArrayType(t.LongType())), [([1, 2], n)]
+            )
+        assert admin.execute("SELECT (k).a, n FROM pairs").fetchall() == [(1, 2)]
+        assert admin.execute("SELECT k, n FROM lists").fetchall() == [([1, 2], 2)]
+
+    def test_a_text_may_be_written_into_a_key_of_jsonb(self, admin, url):
+        """Whoever makes such a table has chosen how its keys are compared."""
+        admin.execute("CREATE TABLE counts (k jsonb PRIMARY KEY, n bigint)")
+        to = destination("counts", "upsert", ("k",))
+        for n, text in enumerate(('{"a": 1}', '{"a": 1.0}')):
+            commit_typed(url, n, to, columns_with(t.StringType()), [(text, n)])
+        assert admin.execute("SELECT n FROM counts").fetchall() == [(1,)]

@@ -1,0 +1,314 @@
+"""Large upserts: MERGE leaves what ON CONFLICT leaves, and steps back where it might not."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import psycopg
+import pyarrow as pa
+import pytest
+from psycopg import sql
+from psycopg.pq import TransactionStatus
+from pyspark.sql import types as t
+from support.fixtures.driver import wait_until
+from support.rows import GivenRows
+
+import pgonce.sink.writing.by_key.upsert
+from pgonce.offsets_store.postgres.refused_rows import target_error
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.by_key.upsert import merged
+from pgonce.sink.writing.publish import publish_rows_in_tx
+
+STRUCT = t.StructType([
+    t.StructField("id", t.LongType()),
+    t.StructField("region", t.StringType()),
+    t.StructField("amount", t.IntegerType()),
+])  # fmt: skip
+TYPES = (pa.int64(), pa.string(), pa.int32())
+TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, region text, amount int)"
+ROWS = [(1, "north", 10), (2, "south", 20), (3, "east", 30)]
+
+
+@pytest.fixture
+def merges(monkeypatch):
+    """Batches of any size may be merged; a list of what came of each."""
+    outcomes = []
+
+    def noted(*arguments):
+        count = merged(*arguments)
+        outcomes.append(count is not None)
+        return count
+
+    monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 0)
+    monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "merged", noted)
+    return outcomes
+
+
+def upsert(connection, rows, keys=("id",), order_by=None, table="events", **how):
+    """Upsert rows in the transaction of ``connection``."""
+    batch = pa.record_batch(
+        [pa.array(column, ty) for column, ty in zip(zip(*rows, strict=True), TYPES, strict=True)], names=STRUCT.names
+    )
+    bodies = [CopyEncoder(STRUCT).encode(batch)]
+    rows = GivenRows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
+    publish_rows_in_tx(connection, destination(table, "upsert", keys, order_by, **how), rows)
+
+
+def stored(admin, table="events"):
+    """All rows, in some order."""
+    return sorted(admin.execute(f"SELECT * FROM {table}".encode()).fetchall(), key=repr)
+
+
+def is_postgres_14(admin):
+    """Whether this server has no MERGE."""
+    return admin.info.server_version < 150000
+
+
+@pytest.mark.parametrize(
+    ("ddl", "keys", "order_by"),
+    [
+        ("id bigint PRIMARY KEY, region text, amount int", ["id"], "amount"),
+        ("id bigint, region text, amount int, PRIMARY KEY (region, id)", ["region", "id"], "amount"),
+        ("id bigint, region varchar(9), amount int UNIQUE", ["amount"], "id"),
+        ('amount numeric(9,2), "Region" text, more int, "ID" bigint PRIMARY KEY', ["id"], "amount"),
+        ("id bigint PRIMARY KEY, region text, amount int DEFAULT 7", ["id"], "amount"),
+    ],
+)
+def test_merge_leaves_what_on_conflict_leaves(ddl, keys, order_by, admin, url, merges, monkeypatch):
+    """Batches of new, known and doubled keys, one after the other: both tables have the same rows after each."""
+    for table in ("events", "by_conflict"):
+        admin.execute(f"CREATE TABLE {table} ({ddl})".encode())
+    seed = random.randrange(10**9)
+    draw = random.Random(seed)
+    for number in range(6):
+        rows = [(draw.randrange(40), f"region {draw.randrange(9)}", draw.randrange(60)) for _ in range(80)]
+        for table, least in (("events", 0), ("by_conflict", 10**9)):
+            monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", least)
+            with psycopg.connect(url) as connection:
+                upsert(connection, rows, keys, order_by, table)
+        assert stored(admin) == stored(admin, "by_conflict"), f"seed {seed}, batch {number}"
+    assert merges == ([] if is_postgres_14(admin) else [True] * 6)
+
+
+def test_a_key_that_another_writer_inserts_meanwhile_is_updated(admin, url, merges):
+    """MERGE waits for the other's key and cannot take it; ON CONFLICT then updates that row."""
+    admin.execute(TABLE.encode())
+    with psycopg.connect(url) as other, psycopg.connect(url) as ours:
+        other.execute("INSERT INTO events VALUES (2, 'theirs', 0), (9, 'theirs', 0)")
+        writing = threading.Thread(target=upsert, args=[ours, ROWS])
+        writing.start()
+        _wait_until_blocked(admin, ours.info.backend_pid)
+        other.commit()
+        writing.join()
+        ours.commit()
+    assert stored(admin) == [*ROWS, (9, "theirs", 0)]
+    assert merges == ([] if is_postgres_14(admin) else [False])
+
+
+def _wait_until_blocked(admin, pid):
+    blockers = "SELECT cardinality(pg_blocking_pids(%s))"
+    assert wait_until(lambda: admin.execute(blockers, [pid]).fetchone()[0], seconds=30)
+
+
+@pytest.mark.parametrize("known", [[], [(1, "known", 0)]])
+def test_a_key_that_a_batch_has_twice_is_refused_as_usual(known, admin, url, merges):
+    """Whether the key is new or not, the error is ON CONFLICT's own."""
+    admin.execute(TABLE.encode())
+    for row in known:
+        admin.execute("INSERT INTO events VALUES (%s, %s, %s)", row)
+    with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.CardinalityViolation, match="ON CONFLICT"):
+        upsert(connection, [*ROWS, (1, "again", 0)])
+    assert stored(admin) == known
+    assert True not in merges
+
+
+@pytest.mark.parametrize("rows", [[*ROWS, (1, "hidden", 0), (1, "hidden", 1)], [(7, "x" * 50, 1)] * 2])
+def test_one_key_that_is_doubled_is_named(rows, admin, url, merges):
+    """Its values and how many rows have it, no other value; the transaction stays failed."""
+    admin.execute(TABLE.encode())
+    with psycopg.connect(url) as connection:
+        with pytest.raises(psycopg.errors.CardinalityViolation) as error:
+            upsert(connection, rows)
+        assert connection.info.transaction_status is TransactionStatus.INERROR
+    refused = target_error(error.value)
+    assert refused.code == "DOUBLED_KEYS"
+    assert f"For example, {sum(row[0] == rows[-1][0] for row in rows)} rows have id = {rows[-1][0]}." in str(refused)
+    assert "hidden" not in str(refused)
+    assert "xxx" not in str(refused)
+    assert stored(admin) == []
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        TABLE.replace("PRIMARY KEY", "UNIQUE DEFERRABLE"),
+        TABLE.replace("PRIMARY KEY", "") + "; CREATE UNIQUE INDEX ON events (id) WHERE amount > 0",
+        TABLE.replace("PRIMARY KEY", "") + "; CREATE UNIQUE INDEX ON events (abs(id))",
+        TABLE.replace("PRIMARY KEY", ""),
+        TABLE.replace("PRIMARY KEY", ", UNIQUE (region)").replace("id bigint ,", "id bigint,"),
+    ],
+)
+def test_what_on_conflict_refuses_is_refused_for_any_size(ddl, admin, url, merges):
+    """MERGE needs no unique index, and must not let a table without one pass."""
+    admin.execute(ddl.encode())
+    with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.Error) as refused:
+        upsert(connection, ROWS)
+    assert refused.value.sqlstate in ("42P10", "55000")
+    assert merges == []
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        TABLE + "; CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';"
+        "CREATE TRIGGER seen BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION f()",
+        TABLE + " PARTITION BY RANGE (id); CREATE TABLE p PARTITION OF events FOR VALUES FROM (0) TO (99)",
+        "CREATE DOMAIN key AS bigint CHECK (value > 0); " + TABLE.replace("id bigint", "id key"),
+        TABLE.replace("id bigint", "id numeric(9,0)"),
+        TABLE.replace("region text", 'region text COLLATE "C"'),
+        TABLE.replace("amount int", "amount int, more int DEFAULT 7"),
+        TABLE.replace("amount int", "amount int, more bigint GENERATED BY DEFAULT AS IDENTITY"),
+        TABLE.replace("amount int", "amount int, twice bigint GENERATED ALWAYS AS (id * 2) STORED"),
+        TABLE.replace("amount int", "amount int CHECK (amount > 0)"),
+        TABLE.replace("amount int", "amount int, EXCLUDE (amount WITH =)"),
+    ],
+)
+def test_where_the_two_might_differ_it_is_on_conflict(ddl, admin, url, merges):
+    """Triggers would see which it was; partitions, domains, casts and collations have rules of their own."""
+    admin.execute(ddl.encode())
+    if "COLLATE" in ddl:
+        admin.execute("CREATE UNIQUE INDEX ON events (region)")
+    for _ in range(2):
+        with psycopg.connect(url) as connection:
+            upsert(connection, ROWS, ["region"] if "COLLATE" in ddl else ["id"])
+    assert [row[:3] for row in stored(admin)] == ROWS
+    assert merges == []
+
+
+def test_columns_that_no_update_sets_are_checked_in_a_batch_of_any_size(admin, url, merges):
+    """ON CONFLICT refuses a value for its column even if the row is there, and MERGE would not look at it."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, region text, amount int NOT NULL)")
+    admin.execute("INSERT INTO events VALUES (1, 'eu', 1)")
+    with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.NotNullViolation):
+        upsert(connection, [(1, "us", None)], update_columns=["region"])
+    assert merges == []
+
+
+@pytest.mark.parametrize(
+    ("key", "keys"), [("PRIMARY KEY (region, id)", ["id", "region"]), ("UNIQUE (id, region, amount)", STRUCT.names)]
+)
+def test_keys_in_another_order_or_alone_are_for_on_conflict(key, keys, admin, url, merges):
+    """A join goes through the rows in the index's order; and where a row is all key there is nothing to update."""
+    admin.execute(f"CREATE TABLE events (id bigint, region text, amount int, {key})".encode())
+    for _ in range(2):
+        with psycopg.connect(url) as connection:
+            upsert(connection, ROWS, keys)
+    assert stored(admin) == ROWS
+    assert merges == []
+
+
+@pytest.mark.parametrize("level", [psycopg.IsolationLevel.REPEATABLE_READ, psycopg.IsolationLevel.SERIALIZABLE])
+def test_an_update_of_another_session_is_not_lost_at_higher_isolation(level, admin, url, merges):
+    """Postgres 17.7 lost it in MERGE, without a word; ON CONFLICT is told to try again."""
+    admin.execute(TABLE.encode())
+    admin.execute("INSERT INTO events VALUES (1, 'known', 100)")
+    with psycopg.connect(url) as other, psycopg.connect(url) as ours:
+        ours.isolation_level = level
+        assert ours.execute("SELECT amount FROM events").fetchone() == (100,)
+        other.execute("UPDATE events SET amount = amount + 5")
+        other.commit()
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            upsert(ours, [(1, "ours", 101)])
+    assert stored(admin) == [(1, "known", 105)]
+    assert merges == []
+
+
+def test_a_unique_index_that_goes_away_while_the_batch_waits_is_missed(admin, url, merges):
+    """The table is locked before it is looked at: MERGE would let a doubled key in; ON CONFLICT refuses."""
+    admin.execute(TABLE.encode())
+    refused = []
+
+    def write(connection):
+        try:
+            upsert(connection, [*ROWS, (3, "again", 0)])
+        except psycopg.Error as error:
+            refused.append(error.sqlstate)
+
+    with psycopg.connect(url) as migration, psycopg.connect(url) as ours:
+        migration.execute("ALTER TABLE events DROP CONSTRAINT events_pkey")
+        writing = threading.Thread(target=write, args=[ours])
+        writing.start()
+        _wait_until_blocked(admin, ours.info.backend_pid)
+        migration.commit()
+        writing.join()
+    assert refused == ["42P10"]
+    assert stored(admin) == []
+    assert merges == []
+
+
+def test_a_unique_index_stays_for_a_batch_that_has_looked(admin, url, merges):
+    """A session that drops it waits until the batch is committed or rolled back."""
+    admin.execute(TABLE.encode())
+    with psycopg.connect(url) as ours, psycopg.connect(url, options="-c lock_timeout=200") as migration:
+        upsert(ours, ROWS)
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            migration.execute("ALTER TABLE events DROP CONSTRAINT events_pkey")
+    assert stored(admin) == ROWS
+
+
+def test_a_role_that_may_not_read_the_table_hears_so_for_any_size(admin, url, merges, login):
+    """ON CONFLICT needs SELECT on what it updates from, and so does a large batch."""
+    admin.execute(TABLE.encode())
+    grants = "GRANT INSERT, UPDATE, SELECT (id) ON events TO {role}; GRANT TEMPORARY ON DATABASE {database} TO {role}"
+    names = {"role": sql.Identifier(login.user), "database": sql.Identifier(admin.info.dbname)}
+    admin.execute(sql.SQL(grants).format(**names))
+    with psycopg.connect(login.url) as connection, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        upsert(connection, ROWS)
+    assert merges == []
+
+
+def test_rows_of_tables_that_inherit_are_not_touched(admin, url, merges):
+    """As with ON CONFLICT: the key counts within the table that is named."""
+    admin.execute(TABLE.encode())
+    admin.execute(b"CREATE TABLE child () INHERITS (events); INSERT INTO child VALUES (1, 'child', 0)")
+    with psycopg.connect(url) as connection:
+        upsert(connection, ROWS)
+    assert sorted(admin.execute("SELECT * FROM ONLY events").fetchall()) == ROWS
+    assert admin.execute("SELECT * FROM child").fetchall() == [(1, "child", 0)]
+    assert False not in merges
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_a_large_table_is_not_read_from_end_to_end(step, admin, url, merges):
+    """Keys that lie close together, or far apart: the table is entered by its index, however the planner is set."""
+    admin.execute(TABLE.encode())
+    admin.execute("INSERT INTO events SELECT n, 'known', 0 FROM generate_series(1, 300000) AS n")
+    admin.execute("ANALYZE events")
+    with psycopg.connect(url) as connection:
+        connection.execute("SET random_page_cost = 4; SET work_mem = '64MB'")
+        upsert(connection, [(200_000 + n * step, "new", n) for n in range(500)])
+        read = connection.execute(
+            "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'events'"
+        ).fetchone()
+        settings = connection.execute(sql.SQL("SHOW random_page_cost")).fetchone()
+        joins = connection.execute(sql.SQL("SHOW enable_hashjoin")).fetchone()
+    assert (read[0], settings, joins) == (0, ("4",), ("on",))
+    assert read[1] <= 2000
+    assert admin.execute("SELECT count(*) FROM events WHERE region = 'new'").fetchone() == (500,)
+    assert False not in merges
+
+
+def test_only_large_batches_are_merged(admin, url, monkeypatch):
+    """A small one is as quick by ON CONFLICT, which asks nothing of the catalogue first."""
+
+    def never(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "may_merge", never)
+    admin.execute(TABLE.encode())
+    with psycopg.connect(url) as connection:
+        upsert(connection, ROWS)
+    assert stored(admin) == ROWS

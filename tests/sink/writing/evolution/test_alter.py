@@ -1,0 +1,324 @@
+"""
+A table gets its new columns in the batch's transaction, whoever else uses it, or the batch is refused in words.
+
+Covers: sink.writing.gathering.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg import sql
+from pyspark.sql import types as t
+from support.committed_batch import rows_in
+from support.fixtures.driver import wait_until
+from support.fixtures.postgres import url_with
+from support.typed_rows import commit_typed, typed_rows
+
+from pgonce.offsets_store.errors import CommitError, PgonceError, TargetError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.postgres.connect import connect
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.publish import publish_rows_in_tx
+
+COLUMNS = {"id": t.LongType(), "name": t.StringType(), "seen": t.TimestampNTZType()}
+ROWS = [(1, "one", None), (2, "two", None)]
+TABLE = "CREATE TABLE events (id bigint PRIMARY KEY)"
+ADD = destination("events", schema_evolution="addColumns")
+UPSERT = destination("events", "upsert", ("id",), schema_evolution="addColumns")
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+
+
+def columns_of(connection) -> list[str]:
+    """The table's columns, in order."""
+    return [column.name for column in connection.execute("SELECT * FROM events LIMIT 0").description]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("to", [ADD, UPSERT, destination("events", "complete", schema_evolution="addColumns")])
+def test_new_columns_come_with_the_rows_that_bring_them(admin, url, to, staged):
+    """Whichever way the rows go in; the table stays the same one, and the ledger tells what was altered."""
+    admin.execute(TABLE)
+    admin.execute("INSERT INTO events VALUES (0)")
+    oid = admin.execute("SELECT 'events'::regclass::oid").fetchone()[0]
+    commit_typed(url, 0, to, COLUMNS, ROWS, staged=staged)
+    old = [] if to.mode == "complete" else [(0, None, None)]
+    assert rows_in(admin, "events") == [*old, *ROWS]
+    assert admin.execute("SELECT targets FROM pgonce.writers").fetchone()[0] == {"public.events": oid}
+    assert admin.execute("SELECT table_name, change FROM pgonce.target_changes").fetchall() == [
+        (
+            "public.events",
+            "public.events: column name text was added; column seen timestamp was added.",
+        )
+    ]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_columns_that_only_say_what_to_do_are_not_added(admin, url, staged):
+    """What makes a row a delete, and what orders the changes, if the table lacks it."""
+    admin.execute(TABLE)
+    columns = {"id": t.LongType(), "name": t.StringType(), "gone": t.BooleanType(), "seq": t.LongType()}
+    how = {"delete_when": "gone", "schema_evolution": "addColumns"}
+    rows = [(1, "one", False, 1), (2, "two", False, 1), (2, "two", True, 2), (1, "uno", False, 2)]
+    commit_typed(url, 0, destination("events", "apply", ("id",), "seq", **how), columns, rows, staged=staged)
+    assert columns_of(admin) == ["id", "name"]
+    assert rows_in(admin, "events") == [(1, "uno")]
+
+
+def test_what_only_newer_compares_is_a_column_of_the_table(admin, url):
+    """It is added like any other, and never left out."""
+    admin.execute(TABLE)
+    admin.execute("INSERT INTO events VALUES (1)")
+    columns = {"id": t.LongType(), "seq": t.LongType(), "name": t.StringType()}
+
+    def write(number: int, evolution: str, row: tuple[int, int, str]) -> None:
+        how = {"only_newer": True, "schema_evolution": evolution}
+        commit_typed(url, number, destination("events", "upsert", ("id",), "seq", **how), columns, [row])
+
+    with pytest.raises(TargetError, match="seq"):
+        write(0, "ignoreExtra", (1, 5, "five"))
+    write(0, "addColumns", (1, 5, "five"))
+    write(1, "addColumns", (1, 4, "four"))
+    assert rows_in(admin, "events") == [(1, 5, "five")]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_columns_that_the_rows_lack_stay(admin, url, staged):
+    """They get their default."""
+    admin.execute("CREATE TABLE events (id bigint, origin text DEFAULT 'stream', gone text)")
+    commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1, "a")], staged=staged)
+    assert admin.execute("SELECT * FROM events").fetchall() == [(1, "stream", None, "a")]
+
+
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_ignored_columns_are_left_out_and_said_once(admin, url, staged, mode, caplog):
+    """The ledger says it once, too, however many batches there are."""
+    admin.execute("CREATE TABLE events (name text, id bigint PRIMARY KEY)")
+    keys = ("id",) if mode == "upsert" else ()
+    to = destination("events", mode, keys, schema_evolution="ignoreExtra")
+    for number in range(2):
+        commit_typed(url, number, to, COLUMNS, [(number, "a", None)], staged=staged)
+    assert rows_in(admin, "events") == [("a", 0), ("a", 1)]
+    sentence = "public.events lacks column seen of the rows, left out by schemaEvolution=ignoreExtra."
+    assert [record.getMessage() for record in caplog.records].count(sentence) == 1
+    assert admin.execute("SELECT batch_id, change FROM pgonce.target_changes").fetchall() == [(0, sentence)]
+
+
+def test_create_table_and_add_columns_go_together(admin, url):
+    """The first batch makes the table, a later one its new column."""
+    to = destination("events", "upsert", ("id",), create_table=True, schema_evolution="addColumns")
+    commit_typed(url, 0, to, {"id": t.LongType()}, [(1,)])
+    commit_typed(url, 1, to, COLUMNS, ROWS)
+    assert rows_in(admin, "events") == ROWS
+
+
+def test_a_partitioned_table_gets_the_column_in_all_partitions(admin, url):
+    """As any other."""
+    admin.execute("CREATE TABLE events (id bigint) PARTITION BY RANGE (id)")
+    admin.execute("CREATE TABLE low PARTITION OF events FOR VALUES FROM (0) TO (2)")
+    admin.execute("CREATE TABLE high PARTITION OF events FOR VALUES FROM (2) TO (9)")
+    commit_typed(url, 0, ADD, COLUMNS, ROWS)
+    assert rows_in(admin, "low") + rows_in(admin, "high") == ROWS
+
+
+def test_a_batch_that_is_rolled_back_takes_its_column_with_it(admin, url):
+    """Here a row is refused after the column was added."""
+    admin.execute("CREATE TABLE events (id bigint CHECK (id < 2))")
+    with pytest.raises(TargetError, match="CHECK_VIOLATION"):
+        commit_typed(url, 0, ADD, COLUMNS, ROWS)
+    assert columns_of(admin) == ["id"]
+    commit_typed(url, 0, ADD, COLUMNS, ROWS[:1])
+    assert columns_of(admin) == ["id", "name", "seen"]
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_two_queries_that_add_the_same_column_at_once(admin, url, isolation):
+    """One adds it, the other finds it, and all rows of both are there."""
+    admin.execute(TABLE)
+    ensure_ledger(url)
+    to_here = url_with(url, options="-c default_transaction_isolation=" + isolation.replace(" ", "\\ "))
+    failed = []
+    gate = threading.Barrier(4)
+
+    def write(number: int) -> None:
+        gate.wait()
+        try:
+            rows = [(number * 10 + i, "x", None) for i in range(3)]
+            commit_typed(to_here, 0, UPSERT, COLUMNS, rows, query=f"q{number}", lock_timeout=20, retry_timeout=30)
+        except PgonceError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=write, args=[number]) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert columns_of(admin) == ["id", "name", "seen"]
+    assert [row[0] for row in rows_in(admin, "events")] == [n * 10 + i for n in range(4) for i in range(3)]
+    assert admin.execute("SELECT count(*) FROM pgonce.target_changes").fetchone() == (1,)
+
+
+@pytest.mark.parametrize("isolation", ["read committed", "repeatable read"])
+def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url, isolation):
+    """It is not added twice; at repeatable read the batch begins again to see it."""
+    admin.execute(TABLE)
+    ensure_ledger(url)
+    to_here = url_with(url, options="-c default_transaction_isolation=" + isolation.replace(" ", "\\ "))
+    with psycopg.connect(url) as other:
+        other.execute("ALTER TABLE events ADD COLUMN name text, ADD COLUMN seen timestamp")
+        thread = threading.Thread(
+            target=commit_typed, args=[to_here, 0, ADD, COLUMNS, ROWS], kwargs={"lock_timeout": 30, "retry_timeout": 60}
+        )
+        thread.start()
+        assert wait_until(lambda: admin.execute(WAITING, [other.info.backend_pid]).fetchone()[0], seconds=30)
+        other.commit()
+        thread.join()
+    assert rows_in(admin, "events") == ROWS
+    assert admin.execute("SELECT count(*) FROM pgonce.target_changes").fetchone() == (0,)
+
+
+def test_a_long_reader_is_named_and_others_may_read_between_the_tries(admin, url):
+    """The batch fails as for any lock that is held; the column is not there, and nobody waited for long."""
+    admin.execute(TABLE)
+    ensure_ledger(url)
+    longest = 0.0
+    with psycopg.connect(url, application_name="a long report") as reader:
+        reader.execute("SELECT *, 'zq7hunter' FROM events").fetchall()
+        errors = []
+
+        def write() -> None:
+            try:
+                commit_typed(url, 0, ADD, COLUMNS, ROWS, lock_timeout=6, retry_timeout=0)
+            except PgonceError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        while thread.is_alive():
+            began = time.monotonic()
+            admin.execute("SELECT * FROM events").fetchall()
+            longest = max(longest, time.monotonic() - began)
+            time.sleep(0.02)
+        thread.join()
+    (error,) = errors
+    assert isinstance(error, CommitError)
+    assert error.code == "LOCKED"
+    assert "application 'a long report'" in error.what
+    assert "query: SELECT *, " in error.what
+    assert "zq7" not in error.what
+    assert 0.5 < longest < 3
+    assert columns_of(admin) == ["id"]
+
+
+def test_a_reader_who_ends_in_time_is_waited_for(admin, url):
+    """In the same try: the rows are brought to Postgres once."""
+    admin.execute(TABLE)
+    ensure_ledger(url)
+    with psycopg.connect(url) as reader:
+        reader.execute("SELECT * FROM events").fetchall()
+        thread = threading.Thread(target=commit_typed, args=[url, 0, ADD, COLUMNS, ROWS], kwargs={"lock_timeout": 20})
+        thread.start()
+        time.sleep(3)
+        reader.rollback()
+        thread.join()
+    assert rows_in(admin, "events") == ROWS
+
+
+def test_the_rows_are_brought_before_readers_are_locked_out(admin, url):
+    """While rows are still on their way, the table can be read and altered by others."""
+    admin.execute(TABLE)
+    rows = typed_rows(COLUMNS, ROWS)
+    seen = []
+
+    def slowly():
+        locks = "SELECT mode FROM pg_locks WHERE relation = 'events'::regclass AND pid <> pg_backend_pid()"
+        seen.extend(admin.execute(locks).fetchall())
+        return rows.make()
+
+    given = type(rows)(rows.columns, rows.number, slowly)
+    with connect(url) as connection:
+        publish_rows_in_tx(connection, ADD, given)
+        connection.commit()
+    assert seen == []
+    assert rows_in(admin, "events") == ROWS
+
+
+def test_two_sessions_that_hold_a_weaker_lock_do_not_stand_in_each_others_way(admin, url):
+    """The look gives its lock back before the stronger one is asked for."""
+    admin.execute(TABLE)
+    with connect(url) as one, connect(url) as two:
+        two.execute("BEGIN")
+        publish_rows_in_tx(one, ADD, typed_rows(COLUMNS, ROWS[:1]))
+        thread = threading.Thread(target=publish_rows_in_tx, args=[two, ADD, typed_rows(COLUMNS, ROWS[1:])])
+        thread.start()
+        assert wait_until(lambda: admin.execute(WAITING, [one.info.backend_pid]).fetchone()[0], seconds=30)
+        one.commit()
+        thread.join()
+        two.commit()
+    assert rows_in(admin, "events") == ROWS
+
+
+def test_a_function_that_has_written_to_the_table_is_told_why_it_cannot_be_altered(admin, url):
+    """A deferred constraint is still to be checked."""
+    admin.execute(TABLE)
+    admin.execute("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    admin.execute("ALTER TABLE events ADD FOREIGN KEY (id) REFERENCES parents DEFERRABLE INITIALLY DEFERRED")
+    admin.execute("INSERT INTO parents VALUES (1), (2), (3)")
+    with connect(url) as connection:
+        publish_rows_in_tx(connection, ADD, typed_rows({"id": t.LongType()}, [(3,)]))
+        with pytest.raises(TargetError, match=r"\[TARGET_NOT_ALTERED\].*deferred.*SET CONSTRAINTS.*ADD COLUMN"):
+            publish_rows_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
+    with connect(url) as connection:
+        publish_rows_in_tx(connection, ADD, typed_rows({"id": t.LongType()}, [(3,)]))
+        connection.execute("SET CONSTRAINTS events_id_fkey IMMEDIATE")
+        publish_rows_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
+        connection.commit()
+    assert [row[0] for row in rows_in(admin, "events")] == [1, 2, 3]
+
+
+def test_what_postgres_refuses_is_refused_in_words(admin, url):
+    """Whatever it is that we have not looked for: here a table that inherits has another column of that name."""
+    admin.execute(TABLE)
+    admin.execute("CREATE TABLE older (name integer) INHERITS (events)")
+    with pytest.raises(TargetError, match=r'\[TARGET_NOT_ALTERED\].*Postgres says: .*"older".*ADD COLUMN "name" text'):
+        commit_typed(url, 0, ADD, COLUMNS, ROWS)
+
+
+def test_a_role_that_does_not_own_the_table_is_told_so(admin, url, login):
+    """Before it locks anybody out; where nothing is to be altered, it needs no more than before."""
+    ensure_ledger(url)
+    admin.execute(TABLE)
+    role = sql.Identifier(login.user)
+    admin.execute(sql.SQL("GRANT INSERT (id) ON events TO {}; GRANT ALL ON SCHEMA pgonce TO {}").format(role, role))
+    admin.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA pgonce TO {}").format(role))
+    admin.execute(sql.SQL("GRANT ALL ON ALL SEQUENCES IN SCHEMA pgonce TO {}").format(role))
+    commit_typed(login.url, 0, ADD, {"id": t.LongType()}, [(1,)])
+    with pytest.raises(TargetError, match=rf"\[TARGET_NOT_ALTERED\].*only the owner.*{login.user}"):
+        commit_typed(login.url, 1, ADD, COLUMNS, ROWS)
+    admin.execute(sql.SQL("ALTER TABLE events OWNER TO {}").format(role))
+    commit_typed(login.url, 1, ADD, COLUMNS, [(2, "two", None)])
+    assert rows_in(admin, "events") == [(1, None, None), (2, "two", None)]
+
+
+def test_our_timeouts_end_with_the_lock(admin, url):
+    """A function's own lock_timeout is in force again afterwards."""
+    admin.execute(TABLE)
+    with connect(url) as connection:
+        connection.execute("SET LOCAL lock_timeout = '7s'")
+        publish_rows_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
+        assert connection.execute("SHOW lock_timeout").fetchone() == ("7s",)
+
+
+def test_a_table_in_an_evil_search_path(admin, url):
+    """Types and functions of the user's do not stand in for Postgres's."""
+    admin.execute("CREATE SCHEMA evil")
+    admin.execute("CREATE DOMAIN evil.text AS integer")
+    admin.execute("CREATE TABLE evil.events (id bigint)")
+    path = url_with(url, options="-csearch_path=evil,pg_catalog")
+    commit_typed(path, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1, "a")])
+    assert rows_in(admin, "evil.events") == [(1, "a")]

@@ -1,0 +1,122 @@
+"""What must be altered about a table so that it takes the rows; nothing where it takes them already."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import types as t
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.checked_table import plan_columns
+from pgonce.sink.writing.evolution.new_columns import as_altered, changes_for, left_out, without_extra
+from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
+
+KINDS = {
+    "id": t.LongType(),
+    "name": t.StringType(),
+    "price": t.DecimalType(12, 2),
+    "at": t.TimestampType(),
+    "day": t.DateType(),
+    "tags": t.ArrayType(t.StringType()),
+    "more": t.MapType(t.StringType(), t.StringType()),
+    "Odd Name": t.DoubleType(),
+}
+COLUMNS = encoded_columns(t.StructType([t.StructField(name, kind) for name, kind in KINDS.items()]))
+ADD = destination("events", schema_evolution="addColumns")
+IGNORE = destination("events", schema_evolution="ignoreExtra")
+
+
+def table_of(admin, columns: str) -> TargetTable:
+    """A table with these columns."""
+    admin.execute(f"CREATE TABLE events ({columns})".encode())
+    return look_up_table(admin, "events")[1]
+
+
+def test_columns_are_added_as_create_table_makes_them(admin):
+    """Same names, same types; and then the rows fit."""
+    table = table_of(admin, "id bigint")
+    changes = changes_for(table, COLUMNS, ADD)
+    for change in changes:
+        admin.execute(b"ALTER TABLE events " + change.clause.as_bytes(None))
+    altered = look_up_table(admin, "events")[1]
+    assert [(column.column_name, column.full_type) for column in altered.columns] == [
+        ("id", "bigint"),
+        ("name", "text"),
+        ("price", "numeric(12,2)"),
+        ("at", "timestamp with time zone"),
+        ("day", "date"),
+        ("tags", "text[]"),
+        ("more", "jsonb"),
+        ("Odd Name", "double precision"),
+    ]
+    assert changes_for(altered, COLUMNS, ADD) == ()
+    imagined = as_altered(table, changes)
+    fits = [[plan.fitting for plan in plan_columns(found, COLUMNS, ADD)] for found in (altered, imagined)]
+    assert fits[0] == fits[1]
+
+
+def test_a_name_that_differs_only_in_case_is_that_column(admin):
+    """As it is without addColumns."""
+    table = table_of(
+        admin, '"ID" bigint, "Name" text, price numeric, at timestamptz, day date, tags text[], more jsonb'
+    )
+    assert [change.column for change in changes_for(table, COLUMNS, ADD)] == ["Odd Name"]
+
+
+@pytest.mark.parametrize("to", [destination("events"), IGNORE])
+def test_nothing_is_altered_by_those_who_did_not_ask(admin, to):
+    """The default is strict."""
+    assert changes_for(table_of(admin, "id bigint"), COLUMNS, to) == ()
+
+
+def test_a_precision_that_would_round_is_widened_and_a_size_only_where_it_is_too_small(admin):
+    """A varchar(n) whose values fit stays as it is."""
+    table = table_of(
+        admin,
+        "id bigint, name varchar(5), price numeric(5,2), at timestamptz(0), day date, tags text[], more jsonb, "
+        '"Odd Name" float8',
+    )
+    assert [str(change) for change in changes_for(table, COLUMNS, ADD)] == [
+        "column at has become timestamp with time zone (it was timestamp(0) with time zone)"
+    ]
+    changes = changes_for(table, COLUMNS, ADD, {"name", "price"})
+    assert {change.column: change.new_type for change in changes} == {
+        "name": "text",
+        "price": "numeric(12,2)",
+        "at": "timestamp with time zone",
+    }
+    assert {c.column_name: c.full_type for c in as_altered(table, changes).columns}["price"] == "numeric(12,2)"
+
+
+def test_a_key_is_not_added(admin):
+    """A table without the key has no unique index on it."""
+    to = destination("events", "upsert", ("id", "NAME"), schema_evolution="addColumns")
+    with pytest.raises(TargetError, match=r'\[TARGET_NOT_ALTERED\].*one of the keys.*ADD COLUMN "name" text'):
+        changes_for(table_of(admin, "id bigint"), COLUMNS[:2], to)
+
+
+def test_a_system_columns_name_is_not_added(admin):
+    """No table can have it."""
+    columns = encoded_columns(t.StructType([t.StructField("xmin", t.LongType())]))
+    with pytest.raises(TargetError, match=r"\[TARGET_NOT_ALTERED\].*called xmin"):
+        changes_for(table_of(admin, "id bigint"), columns, ADD)
+
+
+def test_columns_that_the_table_lacks_are_left_out(admin):
+    """They are named, in one sentence."""
+    table = table_of(admin, "id bigint, name text, price numeric, at timestamptz, day date, tags text[]")
+    kept = without_extra(table, COLUMNS, IGNORE)
+    assert [column.name for column in kept] == ["id", "name", "price", "at", "day", "tags"]
+    assert left_out(COLUMNS, kept, table) == (
+        "public.events lacks columns more, Odd Name of the rows, left out by schemaEvolution=ignoreExtra."
+    )
+    assert left_out(kept, kept, table) == ""
+
+
+def test_neither_keys_nor_all_columns_are_left_out(admin):
+    """Without its key a row is another one, and without columns there is none."""
+    table = table_of(admin, "other bigint")
+    to = destination("events", "upsert", ("Id",), schema_evolution="ignoreExtra")
+    assert [column.name for column in without_extra(table, COLUMNS, to)] == ["id"]
+    assert without_extra(table, COLUMNS, IGNORE) == COLUMNS

@@ -1,0 +1,367 @@
+"""
+One batch into several tables, without Spark: each row in the table that its value chooses, or no row anywhere.
+
+Covers: sink.writing.routes.gathered_rows, sink.writing.routes.listed_tables, sink.writing.routes.publication,
+sink.writing.routes.unknown_routes, sink.writing.table.turns.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.batches import make_planned_batch
+from support.meanwhile import meanwhile
+from support.routed_rows import COLUMNS, STRUCT, TABLES, arrow, commit, routed, routes
+from support.rows import GivenRows
+from support.typed_rows import typed_rows
+
+from pgonce.offsets_store.errors import ConfigurationError, TargetError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.options.route_options import where_to
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.writing.routes import gathered_rows
+from pgonce.sink.writing.routes.publish_routes import publish_routes_in_tx
+
+BOTH = {"orders": {"mode": "upsert"}, "clicks": {}}
+
+
+@pytest.fixture(autouse=True)
+def tables(admin):
+    """The tables that most tests choose among."""
+    admin.execute(TABLES)
+
+
+def contents(admin):
+    """Both tables, in the order of their keys."""
+    orders = admin.execute("SELECT id, name FROM orders ORDER BY id").fetchall()
+    return orders, admin.execute("SELECT id, name, kind FROM clicks ORDER BY id").fetchall()
+
+
+def recorded(admin):
+    """The newest batch: rows, rows dropped, what became of them, and how many each table got."""
+    columns = "rows, dropped_rows, counts, tables"
+    return admin.execute(f"SELECT {columns} FROM pgonce.batches ORDER BY batch_id DESC LIMIT 1").fetchone()
+
+
+def test_each_row_goes_into_its_table(admin, url):
+    """The column that chooses is written where the table has it; rows are counted for each table."""
+    commit(url, make_planned_batch(0), routes(BOTH), routed(("orders", 1, "a"), ("clicks", 2, "b")))
+    commit(url, make_planned_batch(1), routes(BOTH), routed(("orders", 1, "c"), ("orders", 3, "d")))
+    assert contents(admin) == ([(1, "c"), (3, "d")], [(2, "b", "clicks")])
+    assert recorded(admin) == (2, 0, None, {"public.orders": 2})
+    writer = admin.execute("SELECT sink_name, targets::text FROM pgonce.writers").fetchone()
+    assert writer[0] == "route:kind"
+    assert "public.orders" in writer[1]
+    assert "public.clicks" in writer[1]
+
+
+@pytest.mark.parametrize("value", ["ORDERS", "orders ", "public.orders", 'orders"; DROP TABLE orders; --', "", None])
+def test_a_value_is_compared_and_never_a_name(admin, url, value):
+    """What is not in the list, letter by letter, is refused, even if a table has that name."""
+    with pytest.raises(TargetError) as raised:
+        commit(url, make_planned_batch(0), routes(BOTH), routed(("orders", 1, "a"), (value, 2, "b")))
+    assert raised.value.code == "ROUTE_UNKNOWN"
+    assert ("null" if value is None else repr(value)) in raised.value.what
+    assert contents(admin) == ([], [])
+
+
+def test_rows_of_unknown_routes_are_dropped_and_counted(admin, url):
+    """They are beside the batch's rows, and so is a row without a value."""
+    where = routes(BOTH, unknown_routes="drop")
+    commit(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("taxes", 2, "b"), (None, 3, "c")))
+    assert contents(admin) == ([(1, "a")], [])
+    assert recorded(admin) == (1, 0, {"written": 1, "unrouted": 2}, {"public.orders": 1})
+
+
+def test_rows_of_unknown_routes_are_put_aside(admin, url):
+    """They are kept whole, as dead letters of the query, in the transaction of the batch."""
+    where = routes(BOTH, unknown_routes="deadLetters", dead_letters=True, max_dead_letters=2)
+    commit(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("taxes", 2, "b"), (None, 3, "c")))
+    assert recorded(admin)[:3] == (1, 0, {"written": 1, "dead_letters": 2})
+    letters = admin.execute(
+        "SELECT query_id, sink_name, batch_id, target, row_data, column_name, code FROM pgonce.dead_letters "
+        "ORDER BY dead_letter_id"
+    ).fetchall()
+    assert letters == [
+        ("q1", "route:kind", 0, "route:kind", {"kind": kind, "id": n, "name": name}, "kind", "ROUTE_UNKNOWN")
+        for kind, n, name in (("taxes", 2, "b"), (None, 3, "c"))
+    ]
+    with pytest.raises(TargetError, match="more than maxDeadLetters=2"):
+        commit(url, make_planned_batch(1), where, routed(*[("taxes", n, "b") for n in range(3)]))
+
+
+@pytest.mark.parametrize("name", ["code", "message", "column_name", "position", "row_data", "given", "why", "s"])
+def test_a_row_of_an_unknown_route_is_put_aside_whatever_its_columns_are_called(admin, url, name):
+    """The column that chooses may have the name of a letter's own, or of anything else in that statement."""
+    where = where_to("", name, {"ids": {}}, "deadLetters", "append", (), None, dead_letters=True)
+    admin.execute("CREATE TABLE ids (id bigint)")
+    rows = typed_rows({name: t.StringType(), "id": t.LongType()}, [("ids", 1), ("taxes", 2), (None, 3)])
+    commit(url, make_planned_batch(0), where, rows)
+    assert admin.execute("SELECT id FROM ids").fetchall() == [(1,)]
+    letters = admin.execute(
+        "SELECT row_data, column_name, code FROM pgonce.dead_letters ORDER BY dead_letter_id"
+    ).fetchall()
+    assert letters == [({name: kind, "id": n}, name, "ROUTE_UNKNOWN") for kind, n in (("taxes", 2), (None, 3))]
+
+
+def test_staged_rows_are_routed(admin, url):
+    """Rows that tasks staged, and those that came inline beside them, are counted and written once."""
+    table = StagingTable("q1", "route:kind", "run 1", 0)
+    for attempt, rows in ((3, [("orders", 1, "a"), ("clicks", 2, "b")]), (2, [("orders", 9, "of a dead attempt")])):
+        body = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt}).encode(arrow(rows))
+        stage_rows(url, table, COLUMNS, [body])
+    inline = [CopyEncoder(STRUCT).encode(arrow([("clicks", 4, "d"), ("taxes", 5, "e")]))]
+    rows = GivenRows(COLUMNS, 4, lambda: inline, StagedRows(table, ((3, 2),)))
+    commit(url, make_planned_batch(0), routes(BOTH, unknown_routes="deadLetters", dead_letters=True), rows)
+    assert contents(admin) == ([(1, "a")], [(2, "b", "clicks"), (4, "d", "clicks")])
+    assert admin.execute("SELECT row_data FROM pgonce.dead_letters").fetchall() == [
+        ({"kind": "taxes", "id": 5, "name": "e"},)
+    ]
+
+
+@pytest.mark.parametrize("is_indexed", [False, True])
+def test_many_rows_for_many_tables(admin, url, monkeypatch, is_indexed):
+    """With or without an index on the routes, each table has its rows."""
+    monkeypatch.setattr(gathered_rows, "INDEXED_TABLES", 2 if is_indexed else 1000)
+    monkeypatch.setattr(gathered_rows, "INDEXED_ROWS", 10)
+    names = [f"t{number}" for number in range(30)]
+    for name in names:
+        admin.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, name text)")
+    rows = [(names[n % 30], n, f"n{n}") for n in range(300)]
+    where = routes({name: {"mode": "upsert"} for name in names})
+    commit(url, make_planned_batch(0), where, routed(*rows))
+    for number, name in enumerate(names):
+        found = admin.execute(f"SELECT id, name FROM {name} ORDER BY id").fetchall()
+        assert found == [(n, f"n{n}") for n in range(number, 300, 30)]
+
+
+def test_parents_come_before_children(admin, url):
+    """Tables are written in the user's order, and locked in another one, so that rows may refer to earlier tables'."""
+    admin.execute("CREATE TABLE children (id bigint REFERENCES orders, name text)")
+    rows = routed(("children", 1, "child"), ("orders", 1, "parent"))
+    with pytest.raises(TargetError):
+        commit(url, make_planned_batch(0), routes({"children": {}, "orders": {}}), rows)
+    commit(url, make_planned_batch(0), routes({"orders": {}, "children": {}}), rows)
+    assert admin.execute("SELECT id, name FROM children").fetchall() == [(1, "child")]
+
+
+def test_one_bad_row_keeps_all_tables_as_they_were(admin, url):
+    """What Postgres refuses for one table is refused for the batch, and the error says for which route."""
+    with pytest.raises(TargetError) as raised:
+        commit(
+            url,
+            make_planned_batch(0),
+            routes({"clicks": {}, "orders": {}}),
+            routed(("clicks", 1, "a"), ("orders", 2, "b"), ("orders", 2, "c")),
+        )
+    assert raised.value.code
+    assert contents(admin) == ([], [])
+    admin.execute("ALTER TABLE orders DROP COLUMN name")
+    with pytest.raises(TargetError, match="For 'orders' in tables"):
+        commit(url, make_planned_batch(0), routes(BOTH), routed(("clicks", 1, "a"), ("orders", 2, "b")))
+    assert contents_of_clicks(admin) == []
+
+
+def test_who_swallows_the_error_commits_no_table(admin, url):
+    """The transaction has failed, although it is not Postgres that refuses to write the second table by key."""
+    where = routes({"orders": {}, "clicks": {"mode": "upsert", "keys": ["id"]}})
+    with psycopg.connect(url) as connection:
+        with pytest.raises(TargetError):
+            publish_routes_in_tx(connection, where, routed(("orders", 1, "a"), ("clicks", None, "b")))
+        connection.commit()
+    assert contents(admin) == ([], [])
+
+
+def contents_of_clicks(admin):
+    """What is in ``clicks``."""
+    return admin.execute("SELECT id FROM clicks").fetchall()
+
+
+def test_columns_of_a_table(admin, url):
+    """A table gets the columns that the user names for it, and others need not lack the rest."""
+    admin.execute("CREATE TABLE ids (id bigint, kind text)")
+    where = routes({"ids": {"columns": ["id"]}, "clicks": {}})
+    commit(url, make_planned_batch(0), where, routed(("ids", 1, "a"), ("clicks", 2, "b")))
+    assert admin.execute("SELECT id, kind FROM ids").fetchall() == [(1, None)]
+    assert contents(admin)[1] == [(2, "b", "clicks")]
+
+
+def test_two_names_of_one_table_are_refused(admin, url):
+    """The commit knows a table by its oid, however it is written."""
+    with pytest.raises(ConfigurationError) as raised:
+        commit(url, make_planned_batch(0), routes({"orders": {}, "o": {"table": "public.orders"}}), routed())
+    assert raised.value.code == "BAD_ROUTES"
+
+
+def test_a_table_that_gets_no_rows_is_not_locked(admin, url):
+    """Somebody else may lock it for as long as they like."""
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+        commit(url, make_planned_batch(0), routes(BOTH), routed(("clicks", 1, "a")))
+    assert contents(admin)[1] == [(1, "a", "clicks")]
+
+
+def test_tables_are_locked_in_the_order_of_their_oids(admin, url, observer):
+    """While it waits for the table that comes first in the list, the commit has locked the one with the lesser oid."""
+    held = (
+        "SELECT count(*) FROM pg_locks AS has JOIN pg_locks AS waits USING (pid) WHERE has.granted "
+        "AND NOT waits.granted AND has.relation = 'orders'::regclass AND waits.relation = 'clicks'::regclass"
+    )
+    rows = routed(("orders", 1, "a"), ("clicks", 2, "b"))
+    where = routes({"clicks": {}, "orders": {}})
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE clicks IN ACCESS EXCLUSIVE MODE")
+        writing = threading.Thread(target=commit, args=(url, make_planned_batch(0), where, rows))
+        writing.start()
+        until = time.monotonic() + 4
+        while observer.execute(held).fetchone() != (1,):
+            assert time.monotonic() < until
+    writing.join()
+    assert contents(admin) == ([(1, "a")], [(2, "b", "clicks")])
+
+
+@pytest.mark.parametrize(
+    ("options", "others_list"),
+    [
+        ({"mode": "upsert", "keys": ("id",), "order_by": "name", "only_newer": True}, ["clicks", "orders"]),
+        # These are emptied before any is written, children first.
+        ({"mode": "complete"}, ["orders", "clicks"]),
+    ],
+    ids=["onlyNewer", "complete"],
+)
+def test_turns_are_taken_in_the_order_of_oids(admin, url, observer, options, others_list):
+    """Who waits for its turn with one table has not yet taken that of a table with a greater oid, however listed."""
+    ensure_ledger(url)
+    admin.execute("ALTER TABLE clicks ADD PRIMARY KEY (id)")
+    waits = (
+        "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted "
+        "AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
+
+    def write(connection, tables, number):
+        rows = routed(*[(table, number, "a") for table in tables])
+        publish_routes_in_tx(connection, routes({table: {} for table in tables}, **options), rows)
+
+    def write_both():
+        with psycopg.connect(url) as connection:
+            write(connection, others_list, 2)
+
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(url) as first:
+        write(first, ["orders"], 1)
+        other = pool.submit(write_both)
+        until = time.monotonic() + 4
+        while observer.execute(waits).fetchone() != (1,):
+            assert time.monotonic() < until
+        write(first, ["clicks"], 1)
+        first.commit()
+        other.result()
+    left = [1, 2] if "keys" in options else [2]
+    assert [[row[0] for row in rows] for rows in contents(admin)] == [left, left]
+
+
+def test_tables_are_created_and_altered(admin, url):
+    """CreateTable leaves the choosing column out; addColumns alters the tables that need it, and both are noted."""
+    where = routes({"fresh": {"create_table": True}, "orders": {}, "clicks": {}}, schema_evolution="addColumns")
+    admin.execute("ALTER TABLE orders DROP COLUMN name; ALTER TABLE clicks DROP COLUMN name")
+    rows = routed(("fresh", 1, "a"), ("orders", 2, "b"), ("clicks", 3, "c"))
+    commit(url, make_planned_batch(0), where, rows)
+    assert admin.execute("SELECT * FROM fresh").fetchall() == [(1, "a")]
+    assert contents(admin) == ([(2, "b")], [(3, "c", "clicks")])
+    changes = admin.execute("SELECT table_name FROM pgonce.target_changes ORDER BY 1").fetchall()
+    assert changes == [("public.clicks",), ("public.orders",)]
+
+
+def test_complete_mode_empties_tables_without_rows(admin, url):
+    """A table whose rows are all gone from the result is empty afterwards."""
+    where = routes(BOTH | {"orders": {}}, mode="complete")
+    commit(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("clicks", 2, "b")))
+    commit(url, make_planned_batch(1), where, routed(("clicks", 3, "c")))
+    assert contents(admin) == ([], [(3, "c", "clicks")])
+
+
+@pytest.mark.parametrize("mode_of_part", ["append", "complete"])
+def test_a_table_that_is_replaced_keeps_what_its_partition_was_given(admin, url, mode_of_part):
+    """The rows of the batch itself are not among those that are replaced."""
+    admin.execute(
+        "CREATE TABLE everything (id bigint, name text, kind text) PARTITION BY LIST (kind);"
+        "CREATE TABLE part PARTITION OF everything FOR VALUES IN ('p');"
+        "CREATE TABLE rest PARTITION OF everything DEFAULT"
+    )
+    where = routes({
+        "p": {"table": "part", "mode": mode_of_part},
+        "q": {"table": "everything", "mode": "complete"},
+    })  # fmt: skip
+    commit(url, make_planned_batch(0), where, routed(("p", 1, "a"), ("q", 2, "b")))
+    assert admin.execute("SELECT id FROM everything ORDER BY id").fetchall() == [(1,), (2,)]
+
+
+def test_a_parent_that_is_replaced_keeps_the_children_of_the_batch(admin, url):
+    """ON DELETE CASCADE takes the old children only."""
+    admin.execute(
+        "CREATE TABLE children (id bigint REFERENCES orders ON DELETE CASCADE DEFERRABLE INITIALLY DEFERRED,"
+        " name text); INSERT INTO orders VALUES (1, 'old'); INSERT INTO children VALUES (1, 'old')"
+    )
+    where = routes({"children": {}, "orders": {}}, mode="complete")
+    commit(url, make_planned_batch(0), where, routed(("children", 1, "new"), ("orders", 1, "new")))
+    assert admin.execute("SELECT id, name FROM children").fetchall() == [(1, "new")]
+
+
+def test_counts_are_those_of_all_tables(admin, url):
+    """What became of rows that were applied, and of those that were simply written, add up to the batch's rows."""
+    where = routes({"orders": {"mode": "upsert", "order_by": "name", "only_newer": True}, "clicks": {}})
+    rows = routed(("orders", 1, "a"), ("orders", 1, "b"), ("clicks", 1, "c"))
+    commit(url, make_planned_batch(0), where, rows)
+    published, _, counts, tables = recorded(admin)
+    assert (published, tables) == (3, {"public.orders": 2, "public.clicks": 1})
+    assert (counts["written"], counts["superseded"], sum(counts.values())) == (2, 1, 3)
+
+
+def test_nobody_sees_one_table_without_the_other(admin, url):
+    """Whoever looks at both tables in one statement finds as many rows in one as in the other."""
+    query = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM clicks)"
+    with (
+        psycopg.connect(url, autocommit=True) as reader,
+        meanwhile(lambda: reader.execute(query).fetchone()) as seen,
+    ):
+        for number in range(30):
+            rows = routed(("orders", number, "a"), ("clicks", number, "b"))
+            commit(url, make_planned_batch(number), routes(BOTH), rows)
+    assert len(set(seen)) > 1
+    assert all(orders == clicks for orders, clicks in seen)
+
+
+@pytest.mark.parametrize("aside", [1, 2, 5])
+def test_bad_rows_of_a_quiet_table_do_not_stop_the_good_ones_of_another(admin, url, aside):
+    """Whether all rows are bad is asked of the whole batch."""
+    admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3)")
+    bad = [("clicks", n, "long") for n in range(aside)]
+    commit(url, make_planned_batch(0), routes({"orders": {}, "clicks": {}}, dead_letters=True), routed(
+        *(("orders", n, "a") for n in range(9)), *bad
+    ))  # fmt: skip
+    assert recorded(admin)[2:] == ({"written": 9, "dead_letters": aside}, {"public.orders": 9, "public.clicks": 0})
+
+
+def test_a_batch_of_which_no_row_of_any_table_fits_is_refused(admin, url):
+    """It says why one of them does not."""
+    admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3); ALTER TABLE orders ALTER name TYPE varchar(3)")
+    rows = routed(("orders", 1, "long"), ("clicks", 1, "long"))
+    with pytest.raises(TargetError, match=r"ALL_ROWS_REFUSED.*route:kind.*22001"):
+        commit(url, make_planned_batch(0), routes({"orders": {}, "clicks": {}}, dead_letters=True), rows)
+    assert contents(admin) == ([], [])
+
+
+def test_rows_that_are_dropped_say_that_the_tables_are_sound(admin, url):
+    """Two bad rows beside them are put aside, as they are beside rows that are written."""
+    admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3); ALTER TABLE orders ALTER name TYPE varchar(3)")
+    rows = routed(("other", 1, "abc"), ("orders", 2, "long"), ("clicks", 3, "long"))
+    where = routes({"orders": {}, "clicks": {}}, unknown_routes="drop", dead_letters=True)
+    commit(url, make_planned_batch(0), where, rows)
+    assert contents(admin) == ([], [])
+    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (2,)

@@ -1,0 +1,90 @@
+"""
+Where a batch replaces all rows, none stays beside the new ones without a word.
+
+Covers: sink.writing.table.empty_table.
+"""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import types as t
+from support.sent_rows import publish
+
+from pgonce.offsets_store.errors import TargetError
+
+STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
+TABLE = "CREATE TABLE events (id bigint, name text)"
+KEEPS = (
+    "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+    "IF OLD.name = 'kept' THEN RETURN NULL; END IF; RETURN OLD; END $$; "
+    "CREATE TRIGGER keep BEFORE DELETE ON {} FOR EACH ROW EXECUTE FUNCTION keep()"
+)
+
+
+def replace_all(url, *rows):
+    """Replace the table's rows, as mode=complete does."""
+    publish(url, "inline", STRUCT, rows, mode="complete")
+
+
+def stored(admin):
+    """The table's rows."""
+    return admin.execute("SELECT * FROM events ORDER BY id").fetchall()
+
+
+@pytest.mark.parametrize("table", ["events", "of_it"])
+def test_a_trigger_that_keeps_rows(table, url, admin):
+    """Also one of a partition: the batch is refused, and what is stored stays as it is."""
+    admin.execute("CREATE TABLE events (id bigint, name text) PARTITION BY LIST (id)")
+    admin.execute("CREATE TABLE of_it PARTITION OF events DEFAULT")
+    admin.execute(KEEPS.format(table).encode())
+    replace_all(url, (1, "a"), (2, "b"))
+    replace_all(url, (1, "kept"))
+    with pytest.raises(TargetError, match="a trigger BEFORE DELETE has kept rows") as refused:
+        replace_all(url, (3, "new"))
+    assert refused.value.code == "TRIGGER_CHANGED_ROWS"
+    assert stored(admin) == [(1, "kept")]
+
+
+def test_a_role_that_no_policy_lets_delete(url, admin, login):
+    """DELETE would skip all rows without a word, and each batch would add its own."""
+    admin.execute(
+        f"{TABLE}; ALTER TABLE events ENABLE ROW LEVEL SECURITY; GRANT ALL ON events TO {login.user}".encode()
+    )
+    admin.execute(f"CREATE POLICY adds ON events FOR INSERT TO {login.user} WITH CHECK (true)".encode())
+    with pytest.raises(TargetError, match="has no policy by which this role deletes rows") as refused:
+        replace_all(login.url, (1, "a"))
+    assert refused.value.code == "ROWS_NOT_WRITTEN"
+    admin.execute("CREATE POLICY deletes ON events FOR DELETE USING (true)")
+    replace_all(login.url, (1, "a"))
+    replace_all(login.url, (2, "b"))
+    assert stored(admin) == [(2, "b")]
+
+
+def test_a_role_that_has_rows_of_its_own(url, admin, login):
+    """It replaces those that a policy shows it; the others are not its business."""
+    admin.execute(f"{TABLE}; INSERT INTO events VALUES (1, 'theirs'); GRANT ALL ON events TO {login.user}".encode())
+    admin.execute("ALTER TABLE events ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON events USING (name <> 'theirs')")
+    replace_all(login.url, (2, "b"))
+    replace_all(login.url, (3, "c"))
+    assert stored(admin) == [(1, "theirs"), (3, "c")]
+
+
+def test_a_trigger_that_keeps_rows_of_a_role_that_has_its_own(url, admin, login):
+    """Row-level security does not hide what the trigger did: rows that this role sees after all were deleted."""
+    admin.execute(f"{TABLE}; INSERT INTO events VALUES (1, 'theirs'); GRANT ALL ON events TO {login.user}".encode())
+    admin.execute("ALTER TABLE events ENABLE ROW LEVEL SECURITY; CREATE POLICY own ON events USING (name <> 'theirs')")
+    admin.execute(KEEPS.format("events").encode())
+    replace_all(login.url, (2, "b"))
+    replace_all(login.url, (3, "kept"))
+    with pytest.raises(TargetError, match="a trigger BEFORE DELETE, or row-level security, has kept rows") as refused:
+        replace_all(login.url, (4, "new"))
+    assert refused.value.code == "TRIGGER_CHANGED_ROWS"
+    assert stored(admin) == [(1, "theirs"), (3, "kept")]
+
+
+def test_a_role_that_may_not_read(url, admin, login):
+    """To replace rows, it needs INSERT and DELETE alone, unless a trigger may keep some."""
+    admin.execute(f"{TABLE}; GRANT INSERT, DELETE ON events TO {login.user}".encode())
+    replace_all(login.url, (1, "a"))
+    replace_all(login.url, (2, "b"))
+    assert stored(admin) == [(2, "b")]

@@ -1,0 +1,312 @@
+"""A table is altered while a batch is on its way: no value arrives as another one, whenever that happens."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from support.batches import make_batch
+from support.committed_rows import settings
+from support.fixtures.driver import wait_until
+from support.fixtures.postgres import url_with
+from support.rows import GivenRows
+
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows
+from pgonce.sink.writing.publish import publication, publish_rows_in_tx
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A column that rows go into as they are, and the type of the same width that somebody gives it meanwhile."""
+
+    spark: t.DataType
+    values: list[Any]
+    before: str
+    after: str
+    using: str
+
+    def __str__(self) -> str:
+        return f"{self.before} to {self.after}".replace(" ", "_")
+
+
+INTEGERS = [1, 2, 7]
+DAYS = [dt.date(2026, 1, day) for day in (1, 2)]
+MOMENTS = [dt.datetime(2026, 1, day, 12) for day in (1, 2)]  # noqa: DTZ001 (a wall clock is meant)
+INSTANTS = [moment.replace(tzinfo=dt.timezone.utc) for moment in MOMENTS]
+TEXTS = ["1", "a"]
+PAIRS = [
+    Pair(t.BooleanType(), [True, False], "boolean", '"char"', 'k::int::text::"char"'),
+    Pair(t.IntegerType(), INTEGERS, "integer", "real", "k::real"),
+    Pair(t.IntegerType(), INTEGERS, "integer", "date", "date '2000-01-01' + k"),
+    Pair(t.IntegerType(), INTEGERS, "integer", "oid", "k::oid"),
+    Pair(t.FloatType(), [1.0, 2.5], "real", "integer", "k::integer"),
+    Pair(t.DateType(), DAYS, "date", "integer", "k - date '1970-01-01'"),
+    Pair(t.LongType(), INTEGERS, "bigint", "double precision", "k::double precision"),
+    Pair(t.LongType(), INTEGERS, "bigint", "timestamp", "timestamp '2000-01-01' + k * interval '1 hour'"),
+    Pair(t.LongType(), INTEGERS, "bigint", "money", "k::money"),
+    Pair(t.DoubleType(), [1.0, 2.5], "double precision", "bigint", "k::bigint"),
+    Pair(t.TimestampNTZType(), MOMENTS, "timestamp", "timestamptz", "k at time zone 'Asia/Tokyo'"),
+    Pair(t.TimestampNTZType(), MOMENTS, "timestamp", "double precision", "extract(epoch from k)"),
+    Pair(t.TimestampType(), INSTANTS, "timestamptz", "timestamp", "k at time zone 'Asia/Tokyo'"),
+    Pair(t.StringType(), TEXTS, "text", "bytea", "k::bytea"),
+    Pair(t.StringType(), TEXTS, "text", "varchar(1)", "k::varchar(1)"),
+    Pair(t.BinaryType(), [b"1", b"a"], "bytea", "text", "convert_from(k, 'UTF8')"),
+    Pair(t.ArrayType(t.IntegerType()), [[1, 2]], "integer[]", "real[]", "k::real[]"),
+]
+STAGING = StagingTable("q1", "events", "run 1", 0)
+TRANSPORTS = ("copied", "staged", "upserted", "replaced", "by a function")
+
+
+def struct_of(pair: Pair) -> t.StructType:
+    """Spark's columns."""
+    return t.StructType([t.StructField("id", t.LongType()), t.StructField("k", pair.spark)])
+
+
+def arrow_of(pair: Pair) -> pa.RecordBatch:
+    """The rows as a task would get them."""
+    types = {
+        t.BooleanType: pa.bool_(),
+        t.IntegerType: pa.int32(),
+        t.FloatType: pa.float32(),
+        t.DateType: pa.date32(),
+        t.LongType: pa.int64(),
+        t.DoubleType: pa.float64(),
+        t.TimestampNTZType: pa.timestamp("us"),
+        t.TimestampType: pa.timestamp("us", "UTC"),
+        t.StringType: pa.string(),
+        t.BinaryType: pa.binary(),
+        t.ArrayType: pa.list_(pa.int32()),
+    }
+    ids = pa.array(range(len(pair.values)), pa.int64())
+    return pa.record_batch([ids, pa.array(pair.values, types[type(pair.spark)])], names=["id", "k"])
+
+
+def work_of(transport: str, pair: Pair, url: str) -> Work:
+    """What a commit does whose rows come this way."""
+    struct, rows = struct_of(pair), arrow_of(pair)
+    columns = encoded_columns(struct)
+    if transport == "staged":
+        encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
+        stage_rows(url, STAGING, columns, [encoder.encode(rows)])
+        sent = GivenRows(columns, len(rows), list, StagedRows(STAGING, ((3, len(rows)),)))
+    else:
+        sent = GivenRows(columns, len(rows), lambda: [CopyEncoder(struct).encode(rows)])
+    mode, keys = {"upserted": ("upsert", ("id",)), "replaced": ("complete", ())}.get(transport, ("append", ()))
+    where = destination("events", mode, keys, None)
+    if transport != "by a function":
+        return publication(None, where, sent)
+
+    def publish(connection, *_):
+        table = publish_rows_in_tx(driver_connection(connection), where, sent).table
+        return Published(len(rows), "function", targets={table.qualified_name: table.oid})
+
+    return Work(lambda _: "events", publish, sealed=True)
+
+
+def create(admin, pair: Pair, name: str = "events") -> None:
+    """A table that the rows go into as they are."""
+    admin.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, k {pair.before})".encode())
+
+
+def alter(pair: Pair, name: str = "events") -> bytes:
+    """What somebody does to it."""
+    return f"ALTER TABLE {name} ALTER k TYPE {pair.after} USING {pair.using}".encode()
+
+
+def fill_reference(admin, pair: Pair) -> None:
+    """What the values are in both forms of the column, by plain SQL."""
+    create(admin, pair, "reference")
+    for number, value in enumerate(pair.values):
+        admin.execute("INSERT INTO reference VALUES (%s, %s)", [number, value])
+
+
+def wrong_values(admin) -> int:
+    """Rows whose value is not what plain SQL makes of it; the two tables have had the same ALTER."""
+    return admin.execute(
+        "SELECT count(*) FROM events AS e FULL JOIN reference AS r USING (id) "
+        "WHERE e.id IS NOT NULL AND e.k::text IS DISTINCT FROM r.k::text"
+    ).fetchone()[0]
+
+
+def outcome(settings, work) -> str:
+    """The verdict's name, or the error's code."""
+    try:
+        return commit_batch(settings, make_batch(0), work).name
+    except PgonceError as error:
+        return error.code
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("pair", PAIRS, ids=str)
+def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, admin, url):
+    """The ALTER is under way when the batch comes; the batch is refused for the new type, or its values are right."""
+    create(admin, pair)
+    fill_reference(admin, pair)
+    ensure_ledger(url)
+    outcomes = []
+    work = work_of(transport, pair, url)
+    with psycopg.connect(url) as other:
+        other.execute(alter(pair))
+        committing = threading.Thread(target=lambda: outcomes.append(outcome(settings(url, lock_timeout=30), work)))
+        committing.start()
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+        assert wait_until(lambda: admin.execute(blocked, [other.info.backend_pid]).fetchone()[0], seconds=60)
+        other.commit()
+        committing.join()
+    admin.execute(alter(pair, "reference"))
+    assert wrong_values(admin) == 0
+    stored = admin.execute("SELECT count(*) FROM events").fetchone()[0]
+    recorded = admin.execute("SELECT count(*) FROM pgonce.batches").fetchone()[0]
+    assert (outcomes, stored, recorded) in (
+        (["TYPE_MISMATCH"], 0, 0),
+        # Postgres checks these itself, row by row.
+        (["NEW"], len(pair.values), 1),
+    )
+    if pair.after != "varchar(1)":
+        assert outcomes == ["TYPE_MISMATCH"]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_an_alter_may_come_at_every_step_of_the_commit(transport, url, admin, proxy):
+    """Before each message in turn: it is done by then, or waits for the batch, and no value is another one."""
+    pair = next(pair for pair in PAIRS if str(pair) == "integer_to_real")
+    ensure_ledger(proxy.url)
+    fill_reference(admin, pair)
+    admin.execute(alter(pair, "reference"))
+    seen = set()
+    for step in itertools.count():
+        admin.execute(b"DROP TABLE IF EXISTS events; TRUNCATE pgonce.writers CASCADE")
+        drop_staging_table(admin, STAGING.name)
+        create(admin, pair)
+        work = work_of(transport, pair, url)
+        messages = itertools.count()
+        with psycopg.connect(url, autocommit=True) as other:
+            altering = threading.Thread(target=other.execute, args=[alter(pair)])
+
+            def strike(kind, _, step=step, messages=messages, altering=altering, other=other):
+                # Statements and rows; what is said at a connection's end may come late.
+                if kind not in (b"Q", b"P", b"d") or next(messages) != step:
+                    return
+                altering.start()
+                blockers = "SELECT cardinality(pg_blocking_pids(%s))"
+                with psycopg.connect(url, autocommit=True) as looking:
+                    pid = other.info.backend_pid
+                    assert wait_until(
+                        lambda: not altering.is_alive() or looking.execute(blockers, [pid]).fetchone()[0], seconds=60
+                    )
+
+            proxy.before_message = strike
+            said = outcome(settings(proxy.url, lock_timeout=30), work)
+            proxy.before_message = None
+            if next(messages) <= step:
+                break
+            altering.join()
+        seen.add(said)
+        assert wrong_values(admin) == 0, f"step {step}: {said}"
+        stored = admin.execute("SELECT count(*) FROM events").fetchone()[0]
+        assert stored == (len(pair.values) if said == "NEW" else 0), f"step {step}: {said}"
+    # Both early and late steps were met.
+    assert seen == {"NEW", "TYPE_MISMATCH"}
+
+
+CHANGES = {
+    "unlogged": (b"ALTER TABLE events SET UNLOGGED", "TARGET_NOT_DURABLE"),
+    "a rule": (b"CREATE RULE r AS ON INSERT TO events DO INSTEAD NOTHING", "TARGET_HAS_RULES"),
+    "a view": (b"ALTER TABLE events RENAME TO old; CREATE VIEW events AS SELECT * FROM old", "TARGET_NOT_A_TABLE"),
+    "another table": (b"ALTER TABLE events RENAME TO old; CREATE TABLE events (id bigint, k real)", "TYPE_MISMATCH"),
+    "a column gone": (b"ALTER TABLE events DROP k", "COLUMN_UNKNOWN"),
+    "a column added": (b"ALTER TABLE events ADD more int NOT NULL", "COLUMN_MISSING"),
+    "gone": (b"DROP TABLE events", "TARGET_MISSING"),
+}
+
+
+@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize("change", CHANGES)
+def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change, level, admin, url):
+    """What was done while the batch waited is met by this very batch, also where the role reads an old snapshot."""
+    pair = PAIRS[1]
+    ddl, code = CHANGES[change]
+    create(admin, pair)
+    ensure_ledger(url)
+    outcomes = []
+    escaped = level.replace(" ", "\\ ")
+    at_level = url_with(url, options=f"-cdefault_transaction_isolation={escaped}")
+    work = work_of("by a function", pair, url)
+    with psycopg.connect(url) as other:
+        other.execute(ddl)
+        committing = threading.Thread(
+            target=lambda: outcomes.append(outcome(settings(at_level, lock_timeout=30), work))
+        )
+        committing.start()
+        blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+        assert wait_until(lambda: admin.execute(blocked, [other.info.backend_pid]).fetchone()[0], seconds=60)
+        other.commit()
+        committing.join()
+    # At the higher levels nothing shows a rule that the transaction's snapshot does not have; the next batch sees it.
+    assert outcomes == (["NEW"] if change == "a rule" and level != "read committed" else [code])
+
+
+def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
+    """Attaching waits for nobody who writes; so the partitions are looked at once more when the rows are written."""
+    admin.execute(b"CREATE TABLE events (id bigint, k integer) PARTITION BY RANGE (id)")
+    admin.execute(b"CREATE TABLE first PARTITION OF events FOR VALUES FROM (0) TO (1)")
+    admin.execute(b"CREATE UNLOGGED TABLE second (id bigint, k integer)")
+    struct, rows = struct_of(PAIRS[1]), arrow_of(PAIRS[1])
+
+    def bodies():
+        # After the look at the table, and before any row.
+        with psycopg.connect(url, autocommit=True) as other:
+            other.execute(b"ALTER TABLE events ATTACH PARTITION second FOR VALUES FROM (1) TO (9)")
+        yield CopyEncoder(struct).encode(rows)
+
+    sent = GivenRows(encoded_columns(struct), len(rows), bodies)
+    assert outcome(settings(url), publication(None, destination("events", "append", (), None), sent)) == (
+        "TARGET_NOT_DURABLE"
+    )
+    assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (0,)
+
+
+def test_a_role_that_may_insert_some_columns_may_still_write_them(admin, url, login):
+    """The lock asks for no privilege that writing does not ask for."""
+    from pgonce.offsets_store.ledger.grants import grants
+    from pgonce.offsets_store.ledger.migrations import migrate
+
+    migrate(admin)
+    admin.execute(b"CREATE TABLE events (id bigint, k integer, secret text)")
+    for statement in (*grants(login.user), f'GRANT INSERT (id, k) ON events TO "{login.user}"'):
+        admin.execute(statement.encode())
+    assert outcome(settings(login.url), work_of("copied", PAIRS[1], login.url)) == "NEW"
+    assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (len(INTEGERS),)
+
+
+@pytest.mark.parametrize(("sink_name", "round_trips"), [(None, 12), ("orders", 12)])
+def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy):
+    """It travels with the question what the table is; with a name of the sink's own or without, trips are the same."""
+    pair = PAIRS[1]
+    create(admin, pair)
+    sent = GivenRows(encoded_columns(struct_of(pair)), 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))])
+    work = publication(sink_name, destination("events", "append", (), None), sent)
+    commit_batch(settings(proxy.url), make_batch(0, end=None), work)
+    admin.execute(b"TRUNCATE events")
+    messages = []
+    proxy.before_message = lambda kind, _: messages.append(kind)
+    commit_batch(settings(proxy.url), make_batch(1, start=None), work)
+
+    assert sum(kind in (b"Q", b"S") for kind in messages) == round_trips

@@ -1,0 +1,223 @@
+"""
+What Postgres says of a target before a row is computed, and what it must not cost anybody.
+
+Covers: sink.writing.table.missing_table.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import psycopg
+import pytest
+from pyspark.sql import types as t
+from support.fixtures.driver import wait_until
+
+from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError, TargetError
+from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.route_options import where_to
+from pgonce.sink.writing.first_look import look_once
+
+COLUMNS = encoded_columns(t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())]))
+TABLE = "CREATE TABLE events (id bigint, name text)"
+
+_queries = itertools.count()
+
+
+def look(url, table="events", mode="append", keys=(), query=None, **arguments):
+    """A look of a query of its own."""
+    named = ("create_table", "schema_evolution", "dead_letters")
+    how = {name: arguments.pop(name) for name in named if name in arguments}
+    to = destination(table, mode, keys, None, **how)
+    look_once(next(_queries) if query is None else query, url, to, COLUMNS, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "arguments", "says"),
+    [
+        ("SELECT", {}, r"\[TARGET_MISSING\] There is no table public\.events\."),
+        ("CREATE VIEW events AS SELECT 1 AS id", {}, r"\[TARGET_NOT_A_TABLE\]"),
+        ("CREATE UNLOGGED TABLE events (id bigint, name text)", {}, r"\[TARGET_NOT_DURABLE\]"),
+        ("CREATE TABLE events (id boolean, name text)", {}, r"\[TYPE_MISMATCH\].*'id'"),
+        ("CREATE TABLE events (id bigint)", {}, r"\[COLUMN_UNKNOWN\].*'name'"),
+        (TABLE, {"mode": "upsert", "keys": ("ident",)}, r"\[KEY_UNKNOWN\].*'ident'"),
+        (TABLE, {"table": "a.b.c"}, r"\[BAD_TABLE_NAME\]"),
+        ("SELECT", {"table": "sales.events", "create_table": True}, r"\[SCHEMA_MISSING\]"),
+        ("SELECT", {"table": "sales.events"}, r"\[SCHEMA_MISSING\]"),
+    ],
+)
+def test_what_the_commit_would_refuse_is_refused_before(admin, url, ddl, arguments, says):
+    """A table that is missing or does not fit needs no row to be found out."""
+    admin.execute(ddl)
+    with pytest.raises(TargetError, match=says):
+        look(url, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "code"),
+    [
+        ("SELECT", "DEAD_LETTERS_MISSING"),
+        ("CREATE UNLOGGED TABLE rejected (LIKE pgonce.dead_letters)", "TARGET_NOT_DURABLE"),
+        ("CREATE VIEW rejected AS TABLE pgonce.dead_letters", "TARGET_NOT_A_TABLE"),
+        (
+            "CREATE TABLE rejected (LIKE pgonce.dead_letters); "
+            "CREATE RULE r AS ON INSERT TO rejected DO INSTEAD NOTHING",
+            "TARGET_HAS_RULES",
+        ),
+    ],
+)
+def test_a_table_that_cannot_keep_dead_letters_is_refused_before(admin, url, ddl, code):
+    """As a target is, whichever option names it."""
+    migrate(admin)
+    admin.execute(TABLE)
+    admin.execute(ddl)
+    with pytest.raises(TargetError, match=code):
+        look(url, dead_letters="rejected")
+    entry = {"events": {"dead_letters": True}}
+    routes = where_to("", "name", entry, "deadLetters", "append", (), None, dead_letters="rejected")
+    with pytest.raises(TargetError, match=code):
+        look_once(next(_queries), url, routes, COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "evolution"),
+    [
+        ("CREATE TABLE events (id bigint)", "addColumns"),
+        ("CREATE TABLE events (id bigint)", "ignoreExtra"),
+        ("CREATE TABLE events (id bigint, name varchar(2)); CREATE VIEW v AS TABLE events", "addColumns"),
+    ],
+)
+def test_what_the_commit_will_alter_or_leave_out_passes(admin, url, ddl, evolution):
+    """Nothing is altered by looking, and a view matters only once a value is too long."""
+    admin.execute(ddl)
+    before = admin.execute("SELECT count(*) FROM pg_attribute").fetchone()
+    look(url, schema_evolution=evolution)
+    assert admin.execute("SELECT count(*) FROM pg_attribute").fetchone() == before
+
+
+@pytest.mark.parametrize(
+    ("ddl", "arguments", "says"),
+    [
+        ("CREATE VIEW events AS SELECT 1 AS id", {}, "TARGET_NOT_A_TABLE"),
+        ("CREATE TABLE events (id boolean)", {}, r"TYPE_MISMATCH.*ALTER COLUMN \"id\" TYPE bigint"),
+        (
+            "CREATE TABLE events (id bigint)",
+            {"mode": "upsert", "keys": ("name",)},
+            "TARGET_NOT_ALTERED.*one of the keys",
+        ),
+        (
+            "CREATE TABLE whole (id bigint) PARTITION BY LIST (id); CREATE TABLE events PARTITION OF whole DEFAULT",
+            {},
+            r"TARGET_NOT_ALTERED.*ALTER TABLE public\.whole ADD COLUMN \"name\" text",
+        ),
+    ],
+)
+def test_what_the_commit_cannot_alter_is_refused_before(admin, url, ddl, arguments, says):
+    """With the statement to run, where there is one."""
+    admin.execute(ddl)
+    with pytest.raises(TargetError, match=says):
+        look(url, schema_evolution="addColumns", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("ddl", "table", "near"),
+    [
+        ('CREATE TABLE "Events" (id bigint)', "Events", r'public\."Events"'),
+        ("CREATE TABLE events (id bigint)", '"EVENTS"', r"public\.events"),
+        ("CREATE SCHEMA sales; CREATE TABLE sales.events (id bigint)", "events", r"sales\.events"),
+    ],
+)
+def test_a_table_whose_name_differs_only_in_case_or_schema_is_named(admin, url, ddl, table, near):
+    """Postgres reads a name without quotes in lower case, which is not what its table may be called."""
+    admin.execute(ddl)
+    with pytest.raises(TargetError, match=rf"\[TARGET_MISSING\].*Help: There is {near}.*write table={near}"):
+        look(url, table)
+
+
+def test_the_ledgers_own_tables_are_never_proposed(admin, url):
+    """A user who has a table called batches means another one."""
+    migrate(admin)
+    with pytest.raises(TargetError, match=r"\[TARGET_MISSING\].*Help: Create it"):
+        look(url, "batches")
+
+
+def test_a_table_that_fits_or_is_to_be_created_passes(admin, url):
+    """Nothing is created by looking."""
+    look(url, create_table=True)
+    assert admin.execute("SELECT to_regclass('events')").fetchone() == (None,)
+    admin.execute(TABLE)
+    look(url)
+
+
+def test_a_query_is_looked_at_once(admin, url):
+    """Later batches cost nothing; what changed since is for the commit to see."""
+    admin.execute(TABLE)
+    look(url, query="q")
+    admin.execute("DROP TABLE events")
+    look(url, query="q")
+
+
+def test_what_was_refused_is_looked_at_again(admin, url):
+    """A table that was made since is found."""
+    with pytest.raises(TargetError):
+        look(url, query="r")
+    admin.execute(TABLE)
+    look(url, query="r")
+
+
+def test_a_look_waits_for_nobody_and_leaves_nothing(admin, url, observer):
+    """Not for a table that somebody alters, nor does its session stay."""
+    admin.execute(TABLE)
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        began = time.monotonic()
+        look(url + ("&" if "?" in url else "?") + "application_name=looking")
+        assert time.monotonic() - began < 5
+    # A session that is told to end is seen until its process has ended.
+    here = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'looking'"
+    assert wait_until(lambda: observer.execute(here).fetchone() == (0,))
+
+
+def test_a_partition_that_somebody_alters_is_left_to_the_commit(admin, url, monkeypatch):
+    """Its description needs a lock, for which this is no place to wait."""
+    monkeypatch.setattr(
+        "pgonce.sink.writing.first_look._BOUNDS", "SELECT pg_catalog.set_config('lock_timeout', '100ms', true)"
+    )
+    admin.execute(TABLE + " PARTITION BY RANGE (id)")
+    admin.execute("CREATE TABLE few PARTITION OF events FOR VALUES FROM (0) TO (9)")
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE few IN ACCESS EXCLUSIVE MODE")
+        look(url)
+
+
+def test_a_server_that_is_away_is_left_to_the_commit():
+    """The commit waits for it; the look does not."""
+    look("postgresql://nobody@127.0.0.1:1/nowhere")
+
+
+def test_a_login_that_is_refused_is_said_at_once_or_left_to_the_commit(url, login):
+    """At a query's first batch it is a mistake; later a password may just be being changed."""
+    wrong = login.url.replace(login.url.partition("//")[2].partition("@")[0], f"{login.user}:wrong")
+    with pytest.raises(ConnectError, match=r"\[CONNECT_REFUSED\]"):
+        look(wrong)
+    look(wrong, at_the_door=False)
+
+
+def test_a_url_that_cannot_be_read_is_refused_without_its_text():
+    """Whatever the server."""
+    with pytest.raises(ConfigurationError, match=r"\[BAD_URL\]") as refused:
+        look("jdbc:postgresql://u:hunter2@db/x")
+    assert "hunter2" not in str(refused.value)
+
+
+def test_the_users_search_path_decides(admin, url):
+    """An unqualified name is found where the commit will find it."""
+    admin.execute("CREATE SCHEMA sales")
+    admin.execute("CREATE TABLE sales.events (id boolean)")
+    admin.execute(TABLE)
+    look(url)
+    with pytest.raises(PgonceError, match="sales.events"):
+        look(url + ("&" if "?" in url else "?") + "options=-csearch_path%3Dsales")

@@ -1,0 +1,116 @@
+"""What the role may not do with a table is found before a row is computed, and nothing else is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from pyspark.sql import types as t
+from support.typed_rows import commit_typed
+
+from pgonce.offsets_store.errors import PgonceError, TargetError
+from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.first_look import look_once
+
+KINDS = {"id": t.LongType(), "name": t.StringType(), "at": t.IntegerType(), "gone": t.BooleanType()}
+_queries = itertools.count()
+APPLY = {"order_by": "at", "delete_when": "gone"}
+
+
+@pytest.fixture
+def granted(url, admin, login):
+    """Give the role these privileges on the table ``events``, and all that it needs on the ledger."""
+    ensure_ledger(url)
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, at int, other text)")
+    for grant in grants(login.user):
+        admin.execute(grant)
+
+    def grant(*privileges):
+        for privilege in privileges:
+            admin.execute(f"GRANT {privilege} ON events TO {login.user}")
+
+    return grant
+
+
+def kinds_of(mode):
+    """The columns of the rows: only changes say whether they delete."""
+    return {name: kind for name, kind in KINDS.items() if mode == "apply" or name != "gone"}
+
+
+def look(login, mode, **how):
+    """A first look under the role, by a query of its own."""
+    columns = encoded_columns(t.StructType([t.StructField(*each) for each in kinds_of(mode).items()]))
+    look_once(next(_queries), login.url, destination("events", mode, **how), columns)
+
+
+def commit(login, mode, **how):
+    """A batch of one row, under the role."""
+    row = tuple(value for value, name in zip((1, "a", 1, False), KINDS, strict=True) if name in kinds_of(mode))
+    return commit_typed(login.url, 0, destination("events", mode, **how), kinds_of(mode), [row], query=f"of {mode}")
+
+
+OF_COLUMNS = "(id, name, at)"
+
+
+@pytest.mark.parametrize(
+    ("privileges", "mode", "how"),
+    [
+        (["INSERT"], "append", {}),
+        ([f"INSERT {OF_COLUMNS}"], "append", {}),
+        (["INSERT", "SELECT", "UPDATE"], "upsert", {}),
+        ([f"INSERT {OF_COLUMNS}", f"SELECT {OF_COLUMNS}", "UPDATE (name, at)"], "upsert", {}),
+        (["INSERT", "SELECT"], "upsert", {"on_conflict": "ignore"}),
+        (["INSERT", "SELECT", "UPDATE (name)"], "upsert", {"update_columns": ["name"]}),
+        (["INSERT", "DELETE"], "complete", {}),
+        (["INSERT", "DELETE", "SELECT", "UPDATE"], "apply", APPLY),
+        (["INSERT", "SELECT", "UPDATE"], "apply", {**APPLY, "deletes": "ignore"}),
+    ],
+)
+def test_what_is_enough_for_the_commit_is_enough_for_the_look(login, granted, privileges, mode, how):
+    """Privileges on columns, too; and the commit proves that they are enough."""
+    granted(*privileges)
+    look(login, mode, **how)
+    commit(login, mode, **how)
+
+
+@pytest.mark.parametrize(
+    ("privileges", "mode", "how", "lacks"),
+    [
+        ([], "append", {}, r"INSERT TO|INSERT ON"),
+        (["SELECT", "UPDATE", "DELETE"], "append", {}, r"GRANT INSERT ON"),
+        (["INSERT (id, name)"], "append", {}, r'GRANT INSERT \("at"\) ON "public"\."events"'),
+        (["INSERT", "SELECT"], "upsert", {}, r"GRANT UPDATE ON"),
+        (["INSERT", "SELECT", "UPDATE (name)"], "upsert", {}, r'GRANT UPDATE \("at"\)'),
+        (["INSERT", "UPDATE"], "upsert", {}, r"GRANT SELECT ON"),
+        (["INSERT", "SELECT (name)", "UPDATE"], "upsert", {}, r'GRANT SELECT \("id"\)'),
+        (["INSERT", "SELECT", "UPDATE"], "complete", {}, r"GRANT DELETE ON"),
+        (["INSERT", "UPDATE", "DELETE"], "apply", APPLY, r"GRANT SELECT ON"),
+    ],
+)
+def test_what_every_batch_needs_is_refused_at_once(login, granted, privileges, mode, how, lacks):
+    """With the GRANT that is missing; the commit would have been refused for the same reason."""
+    granted(*privileges)
+    with pytest.raises(TargetError, match=rf"\[TARGET_NOT_PERMITTED\].*{lacks}"):
+        look(login, mode, **how)
+    with pytest.raises(PgonceError, match="NOT_PERMITTED"):
+        commit(login, mode, **how)
+
+
+def test_what_the_grant_says_is_enough(login, granted, admin):
+    """The statement can be run as it is."""
+    with pytest.raises(TargetError) as refused:
+        look(login, "upsert")
+    admin.execute(refused.value.remedy)
+    look(login, "upsert")
+    commit(login, "upsert")
+
+
+def test_a_schema_that_may_not_be_used(login, admin):
+    """Its tables cannot be looked up at all, and that is said as the commit says it."""
+    admin.execute("CREATE SCHEMA sales; CREATE TABLE sales.events (id bigint, name text, at int)")
+    columns = encoded_columns(t.StructType([t.StructField("id", t.LongType())]))
+    with pytest.raises(TargetError, match=r"\[TARGET_NOT_PERMITTED\].*schema sales"):
+        look_once(next(_queries), login.url, destination("sales.events"), columns)

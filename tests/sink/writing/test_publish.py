@@ -1,0 +1,307 @@
+"""
+Rows into tables, without Spark: both transports do the same to every kind of target, in every mode.
+
+Covers: sink.staging.table, sink.writing.batch_rows, sink.writing.table.catalogue, sink.writing.checked_table,
+sink.writing.statements, sink.writing.table.table_name.
+"""
+
+from __future__ import annotations
+
+import time
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from support.fixtures.postgres import url_with
+from support.rows import GivenRows
+
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.staging.staged_rows import StagedRows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
+from pgonce.sink.writing.publish import publish_rows_in_tx
+
+STRUCT = t.StructType([
+    t.StructField("id", t.LongType()),
+    t.StructField("name", t.StringType()),
+    t.StructField("at", t.IntegerType()),
+])  # fmt: skip
+COLUMNS = encoded_columns(STRUCT)
+STAGING = StagingTable("query", "events", "run", 7)
+TRANSPORTS = ("inline", "staged", "both")
+
+
+def arrow(rows):
+    """Rows as the Arrow batch that a task would get."""
+    columns = list(zip(*rows, strict=True)) if rows else [[], [], []]
+    types = (pa.int64(), pa.string(), pa.int32())
+    return pa.record_batch([pa.array(c, ty) for c, ty in zip(columns, types, strict=True)], names=STRUCT.names)
+
+
+def inline(rows):
+    """Rows that travelled in commit messages."""
+    return GivenRows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
+
+
+def stage(url, rows, attempt, table=STAGING):
+    """Stage rows as a task would, under this mark."""
+    encoder = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt})
+    stage_rows(url, table, COLUMNS, [encoder.encode(arrow(rows))])
+
+
+def sent(transport, url, rows):
+    """The rows on their way, by one transport or half by each."""
+    if transport == "inline":
+        return inline(rows)
+    half = len(rows) // 2 if transport == "both" else 0
+    stage(url, rows[half:], attempt=3)
+    # An attempt that died left rows too; nobody promised them.
+    stage(url, [(999, "of a dead attempt", 0)], attempt=2)
+    staged = StagedRows(STAGING, ((3, len(rows) - half),))
+    return GivenRows(COLUMNS, len(rows), inline(rows[:half]).bodies if half else list, staged)
+
+
+def publish(url, rows, mode="append", keys=(), order_by=None, **options):
+    """Publish in a transaction of its own."""
+    with psycopg.connect(url) as connection:
+        publish_rows_in_tx(connection, destination("events", mode, tuple(keys), order_by, **options), rows)
+
+
+ROWS = [(n, f"name {n}", n * 10) for n in range(1, 7)]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE TABLE events (id bigint, name text, at int)",
+        "CREATE TABLE events (at int, extra int DEFAULT 5, name text, id bigint)",
+        "CREATE TABLE events (id int, name varchar(20), at bigint)",
+        "CREATE TABLE events (id numeric, name text, at numeric(6,2))",
+        'CREATE TABLE events ("ID" bigint, "Name" text, at int)',
+        "CREATE TABLE events (key bigint GENERATED ALWAYS AS IDENTITY, id bigint, name text, at int)",
+        "CREATE TABLE events (id bigint, name text, at int, twice bigint GENERATED ALWAYS AS (id * 2) STORED)",
+        "CREATE DOMAIN few AS bigint CHECK (value < 100); CREATE TABLE events (id few NOT NULL, name text, at int)",
+        "CREATE TABLE events (id bigint, name text, at int) PARTITION BY RANGE (id);"
+        "CREATE TABLE low PARTITION OF events FOR VALUES FROM (0) TO (4);"
+        "CREATE TABLE high PARTITION OF events FOR VALUES FROM (4) TO (99)",
+    ],
+)
+def test_every_kind_of_table_gets_the_same_rows_by_every_transport(transport, ddl, admin, url):
+    """Column order, other types, capitals, identity, generated columns, domains and partitions make no difference."""
+    admin.execute(ddl.encode())
+    publish(url, sent(transport, url, ROWS))
+    columns = '"ID", "Name", at' if '"ID"' in ddl else "id, name, at"
+    found = admin.execute(f"SELECT {columns} FROM events ORDER BY 1".encode()).fetchall()
+    assert [(int(i), n, int(a)) for i, n, a in found] == ROWS
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_row_level_security_is_obeyed_by_every_transport(transport, admin, url, login):
+    """COPY does not go with row-level security, so rows take the way of INSERT, and the policy decides."""
+    from pgonce.offsets_store.ledger.grants import grants
+    from pgonce.offsets_store.ledger.migrations import migrate
+
+    migrate(admin)
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    admin.execute("ALTER TABLE events ENABLE ROW LEVEL SECURITY")
+    admin.execute("CREATE POLICY small ON events USING (true) WITH CHECK (id < 7)")
+    for statement in (*grants(login.user), f'GRANT INSERT, SELECT ON events TO "{login.user}"'):
+        admin.execute(statement.encode())
+    publish(login.url, sent(transport, login.url, ROWS))
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (6,)
+    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
+        publish(login.url, inline([(7, "too large", 0)]))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_upsert_replaces_by_key(transport, admin, url):
+    """Rows with a known key take its place, the others are added."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, at int)")
+    admin.execute("INSERT INTO events VALUES (2, 'old', 0), (9, 'other', 0)")
+    publish(url, sent(transport, url, ROWS), "upsert", ["id"])
+    assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == [*ROWS, (9, "other", 0)]
+
+
+@pytest.mark.parametrize("transport", ["inline", "staged"])
+def test_of_doubled_keys_the_greatest_order_wins_and_of_ties_the_last(transport, admin, url):
+    """The column in orderBy decides; rows that tie are taken in the order in which they came."""
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, at int)")
+    doubled = [(1, "new", 5), (1, "old", 4), (2, "first", 7), (2, "last", 7), (3, "null", None), (3, "some", 0)]
+    publish(url, sent(transport, url, doubled), "upsert", ["id"], "at")
+    assert admin.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [(1, "new"), (2, "last"), (3, "some")]
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_complete_replaces_all_rows_and_readers_never_see_the_table_empty(transport, admin, url):
+    """A reader inside the replacing transaction's life sees the old rows; after it, the new ones."""
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    admin.execute("INSERT INTO events VALUES (50, 'old', 0)")
+    rows = sent(transport, url, ROWS)
+    with psycopg.connect(url) as connection:
+        publish_rows_in_tx(connection, destination("events", "complete", (), None), rows)
+        assert admin.execute("SELECT id FROM events").fetchall() == [(50,)]
+    assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_table_is_created_where_the_user_asked_for_it(transport, admin, url):
+    """The option createTable makes columns that fit the rows, with the keys as primary key."""
+    publish(url, sent(transport, url, ROWS), "upsert", ["id"], create_table=True)
+    assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
+    assert admin.execute(
+        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p' AND conrelid = 'events'::regclass"
+    ).fetchone() == ("PRIMARY KEY (id)",)
+
+
+@pytest.mark.parametrize("name", ['app."Odd ""name""; DROP"', '"événements"', "app.plain", '"UPPER"', "pg_temp_x"])
+def test_odd_but_legal_names_work(name, admin, url):
+    """Names are composed as identifiers: quotes, capitals, semicolons and accents are only letters."""
+    admin.execute("CREATE SCHEMA app")
+    admin.execute(f"CREATE TABLE {name} (id bigint, name text, at int)".encode())
+    with psycopg.connect(url) as connection:
+        publish_rows_in_tx(connection, destination(name, "append", (), None), inline(ROWS))
+    assert admin.execute(f"SELECT * FROM {name} ORDER BY id".encode()).fetchall() == ROWS
+
+
+def test_an_unqualified_name_follows_the_search_path(admin, url):
+    """A table is found as SQL would find it."""
+    admin.execute("CREATE SCHEMA app")
+    admin.execute("CREATE TABLE app.events (id bigint, name text, at int)")
+    publish(url_with(url, options="-csearch_path=app"), inline(ROWS))
+    assert admin.execute("SELECT count(*) FROM app.events").fetchone() == (6,)
+
+
+def test_what_fails_in_making_rows_is_no_business_of_the_server(admin, url, monkeypatch):
+    """The caller hears what failed; Postgres, which logs the text of what ends a COPY, hears nothing of it."""
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    heard = []
+    finish = psycopg.Copy.finish
+    monkeypatch.setattr(psycopg.Copy, "finish", lambda copy, error: (heard.append(repr(error)), finish(copy, error)))
+
+    def failing():
+        yield CopyEncoder(STRUCT).encode(arrow(ROWS))
+        raise RuntimeError("the value 'a secret' is malformed")
+
+    with pytest.raises(RuntimeError, match="a secret"):
+        publish(url, GivenRows(COLUMNS, 6, failing))
+    assert len(heard) == 1
+    assert "secret" not in heard[0]
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("promised", [5, 7])
+def test_staged_rows_that_are_not_those_promised_are_refused(promised, admin, url):
+    """Fewer rows than promised, or more, mean that the staging table is not to be trusted."""
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    stage(url, ROWS, attempt=3)
+    rows = GivenRows(COLUMNS, promised, list, StagedRows(STAGING, ((3, promised),)))
+    with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
+        publish(url, rows)
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_rows_that_a_trigger_leaves_out_were_there_all_the_same(transport, admin, url):
+    """A trigger may leave rows out: before staged rows are called lost, they are counted where they were staged."""
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    admin.execute(
+        "CREATE FUNCTION no_odd() RETURNS trigger LANGUAGE plpgsql AS "
+        "'BEGIN IF NEW.id % 2 = 1 THEN RETURN NULL; END IF; RETURN NEW; END'"
+    )
+    admin.execute("CREATE TRIGGER no_odd BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION no_odd()")
+    publish(url, sent(transport, url, ROWS))
+    assert admin.execute("SELECT id FROM events ORDER BY 1").fetchall() == [(2,), (4,), (6,)]
+
+
+def test_a_staging_table_that_is_gone_is_refused(admin, url):
+    """Somebody dropped it: the batch is refused and Spark runs it again."""
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    stage(url, ROWS, attempt=3)
+    with psycopg.connect(url, autocommit=True) as connection:
+        drop_staging_table(connection, STAGING.name)
+    with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
+        publish(url, GivenRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+
+
+def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres_server, admin):
+    """Unlogged tables empty themselves in a crash; the count of rows tells."""
+    if postgres_server.embedded is None:
+        pytest.skip("only an embedded server can be crashed")
+    admin.execute("CREATE TABLE events (id bigint, name text, at int)")
+    stage(url, ROWS, attempt=3)
+    postgres_server.embedded.crash()
+    with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
+        publish(url, GivenRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+
+
+def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):
+    """Tables up to the published batch go, its run's and older ones; later batches', other sinks', successors' stay."""
+    later = StagingTable("query", "events", "run", 8)
+    zombies = StagingTable("query", "events", "older run", 7)
+    other_sink = StagingTable("query", "other", "run", 7)
+    successors = StagingTable("query", "events", "next run", 6)
+    for table in (STAGING, later, zombies, other_sink):
+        stage(url, ROWS, 1, table)
+    admin.execute(
+        "WITH w AS (INSERT INTO pgonce.writers (query_id, sink_name) VALUES ('query', 'events') RETURNING writer_id) "
+        "INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id) SELECT writer_id, 'run', 7 FROM w"
+    )
+    stage(url, ROWS, 1, successors)
+    sweep(admin, "query", "events", "run", 7)
+    left = {row[0] for row in admin.execute("SELECT table_name FROM pgonce.staged_tables").fetchall()}
+    there = {
+        row[0]
+        for row in admin.execute("SELECT relname FROM pg_class WHERE relname LIKE 'staged\\_%' AND relkind = 'r'")
+        if row[0] != "staged_tables"
+    }
+    assert left == there == {later.name, other_sink.name, successors.name}
+
+
+def test_a_table_that_a_task_of_an_older_run_makes_afterwards_is_swept(admin, url):
+    """A task may outlive its run. When its batch was planned tells it from a successor's, which is left alone."""
+    ensure_ledger(url)
+    admin.execute(
+        "WITH w AS (INSERT INTO pgonce.writers (query_id, sink_name) VALUES ('query', 'events') RETURNING writer_id) "
+        "INSERT INTO pgonce.runs (writer_id, run_id, first_batch_id) SELECT writer_id, 'run', 7 FROM w"
+    )
+    now = int(time.time() * 1000)
+    late = StagingTable("query", "events", "older run", 7, now - 60_000)
+    successors = StagingTable("query", "events", "next run", 7, now + 60_000)
+    for table in (late, successors):
+        stage(url, ROWS, 1, table)
+    sweep(admin, "query", "events", "run", 7)
+    assert admin.execute("SELECT table_name, created_at <= now() FROM pgonce.staged_tables").fetchall() == [
+        (successors.name, True)
+    ]
+
+
+def test_the_sweep_does_not_wait_for_a_task_that_still_writes(admin, url):
+    """A zombie's task keeps its table until the next sweep."""
+    stage(url, ROWS, 1)
+    with psycopg.connect(url) as zombie:
+        zombie.execute(f"INSERT INTO pgonce.{STAGING.name} (id) VALUES (1)".encode())
+        sweep(admin, "query", "events", "run", 7)
+        assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (1,)
+    sweep(admin, "query", "events", "run", 7)
+    assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (0,)
+
+
+def test_tasks_that_start_together_share_one_staging_table(admin, url):
+    """Only one of them creates it; all rows are there."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda attempt: stage(url, [(attempt, "x", 0)], attempt), range(16)))
+    assert admin.execute(f"SELECT count(*) FROM pgonce.{STAGING.name}".encode()).fetchone() == (16,)
+    assert admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (1,)
+
+
+def test_the_name_of_a_staging_table_fits_postgres():
+    """Postgres cuts names after 63 bytes in silence, and two cut names would be one table."""
+    longest = StagingTable("q" * 36, "s" * 200, "r" * 36, 2**63 - 1)
+    assert len(longest.name) <= 63

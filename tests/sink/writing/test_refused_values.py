@@ -1,0 +1,180 @@
+"""
+A value that Postgres refuses is named by its column, its types and its row, and the transaction has failed still.
+
+Covers: sink.encoding.copy_bodies.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import replace
+
+import psycopg
+import pytest
+from psycopg.pq import TransactionStatus
+from pyspark.sql import types as t
+from support.sent_rows import publish, sent
+from support.typed_rows import commit_typed
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.postgres.refused_rows import target_error
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.writing import refused_values
+from pgonce.sink.writing.publish import publish_rows_in_tx
+
+STRUCT = t.StructType([
+    t.StructField("id", t.LongType()),
+    t.StructField("topic", t.StringType()),
+    t.StructField("partition", t.IntegerType()),
+    t.StructField("offset", t.LongType()),
+    *(t.StructField(f"n{number}", t.LongType()) for number in range(20)),
+    t.StructField("text", t.StringType()),
+])  # fmt: skip
+TEXT = len(STRUCT) - 1
+N7 = STRUCT.names.index("n7")
+NUMBERS = ", ".join(f"n{number} bigint" for number in range(20))
+TABLE = f'CREATE TABLE events (id bigint, topic text, partition int, "offset" bigint, {NUMBERS}, text text)'
+SHORT = TABLE.replace("text text", "text varchar(3)")
+NARROW = TABLE.replace("n7 bigint", "n7 int")
+# Column and value that is bad in the fourth row of six, what Postgres has in the table, and what is said.
+BAD = {
+    "integer out of range": (N7, 2**40, NARROW, "column n7 (integer; in Spark bigint)"),
+    "no uuid": (TEXT, "4711-secret", TABLE.replace("text text", "text uuid"), "column text (uuid; in Spark string)"),
+    "no json": (TEXT, '{"card": 4711', TABLE.replace("text text", "text json"), "column text (json; in Spark string)"),
+    "too long": (TEXT, "abcd", SHORT, "column text (character varying(3); in Spark string)"),
+    "too long, cast": (TEXT, "abcd", SHORT.replace("n7 bigint", "n7 int"), "column text (character varying(3);"),
+    "domain": (
+        N7,
+        0,
+        "CREATE DOMAIN much AS bigint CHECK (value > 0);" + TABLE.replace("n7 bigint", "n7 much"),
+        "column n7",
+    ),
+    "null": (N7, None, TABLE.replace("n7 bigint", "n7 bigint NOT NULL"), "column n7 (bigint; in Spark bigint)"),
+}
+
+
+def rows_with(column, value):
+    """Six rows of which the fourth has a bad value."""
+    good = str(uuid.UUID(int=1)) if value == "4711-secret" else "{}" if "{" in str(value) else "abc"
+    rows = [[n, "orders", n % 2, 100 + n, *[5] * 20, good] for n in range(1, 7)]
+    rows[3][column] = value
+    return [tuple(row) for row in rows]
+
+
+def refused(where, *arguments, **options):
+    """The error in words of rows that are refused, on a connection whose transaction has failed."""
+    with psycopg.connect(where) as connection:
+        with pytest.raises(psycopg.Error) as error:
+            publish(connection, *arguments, **options)
+        assert connection.info.transaction_status is TransactionStatus.INERROR
+        connection.rollback()
+    return str(target_error(error.value))
+
+
+@pytest.mark.parametrize("transport", ["inline", "staged"])
+@pytest.mark.parametrize("bad", BAD)
+def test_column_types_and_place_of_a_refused_value(bad, transport, admin, url):
+    """Where nothing else tells the row, its place does."""
+    column, value, ddl, says = BAD[bad]
+    admin.execute(ddl.encode())
+    text = refused(url, transport, STRUCT, rows_with(column, value))
+    assert says in text
+    assert "row 4 of the batch" in text or bad == "null"
+    assert "pgonce_rows" not in text
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize("bad", BAD)
+def test_the_row_of_a_refused_value_is_told_by_its_key(bad, mode, admin, url):
+    """By the upsert's keys, or the table's primary key."""
+    column, value, ddl, says = BAD[bad]
+    admin.execute(ddl.replace("id bigint", "id bigint PRIMARY KEY").encode())
+    text = refused(url, "inline", STRUCT, rows_with(column, value), mode, ["id"] if mode == "upsert" else ())
+    assert says in text
+    assert "in the row with id = 4" in text
+
+
+@pytest.mark.parametrize("ddl", [SHORT, SHORT.replace("n7 bigint", "n7 int")])
+def test_the_row_of_a_refused_value_is_told_by_its_position(ddl, admin, url):
+    """Whether it was copied straight or gathered."""
+    admin.execute(ddl.encode())
+    rows = sent(url, "inline", STRUCT, rows_with(TEXT, "abcd"))
+    rows = replace(rows, positions=position_columns(("topic", "partition", "offset"), written=True))
+    with psycopg.connect(url) as connection, pytest.raises(psycopg.Error) as error:
+        publish_rows_in_tx(connection, destination("events", "append", (), None), rows)
+    assert "the row with topic = orders, partition = 0, offset = 104" in str(target_error(error.value))
+
+
+def test_of_a_row_that_breaks_a_check_its_key_is_told(admin, url):
+    """Postgres gives the line of the COPY, and nothing says which column it is."""
+    admin.execute(TABLE.replace("id bigint", "id bigint PRIMARY KEY CHECK (id + n7 <> 9)").encode())
+    text = refused(url, "inline", STRUCT, rows_with(TEXT, "abc"))
+    assert "CHECK_VIOLATION" in text
+    assert "It is the row with id = 4" in text
+
+
+def test_an_error_of_a_trigger_is_blamed_on_no_column(admin, url):
+    """All values are good in themselves."""
+    admin.execute(NARROW.encode())
+    admin.execute(
+        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN NEW.n7 = 1 / (NEW.id - 4); RETURN NEW; END';"
+        "CREATE TRIGGER divides BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION f()"
+    )
+    text = refused(url, "inline", STRUCT, rows_with(TEXT, "abc"))
+    assert "VALUE_NOT_STORABLE" in text
+    assert "column" not in text.partition("Help:")[0]
+    assert "PL/pgSQL function f()" in text
+
+
+def test_rows_that_are_refused_cannot_be_committed_by_swallowing_the_error(admin, url):
+    """What looks for the value repairs nothing: COMMIT answers ROLLBACK."""
+    admin.execute(NARROW.encode())
+    with psycopg.connect(url) as connection:
+        connection.execute("INSERT INTO events (id) VALUES (99)")
+        with pytest.raises(psycopg.Error):
+            publish(connection, "inline", STRUCT, rows_with(N7, 2**40))
+        assert connection.execute("COMMIT").statusmessage == "ROLLBACK"
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
+
+
+def test_a_savepoint_of_the_users_own_still_holds(admin, url):
+    """A function that catches the error in a nested transaction goes on as usual."""
+    admin.execute(NARROW.encode())
+    with psycopg.connect(url) as connection:
+        with pytest.raises(psycopg.errors.NumericValueOutOfRange), connection.transaction():
+            publish(connection, "inline", STRUCT, rows_with(N7, 2**40))
+        publish(connection, "inline", STRUCT, rows_with(N7, 5))
+    assert admin.execute("SELECT count(*) FROM events").fetchone() == (6,)
+
+
+def test_where_nothing_can_be_found_out_the_error_is_postgress_own(admin, url, login):
+    """A role without TEMPORARY that stages."""
+    from pgonce.offsets_store.ledger.grants import grants
+    from pgonce.offsets_store.ledger.migrations import migrate
+
+    migrate(admin)
+    admin.execute(NARROW.encode())
+    admin.execute(f'REVOKE TEMPORARY ON DATABASE "{admin.info.dbname}" FROM public'.encode())
+    for statement in (*grants(login.user), f'GRANT INSERT ON events TO "{login.user}"'):
+        admin.execute(statement.encode())
+    with psycopg.connect(login.url) as connection, pytest.raises(psycopg.errors.NumericValueOutOfRange) as error:
+        publish_rows_in_tx(
+            connection,
+            destination("events", "append", (), None),
+            sent(login.url, "staged", STRUCT, rows_with(N7, 2**40)),
+        )
+    assert "integer out of range" in str(target_error(error.value))
+
+
+def test_a_row_that_is_not_found_in_time_is_not_named(url, admin, monkeypatch):
+    """Postgres's own words are raised without it, because the writer's row is locked meanwhile."""
+    admin.execute("CREATE TABLE timed (id bigint, name varchar(3))")
+    columns = {"id": t.LongType(), "name": t.StringType()}
+    with pytest.raises(TargetError, match=r"22001.*It is column name"):
+        commit_typed(url, 0, destination("timed"), columns, [(1, "long")], staged=True)
+    monkeypatch.setattr(refused_values, "_MOST_SECONDS", 0)
+    with pytest.raises(TargetError, match="22001") as raised:
+        commit_typed(url, 0, destination("timed"), columns, [(1, "long")], staged=True)
+    assert "It is column name" not in str(raised.value)
