@@ -120,7 +120,7 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False, asked: bool
 
     :param was_let_in: whether this process has connected with the same url before: then a login that is refused now
         may be accepted again (a password is being rotated).
-    :param asked: whether the password came from passwordFrom or passwordCommand.
+    :param asked: whether the password came from passwordFrom.
     """
     text = scrub(" ".join(str(error).split()))
     is_refused = _REFUSED_AT_THE_DOOR.search(text) is not None
@@ -131,7 +131,7 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False, asked: bool
         )
         if asked:
             remedy = (
-                "Check user, database and TLS settings of url, and that what passwordFrom or passwordCommand gives is "
+                "Check user, database and TLS settings of url, and that what passwordFrom gives is "
                 "meant for this role, host and database: it is asked twice where Postgres refuses a password."
             )
         if was_let_in:

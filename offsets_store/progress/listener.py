@@ -47,14 +47,13 @@ class OffsetsListener(StreamingQueryListener):
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :param password_from: ``module:function`` that returns the password for each new connection.
-    :param password_command: instead, a command that prints it.
     :raises ConfigurationError: BAD_URL, or a source of passwords that cannot be read. Nothing else is ever raised:
         while the server is away, a warning is logged once a minute.
     """
 
-    def __init__(self, url: str = "", *, password_from: str | None = None, password_command: str | None = None) -> None:
+    def __init__(self, url: str = "", *, password_from: str | None = None) -> None:
         parse_url(url)
-        self._url = PostgresUrl(url, password_from, password_command)
+        self._url = PostgresUrl(url, password_from)
         self._events: queue.Queue[Any] = queue.Queue(QUEUED_EVENTS)
         self._lock = threading.Lock()
         self._dropped = 0

@@ -43,12 +43,11 @@ class OffsetsStore:
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :param password_from: ``module:function`` that returns the password for each new connection.
-    :param password_command: instead, a command that prints it.
     :raises ConfigurationError: BAD_URL, or a source of passwords that cannot be read.
     """
 
-    def __init__(self, url: str = "", *, password_from: str | None = None, password_command: str | None = None) -> None:
-        self._url = PostgresUrl(url, password_from, password_command)
+    def __init__(self, url: str = "", *, password_from: str | None = None) -> None:
+        self._url = PostgresUrl(url, password_from)
         # Raises at once if the connection string cannot be read.
         engine_for(self._url)
 

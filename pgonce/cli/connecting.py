@@ -1,7 +1,7 @@
 """
 How does a command of ``pgonce`` learn where the password comes from?
 
-Runs in a shell, without Spark. Invariant: every command that takes ``--url`` takes these options too, and a password is
+Runs in a shell, without Spark. Invariant: every command that takes ``--url`` takes this option too, and a password is
 never an argument.
 """
 
@@ -25,14 +25,6 @@ PasswordFrom = Annotated[
         help="A function, module:function, that returns the password for each new connection.",
     ),
 ]
-PasswordCommand = Annotated[
-    str | None,
-    typer.Option(
-        envvar="PGONCE_PASSWORD_COMMAND",
-        help="A command that prints the password for each new connection; no shell reads it.",
-    ),
-]
-_OPTIONS = {"password_from": PasswordFrom, "password_command": PasswordCommand}
 
 
 class Application(typer.Typer):
@@ -50,23 +42,20 @@ class Application(typer.Typer):
 
 
 def _told_where_passwords_are(function: Callable[..., None]) -> Callable[..., None]:
-    """``function``, with the options beside ``url`` that say so; what it gets is one ``url``."""
+    """``function``, with the option after ``url`` that says so; what it gets is one ``url``."""
     parameters = list(inspect.signature(function, eval_str=True).parameters.values())
     names = [parameter.name for parameter in parameters]
     if "url" not in names:
         return function
 
     @functools.wraps(function)
-    def run(url: str, password_from: str | None, password_command: str | None, **rest: Any) -> None:
+    def run(url: str, password_from: str | None, **rest: Any) -> None:
         with errors_as_text():
-            given = PostgresUrl(url, password_from, password_command)
+            given = PostgresUrl(url, password_from)
         function(url=given, **rest)
 
-    place = names.index("url") + 1
-    parameters[place:place] = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in _OPTIONS.items()
-    ]
+    source = inspect.Parameter("password_from", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PasswordFrom)
+    parameters.insert(names.index("url") + 1, source)
     # Typer passes everything by name.
     named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
     run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]

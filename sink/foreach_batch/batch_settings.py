@@ -65,7 +65,6 @@ def batch_settings(
     url: str,
     *,
     password_from: str | None,
-    password_command: str | None,
     pin_table: bool,
     positions: Sequence[str],
     bootstrap_servers: str | None,
@@ -87,7 +86,7 @@ def batch_settings(
     :raises ConfigurationError: for arguments that cannot work.
     """
     commit = commit_settings(
-        PostgresUrl(url, password_from, password_command),
+        PostgresUrl(url, password_from),
         Remedies(adopt_checkpoint, replaces, independent, start_over),
         retain_batches=retain_batches,
         lock_timeout=lock_timeout,

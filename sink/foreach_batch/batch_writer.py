@@ -48,7 +48,6 @@ class PostgresBatchWriter:
 
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :param password_from: ``module:function`` that returns the password for each new connection, a token for example.
-    :param password_command: instead, a command that prints it; no shell reads it.
     :param table: target table, as SQL names it (``events``, ``sales.orders``, ``app."Orders"``).
     :param route: instead of ``table``, the column whose value chooses among ``tables``.
     :param tables: for each value, how its table is written: a dict of ``table`` (by default the value), ``mode``,
@@ -87,7 +86,6 @@ class PostgresBatchWriter:
         url: str = "",
         *,
         password_from: str | None = None,
-        password_command: str | None = None,
         table: str = "",
         route: str | None = None,
         tables: Mapping[str, Mapping[str, Any]] | None = None,
@@ -115,7 +113,6 @@ class PostgresBatchWriter:
         self._settings = batch_settings(
             url,
             password_from=password_from,
-            password_command=password_command,
             pin_table=pin_table,
             positions=position_columns,
             write_positions=write_positions,
@@ -129,7 +126,7 @@ class PostgresBatchWriter:
             start_over=starts_over(
                 start_over,
                 replaces,
-                PostgresUrl(url, password_from, password_command),
+                PostgresUrl(url, password_from),
                 table=table,
                 sink_name=sink_name,
                 spelled=AS_ARGUMENTS,

@@ -41,7 +41,6 @@ def transactional_batch(
     *,
     name: str,
     password_from: str | None = None,
-    password_command: str | None = None,
     pin_table: bool = False,
     position_columns: Sequence[str] = (),
     bootstrap_servers: str | None = None,
@@ -70,7 +69,6 @@ def transactional_batch(
     settings = batch_settings(
         url,
         password_from=password_from,
-        password_command=password_command,
         pin_table=pin_table,
         positions=position_columns,
         bootstrap_servers=bootstrap_servers,

@@ -32,7 +32,6 @@ from .values import choice, executor_url, flag, number, postgres_url
 JOB_OPTIONS = (
     "url",
     "passwordFrom",
-    "passwordCommand",
     "executorUrl",
     "table",
     *TABLE_OPTIONS,

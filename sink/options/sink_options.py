@@ -46,7 +46,6 @@ OffsetsFrom = Literal["checkpoint", "listener"]
 OPTIONS = (
     "url",
     "passwordFrom",
-    "passwordCommand",
     "executorUrl",
     "table",
     *ROUTE_OPTIONS,

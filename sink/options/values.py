@@ -56,9 +56,9 @@ def postgres_url(given: Mapping[str, str]) -> PostgresUrl:
     """
     Which database is meant, and where the password for it comes from.
 
-    :raises ConfigurationError: if there are two passwords, or the source of one cannot be read.
+    :raises ConfigurationError: if there are two passwords, or if passwordFrom cannot be read.
     """
-    return PostgresUrl(given.get("url", ""), given.get("passwordfrom"), given.get("passwordcommand"))
+    return PostgresUrl(given.get("url", ""), given.get("passwordfrom"))
 
 
 def executor_url(given: Mapping[str, str]) -> str | None:
@@ -71,7 +71,7 @@ def executor_url(given: Mapping[str, str]) -> str | None:
     if url is None:
         return None
     parse_url(url)
-    return PostgresUrl(url, given.get("passwordfrom"), given.get("passwordcommand"))
+    return PostgresUrl(url, given.get("passwordfrom"))
 
 
 def number(given: Mapping[str, str], name: str, default: _Default, *, least: int) -> int | _Default:

@@ -17,7 +17,6 @@ from pgonce.offsets_store.postgres.connect import (
     KEPT_CONNECTIONS,
     parse_url,
 )
-from pgonce.offsets_store.postgres.passwords.ask_command import COMMAND_SECONDS
 from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
@@ -107,7 +106,6 @@ def default(name):
         ("and every 30 seconds the log says", SAID_EVERY_SECONDS == 30),
         ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
         ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
-        ("exit with 0 within 30 s", COMMAND_SECONDS == 30),
     ],
 )
 def test_numbers_are_those_of_the_code(words, of_the_code):

@@ -288,13 +288,6 @@ CLAIMS: tuple[Claim, ...] = (
         ("tests/sink/data_source/receiver/test_reception.py::test_a_refused_row_of_a_guess_is_shown_in_no_log",),
     ),
     Claim(
-        "exit with 0 within 30 s; after that it is ended",
-        (
-            "tests/offsets_store/postgres/passwords/test_ask_command.py::test_a_slow_command_is_ended_with_its_children",
-            _NUMBERS,
-        ),
-    ),
-    Claim(
         "names of more than 63 bytes",
         ("tests/security/test_injection.py::test_a_name_that_postgres_would_cut_is_refused",),
     ),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -36,6 +37,12 @@ def asked(login) -> str:
 def kept(login) -> str:
     """What a function gives that keeps tokens too long: an old password, unless it is told that it was refused."""
     return asked(login) if login.refused else "zq7old" + asked(login)
+
+
+def from_a_command(login) -> str:
+    """What a command prints, as docs/security.md shows it."""
+    command = [sys.executable, __file__, login.host, str(login.port), login.user, login.dbname]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.rstrip("\n")
 
 
 def failing(login) -> str:
@@ -102,8 +109,7 @@ def rotating(admin_url: str, user: str, file: Path, seconds: float) -> Iterator[
 
 
 if __name__ == "__main__":
-    # As passwordCommand: the login is in the arguments, or in the environment.
-    host, port, user, dbname = sys.argv[1:5] or [os.environ[f"PG{n}"] for n in ("HOST", "PORT", "USER", "DATABASE")]
+    # The command that from_a_command() runs.
     with _file().with_suffix(".asked").open("a") as noted:
-        noted.write(f"{os.getpid()} {host} {port} {user} {dbname} command\n")
+        noted.write(f"{os.getpid()} {' '.join(sys.argv[1:])} command\n")
     print(_file().read_text())

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from pyspark.sql import SparkSession
-from support import rotating_password
 
 from pgonce import (
     OffsetsListener,
@@ -21,9 +20,8 @@ from pgonce import (
 )
 
 SOURCE = "support.rotating_password:asked"
-COMMAND = f"{sys.executable} {rotating_password.__file__} {{host}} {{port}} {{user}} {{dbname}}"
-# These ways in get their password from the command, and all others from the function.
-BY_COMMAND = ("commanded", "writer")
+# A function that runs a command, as docs/security.md shows.
+BY_COMMAND = "support.rotating_password:from_a_command"
 
 
 def main(given):
@@ -45,15 +43,14 @@ def main(given):
 
 def start(spark, given, way):
     """A query of many batches, one for each file."""
-    url, by_command = given["url"], way in BY_COMMAND
-    source = {"password_command": COMMAND} if by_command else {"password_from": SOURCE}
+    url, source = given["url"], BY_COMMAND if way == "writer" else SOURCE
     frame = spark.readStream.schema("id long, name string").option("maxFilesPerTrigger", 1).json(given["source"])
     writer = frame.repartition(2).writeStream.option("checkpointLocation", f"{given['folder']}/{way}")
     if way == "writer":
-        writer = writer.foreachBatch(PostgresBatchWriter(url, table=way, retry_timeout=120, **source))
+        writer = writer.foreachBatch(PostgresBatchWriter(url, table=way, retry_timeout=120, password_from=source))
     elif way == "function":
 
-        @transactional_batch(url, name=way, retry_timeout=120, **source)
+        @transactional_batch(url, name=way, retry_timeout=120, password_from=source)
         def write(batch, tx):
             tx.append(batch, "function")
 
@@ -65,7 +62,7 @@ def start(spark, given, way):
             inlineBytes="8388608" if way == "inline" else "0",
             receiver="auto" if way == "received" else "off",
             retryTimeout="120",
-            **({"passwordCommand": COMMAND} if by_command else {"passwordFrom": SOURCE}),
+            passwordFrom=source,
         )
     return writer.queryName(way).trigger(availableNow=True).start()
 

@@ -17,7 +17,6 @@ import psycopg
 from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
-from .ask_command import ask_command
 from .ask_function import ask_function
 from .login import Login
 from .postgres_url import PostgresUrl
@@ -44,7 +43,7 @@ def connect_asking(url: PostgresUrl, parameters: Mapping[str, Any], *, was_let_i
 
     :param was_let_in: whether this process has connected with the same url before.
     :raises psycopg.Error: if no host lets us in.
-    :raises PgonceError: as :func:`ask_function` and :func:`ask_command`.
+    :raises PgonceError: as :func:`ask_function`.
     """
     refusals: list[psycopg.Error] = []
     for login, host in hosts_of(parameters):
@@ -76,9 +75,7 @@ def is_password_refused(error: psycopg.Error) -> bool:
 
 
 def _ask(url: PostgresUrl, login: Login, *, was_let_in: bool) -> str:
-    if url.password_from is not None:
-        return ask_function(url.password_from, login, was_let_in=was_let_in)
-    return ask_command(url.password_command or "", login, was_let_in=was_let_in)
+    return ask_function(url.password_from or "", login, was_let_in=was_let_in)
 
 
 def hosts_of(parameters: Mapping[str, Any]) -> Iterator[tuple[Login, dict[str, Any]]]:

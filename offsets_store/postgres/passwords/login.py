@@ -1,5 +1,5 @@
 """
-Who logs in where: what a function of ``passwordFrom``, or a ``passwordCommand``, is told.
+Who logs in where: what a function of ``passwordFrom`` is told.
 
 Pure: runs wherever a connection is made. Invariant: it holds no secret.
 """

@@ -32,13 +32,9 @@ _KEY_BLOCK = re.compile(r"-----BEGIN.*?(?:-----END[^-]*-----|\Z)", re.DOTALL)
 _SHORTEST_KNOWN = 6
 
 
-def safe_words(text: str, *known: str) -> str:
-    """
-    ``text``, as one line of bounded length, without what may be a secret.
-
-    :param known: what is known to be secret, or to have led to it.
-    """
-    for secret in sorted((*known, *_secrets_of_environment()), key=len, reverse=True):
+def safe_words(text: str) -> str:
+    """``text``, as one line of bounded length, without what may be a secret."""
+    for secret in sorted(_secrets_of_environment(), key=len, reverse=True):
         if len(secret) >= _SHORTEST_KNOWN:
             text = text.replace(secret, _HIDDEN)
     text = scrub(_KEY_BLOCK.sub(_HIDDEN, text))

@@ -15,7 +15,6 @@ ARGUMENTS = {
     "pin_table": False,
     "positions": (),
     "password_from": None,
-    "password_command": None,
     "bootstrap_servers": None,
     "kafka_options": None,
     "notify_channel": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import traceback
 import types
@@ -30,6 +31,12 @@ def plain(_):
     raise ValueError("zq7plain")
 
 
+def commanding(login):
+    """Run a command, as docs/security.md shows, that fails with secrets in its words and in what it prints."""
+    program = "import sys; print('zq7out'); sys.exit('zq7err')"
+    subprocess.run([sys.executable, "-c", program, "zq7argument"], check=True, capture_output=True, text=True)
+
+
 def exiting(login):
     """Try to end the process."""
     sys.exit("zq7exit1234567890abc")
@@ -39,7 +46,7 @@ def exiting(login):
 def company(monkeypatch):
     """A module of the user's own."""
     module = types.ModuleType("company_passwords")
-    module.raising, module.exiting, module.plain = raising, exiting, plain
+    module.raising, module.exiting, module.plain, module.commanding = raising, exiting, plain, commanding
     module.nothing, module.empty = lambda _: None, lambda _: " \n"
     module.bytes, module.nul = lambda _: b"zq7", lambda _: "zq7\0"
     # As os.environb or a file gives them that was read with surrogateescape.
@@ -61,6 +68,7 @@ def test_a_function_is_called_with_the_login(company):
     [
         ("raising", "raised RuntimeError, so there"),
         ("plain", "raised ValueError, so there"),
+        ("commanding", "raised CalledProcessError, so there"),
         ("exiting", "raised SystemExit"),
         ("nothing", "returned nothing"),
         ("empty", "returned an empty text"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import sys
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -38,7 +36,7 @@ def rotation(login, url, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def file(rotation, tmp_path) -> Path:
+def file(rotation, tmp_path):
     """Where the password is that counts now."""
     return tmp_path / "password"
 
@@ -202,19 +200,6 @@ def test_the_pgpass_and_service_files_are_read_anew_for_each_connection(login, r
         connect(url)
     services.write_text(services.read_text().replace("user=zq7_nobody", f"user={login.user}"))
     connect(url).close()
-
-
-def test_a_command_is_asked_in_the_same_way(login, rotation, file):
-    """A command is run for each connection, and knows the login by its words or by its environment."""
-    where = silent(login.url)
-    program = Path(sys.modules["support.rotating_password"].__file__)
-    for arguments in ("{host} {port} {user} {dbname}", ""):
-        rotation.change()
-        command = f"{sys.executable} {program} {arguments}"
-        connect(PostgresUrl(make_conninfo(**where), password_command=command)).close()
-    assert [row[1:] for row in who_asked(file)] == [
-        (where["host"], where["port"], login.user, where["dbname"], "command")
-    ] * 2
 
 
 @pytest.mark.parametrize(

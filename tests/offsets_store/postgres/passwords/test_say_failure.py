@@ -60,10 +60,10 @@ def test_what_helps_is_said(text):
     assert safe_words(text) == text
 
 
-def test_secrets_of_the_environment_and_known_ones_are_hidden_wherever_they_stand(monkeypatch):
-    """Values of variables whose names say that they are secret, and what the caller knows."""
+def test_secrets_of_the_environment_are_hidden_wherever_they_stand(monkeypatch):
+    """Values of variables whose names say that they are secret."""
     monkeypatch.setenv("COMPANY_API_KEY", "just-words")
-    assert safe_words("key just-words and other-words", "other-words") == "key *** and ***"
+    assert safe_words("key just-words and other-words") == "key *** and other-words"
 
 
 @given(st.binary(min_size=24, max_size=200), st.sampled_from(["standard", "url", "hex"]))
