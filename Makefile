@@ -44,7 +44,7 @@ BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .bui
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix picture release-check soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -57,8 +57,8 @@ demo: setup ## kill and restart a streaming query, and count its rows; KAFKA=1 r
 test: setup ## the whole guarantee in small; ARGS="tests/sink -k upsert" runs what it names
 	$(BIN)/pytest $(if $(ARGS),$(ARGS),$(TOGETHER) -m "not thorough and not long" --junitxml .build/test.xml)
 
-test-all: test ## the same, and then what else CI runs
-	$(BIN)/pytest $(TOGETHER) -m thorough --junitxml .build/test-all.xml
+test-all: setup ## the tests that CI runs as well
+	$(BIN)/pytest $(TOGETHER) -m "thorough and not long" --junitxml .build/test-all.xml
 
 test-long: setup ## the tests that take too long for test-all; ARGS=... as above
 	$(BIN)/pytest $(if $(ARGS),$(ARGS),$(TOGETHER)) -m long --junitxml .build/test-long.xml
@@ -95,6 +95,9 @@ package: setup ## build sdist and wheel into dist/, and check what an index woul
 	$(BIN)/twine check --strict dist/*
 
 check: lint test ## lint, then test
+
+nightly: test test-all test-long ## all that CI runs only in short: every test, the benchmarks, and 200 faults
+	$(MAKE) bench bench-bad-rows bench-changes bench-routes chaos N=200
 
 bench: setup ## compare with Spark's JDBC writer and with a sink that does nothing; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/run.py $(if $(SMALL),--small)

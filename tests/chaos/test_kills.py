@@ -169,22 +169,16 @@ MOMENTS = (
 at_each_moment = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.hold.__name__)
 
 
-def halves(moment: Moment) -> tuple[Sequence[WayIn], Sequence[WayIn]]:
-    """The ways in over which `make test` kills at this moment, and those that are left to `make test-all`."""
-    one, other = WAYS[::2], WAYS[1::2]
-    return (one, other) if MOMENTS.index(moment) % 2 == 0 else (other, one)
-
-
 @at_each_moment
 def test_killed_driver_is_succeeded(moment, bench_of, spark):
     """Whenever a driver is killed, its successor goes on so that every row is there once."""
-    kill_and_take_over(moment, bench_of(halves(moment)[0]), spark)
+    kill_and_take_over(moment, bench_of(WAYS), spark)
 
 
-@at_each_moment
-def test_killed_driver_is_succeeded_over_other_ways(moment, bench_of, spark):
-    """The same for the ways in that are left."""
-    kill_and_take_over(moment, bench_of(halves(moment)[1]), spark)
+@pytest.mark.parametrize("moment", [MOMENTS[2], MOMENTS[4]], ids=lambda moment: moment.hold.__name__)
+def test_killed_driver_is_succeeded_in_short(moment, bench_of, spark):
+    """The same inside the transaction and after COMMIT, for two ways in."""
+    kill_and_take_over(moment, bench_of(WAYS[:1] + WAYS[3:4]), spark)
 
 
 def kill_and_take_over(moment: Moment, bench: Bench, spark: SparkSession) -> None:

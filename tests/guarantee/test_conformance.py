@@ -52,7 +52,15 @@ pytestmark = pytest.mark.spark
 IN_FOREACH_BATCH = [way for way in WAYS if isinstance(way, InForeachBatch)]
 
 
-@pytest.fixture(params=of_this_spark((*WAYS, *APPLYING_WAYS, *DIVERTING_WAYS, *ROUTED_WAYS)), ids=lambda way: way.name)
+# The others share their commit with these, and are left to `make test-all`.
+IN_SHORT = ("inline", "staged", "received", "writer_upsert", "function")
+BY_EVERY_WAY = [
+    pytest.param(way, id=way.name, marks=() if way.name in IN_SHORT else pytest.mark.thorough)
+    for way in of_this_spark((*WAYS, *APPLYING_WAYS, *DIVERTING_WAYS, *ROUTED_WAYS))
+]
+
+
+@pytest.fixture(params=BY_EVERY_WAY)
 def way(request):
     """One of the ways in."""
     return request.param
