@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
+from hashlib import sha256
 
 import psycopg
 import pytest
 from support.batches import make_planned_batch
 from support.committed_batch import commit, quoted, rows_in
+from support.kept_ledger import kept_batch, kept_checkpoint, kept_form, restore_kept_ledger
 from support.ledger_history import publish, publish_job
+from support.made_up_migration import made_up, upgrade_pgonce
+from support.named_tests import ROOT
 from support.pages import DOCS, sections, sql_blocks
 from support.recoveries import history
 from support.stopped_query import entries, write_checkpoint
@@ -17,8 +24,7 @@ from typer.testing import CliRunner
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import LedgerError, PgonceError, RefusedBatch
-from pgonce.offsets_store.ledger import migrations
-from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, forget_ledger, migrate
+from pgonce.offsets_store.ledger.migrations import FIRST, MIGRATIONS, NEWEST, ensure_ledger, forget_ledger, migrate
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -26,8 +32,8 @@ from pgonce.sink.options.destination import destination
 
 SECTION = sections((DOCS / "operations.md").read_text(), 2)["Upgrading and removing"]
 ORDERS = destination("public.orders", "append", (), None)
-# The newest step that this code needs comes after it.
-EARLIER = next(step.version for step in reversed(MIGRATIONS) if step.needed) - 1
+# The last commit before the first release's form of the ledger that a review has looked at.
+UNRELEASED = "2463144"
 
 
 @pytest.fixture
@@ -40,11 +46,9 @@ def admin(url):
 
 @pytest.fixture
 def earlier_ledger(admin, url, monkeypatch):
-    """The ledger of an earlier version, which a superuser has made."""
-    with monkeypatch.context() as earlier:
-        earlier.setattr(migrations, "MIGRATIONS", MIGRATIONS[:EARLIER])
-        migrate(admin)
-    forget_ledger(url)
+    """The ledger of an earlier version, which a superuser has made: this code knows one more migration."""
+    migrate(admin)
+    upgrade_pgonce(monkeypatch, made_up("ALTER TABLE pgonce.writers ADD COLUMN made_up text"))
 
 
 def first_batch(query_id="a query"):
@@ -52,10 +56,10 @@ def first_batch(query_id="a query"):
     return make_planned_batch(query_id=query_id, start=None, end=None)
 
 
-def test_the_page_names_the_newest_version():
-    """All migrations of this code can be used by every version, and the page says how many there are."""
-    assert f"All migrations so far, 1 to {NEWEST}, have `least_reader_version` 1" in " ".join(SECTION.split())
-    assert {step.least_reader_version for step in MIGRATIONS} == {1}
+def test_the_page_names_the_versions():
+    """The page says with which version the first release began, and no later one shuts older code out."""
+    assert f"The first release's ledger has version {FIRST}" in " ".join(SECTION.split())
+    assert {step.least_reader_version for step in MIGRATIONS} == {FIRST}
 
 
 def test_the_query_for_the_versions(admin, url):
@@ -63,7 +67,117 @@ def test_the_query_for_the_versions(admin, url):
     ensure_ledger(url)
     [query] = re.findall(r"```sql\n(.*?);\n```", SECTION, re.DOTALL)
     assert query in sql_blocks(DOCS / "operations.md")
-    assert admin.execute(query.encode()).fetchall() == [(NEWEST, 1)]
+    assert admin.execute(query.encode()).fetchall() == [(NEWEST, FIRST)]
+
+
+class TestALedgerFromBeforeTheFirstRelease:
+    @pytest.fixture(autouse=True)
+    def _unreleased(self, admin, url):
+        """A query has published batches 0 to 2, as far as a ledger of version 13 says."""
+        for number in range(3):
+            assert commit(url, make_planned_batch(number), ORDERS) is Verdict.NEW
+        admin.execute("UPDATE pgonce.schema_version SET version = 13, least_reader_version = 1")
+        forget_ledger(url)
+
+    def test_it_is_refused(self, admin, url):
+        """Nobody reads, writes or migrates it; the error names its version and the way out."""
+        for use in (
+            lambda: commit(url, make_planned_batch(3), ORDERS),
+            lambda: OffsetsStore(url).queries(),
+            lambda: migrate(admin),
+        ):
+            with pytest.raises(LedgerError, match=r"has version 13: .* ALTER SCHEMA pgonce RENAME") as refused:
+                use()
+            assert refused.value.code == "LEDGER_UNRELEASED"
+        assert CliRunner().invoke(app, ["init", "--url", url]).exit_code != ExitCode.OK
+        assert len(rows_in(admin, "public.orders")) == 6
+
+    def test_the_way_out(self, admin, url):
+        """After the rename, adoptCheckpoint takes the query on, and its last batch is not written again."""
+        ((last,),) = admin.execute("SELECT last_batch_id FROM pgonce.writers").fetchall()
+        admin.execute("ALTER SCHEMA pgonce RENAME TO pgonce_unreleased")
+        again, following = make_planned_batch(last, "run 2"), make_planned_batch(last + 1, "run 2")
+        assert commit(url, again, ORDERS, adopt_checkpoint=last + 1) is Verdict.ADOPTED
+        assert commit(url, following, ORDERS, adopt_checkpoint=last + 1) is Verdict.NEW
+        assert len(rows_in(admin, "public.orders")) == 8
+
+    def test_code_from_before_the_first_release_refuses_a_released_ledger(self, admin, url):
+        """It compares the greatest least reader version with its own newest one, which is 13 at most."""
+        admin.execute("DROP SCHEMA pgonce CASCADE")
+        ensure_ledger(url)
+        ((least_reader,),) = admin.execute(
+            "SELECT coalesce(max(least_reader_version), 0) FROM pgonce.schema_version"
+        ).fetchall()
+        assert least_reader > 13
+
+
+def test_each_code_refuses_the_ledger_of_the_other(admin, url, tmp_path):
+    """The code of an earlier commit, run as it was: LEDGER_TOO_NEW there, LEDGER_UNRELEASED here."""
+    archive = subprocess.run(["git", "archive", UNRELEASED], cwd=ROOT, capture_output=True, check=False)
+    if archive.returncode:
+        pytest.skip("this clone has no history")
+    subprocess.run(["tar", "x"], cwd=tmp_path, input=archive.stdout, check=True)
+
+    def before_the_release(statement: str) -> str:
+        code = f"""
+from pgonce.offsets_store.errors import LedgerError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.status.store import OffsetsStore
+try:
+    print({statement})
+except LedgerError as error:
+    print(error.code)
+"""
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+        ran = subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        return ran.stdout.strip()
+
+    ensure_ledger(url)
+    assert before_the_release(f"ensure_ledger({url!r})") == "LEDGER_TOO_NEW"
+    assert before_the_release(f"OffsetsStore({url!r}).queries()") == "LEDGER_TOO_NEW"
+    admin.execute("DROP SCHEMA pgonce CASCADE")
+    forget_ledger(url)
+    assert before_the_release(f"ensure_ledger({url!r})") == "None"
+    for use in (lambda: ensure_ledger(url), lambda: OffsetsStore(url).queries()):
+        with pytest.raises(LedgerError) as refused:
+            use()
+        assert refused.value.code == "LEDGER_UNRELEASED"
+
+
+class TestTheLedgerOfTheFirstRelease:
+    """A ledger and a checkpoint that were kept when main's ledger became readable for good."""
+
+    @pytest.fixture(autouse=True)
+    def _kept(self, admin, url):
+        restore_kept_ledger(admin)
+        admin.execute("INSERT INTO public.orders VALUES (1, 'one')")
+
+    def test_its_query_goes_on(self, admin, url):
+        """The last batch that Spark runs again is skipped, and the next one is published."""
+        assert commit(url, kept_batch(3, "run 2"), ORDERS) is Verdict.REPLAY
+        assert rows_in(admin, "public.orders") == [(1, "one")]
+        assert commit(url, kept_batch(4, "run 2"), ORDERS, ((5, "five"),)) is Verdict.NEW
+        assert rows_in(admin, "public.orders") == [(1, "one"), (5, "five")]
+        with pytest.raises(RefusedBatch) as refused:
+            commit(url, kept_batch(5, "run 1"), ORDERS)
+        assert refused.value.code == "FENCED"
+
+    def test_its_checkpoint_is_understood(self, url, tmp_path):
+        """Doctor finds checkpoint and ledger at one place."""
+        answer = CliRunner().invoke(app, ["doctor", str(kept_checkpoint(tmp_path)), "--url", url])
+        assert answer.exit_code == ExitCode.OK, answer.output
+        assert "Next start: batch 4" in answer.stdout
+
+    def test_its_jobs_are_known(self, url):
+        """A key that was published is skipped."""
+        publish_job(url, "2026-11-20")
+        assert [(job.batch_key, job.skips) for job in OffsetsStore(url).batch_jobs()] == [("2026-11-20", 1)]
+
+    def test_its_form_is_what_the_migrations_make(self):
+        """What has been released is not edited: a migration is added."""
+        assert sha256(MIGRATIONS[0].ddl.encode()).hexdigest()[:16] == kept_form()
 
 
 @pytest.mark.usefixtures("earlier_ledger")
@@ -79,7 +193,7 @@ class TestAnEarlierLedger:
     def test_the_first_batch_of_its_owner_upgrades_it(self, admin, url):
         """A streaming role that owns the ledger needs no init."""
         assert commit(url, first_batch(), ORDERS) is Verdict.NEW
-        assert admin.execute("SELECT max(version) FROM pgonce.schema_version").fetchone() == (NEWEST,)
+        assert admin.execute("SELECT max(version) FROM pgonce.schema_version").fetchone() == (NEWEST + 1,)
 
     def test_a_role_that_does_not_own_it_writes_nothing(self, admin, login):
         """It is told whom to ask, before a row moves."""

@@ -49,16 +49,16 @@ def commit(
     names: Sequence[str] = ("id", "name"),
     staged: bool = False,
     sink_name: str | None = None,
-    independent: bool = False,
+    **remedies: Any,
 ) -> Verdict:
-    """Commit rows of two columns, as the Data Source's commit worker would."""
+    """Commit rows of two columns, as the Data Source's commit worker would; ``remedies`` are fields of Remedies."""
     sent = inline(rows, names)
     if staged:
         table = StagingTable(batch.query_id, sink_name or destination.table, batch.run_id, batch.batch_id)
         encoder = CopyEncoder(struct_of(names), extra={ATTEMPT_COLUMN: 3})
         stage_rows(url, table, encoded_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
         sent = GivenRows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
-    settings = CommitSettings(url, Remedies(independent=independent), lock_timeout=2, retry_timeout=0)
+    settings = CommitSettings(url, Remedies(**remedies), lock_timeout=2, retry_timeout=0)
     return commit_batch(settings, batch, publication(sink_name, destination, sent))
 
 

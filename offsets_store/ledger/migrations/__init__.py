@@ -1,8 +1,8 @@
 """
-Is the ledger there, and may this code use it?
+Create the ledger, bring it up to this code's version, and refuse one that this code cannot use.
 
 Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
-applied in order, inside one transaction that holds a lock. They only add, but for what a later one says of itself.
+applied in order, inside one transaction that holds a lock, and they only add.
 """
 
 from __future__ import annotations
@@ -52,24 +52,10 @@ class Migration:
         return resources.files(__name__).joinpath(self.file).read_text(encoding="utf-8")
 
 
-MIGRATIONS = (
-    Migration(1, 1, "0001_ledger.sql"),
-    Migration(2, 1, "0002_progress_indexes.sql", needed=False),
-    Migration(3, 1, "0003_positions_and_interventions.sql"),
-    Migration(4, 1, "0004_targets.sql"),
-    Migration(5, 1, "0005_sources_and_forget.sql"),
-    Migration(6, 1, "0006_change_data.sql"),
-    Migration(7, 1, "0007_batch_jobs.sql"),
-    Migration(8, 1, "0008_starting_over.sql"),
-    Migration(9, 1, "0009_dead_letters_and_routes.sql"),
-    Migration(10, 1, "0010_offsets_read_by.sql"),
-    # A function for those who read. The code itself does not call it, so a role that may not create it goes on without.
-    Migration(11, 1, "0011_wait_for.sql", needed=False),
-    # It drops the tombstones that were there, because they do not say of which keys they are. Older code that writes
-    # with onlyNewer misses their columns and fails; all other code goes on.
-    Migration(12, 1, "0012_tombstone_sets.sql"),
-    Migration(13, 1, "0013_written_as.sql"),
-)
+# The first release. Ledgers of versions 1 to 13 were made before it, and neither code is to misread the other's ledger:
+# this code refuses theirs, and by the least reader version that code refuses this one.
+MIGRATIONS = (Migration(100, 100, "0100_first_release.sql"),)
+FIRST = MIGRATIONS[0].version
 NEWEST = MIGRATIONS[-1].version
 
 
@@ -85,7 +71,8 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
     A ledger that was restored from a dump has oids of another database; they are looked up again.
 
     :param connection: to ``url``, in no transaction; None to open one.
-    :raises LedgerError: if the ledger is newer than this code can use, or may not be created.
+    :raises LedgerError: if the ledger is newer than this code can use or older than the first release, or may not be
+        created.
     :raises psycopg.Error: what passes by itself (:func:`is_transient`), such as a lock that somebody holds for long.
     """
     if url in ledgers_seen:
@@ -192,7 +179,21 @@ def _missing(connection: psycopg.Connection) -> tuple[Migration, ...]:
     ).fetchone()
     applied, least_reader = newest or (0, 0)
     refuse_too_new(least_reader)
+    if applied < FIRST:
+        raise _unreleased(applied)
     return tuple(migration for migration in MIGRATIONS if migration.version > applied)
+
+
+def _unreleased(applied: int) -> LedgerError:
+    return LedgerError(
+        "LEDGER_UNRELEASED",
+        f"The ledger (schema {SCHEMA}) has version {applied}: a pgonce from before the first release made it. This "
+        f"pgonce uses ledgers from version {FIRST} on.",
+        "Nothing was read or written.",
+        "Go on with the pgonce that made it. Or stop its jobs, note query_id, sink_name and last_batch_id of each row "
+        f"in {SCHEMA}.writers, run ALTER SCHEMA {SCHEMA} RENAME TO pgonce_unreleased, and start each query once with "
+        "adoptCheckpoint=<last_batch_id + 1>.",
+    )
 
 
 def refuse_too_new(least_reader: int) -> None:
@@ -215,7 +216,7 @@ def require_ledger(connection: psycopg.Connection) -> None:
     """
     Check that there is a ledger and that this code can read it; create nothing. Our search_path must be in force.
 
-    :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW.
+    :raises LedgerError: NO_LEDGER, LEDGER_TOO_OLD, LEDGER_TOO_NEW, LEDGER_UNRELEASED.
     """
     missing = tuple(migration for migration in _missing(connection) if migration.needed)
     if not missing:

@@ -19,16 +19,17 @@ from sqlalchemy.dialects.postgresql import dialect
 from sqlalchemy.schema import CreateIndex, CreateTable
 from support.batches import make_planned_batch
 from support.ledger_history import publish
+from support.made_up_migration import made_up, upgrade_pgonce
 
 from pgonce.offsets_store.commit.batch_job import JobWork, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger import migrations, tables
+from pgonce.offsets_store.ledger import tables
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.grants import grants, init_sql
-from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, Migration, ensure_ledger, migrate
+from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, migrate
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.status.store import OffsetsStore
 
@@ -161,8 +162,8 @@ class TestVersions:
         """Code that a ledger names too old neither writes nor reads it, and says so."""
         ensure_ledger(url)
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (99, 99)")
-            with pytest.raises(LedgerError, match=rf"version 99 .*knows version {VERSIONS[-1]}") as refused:
+            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
+            with pytest.raises(LedgerError, match=rf"version 999 .*knows version {VERSIONS[-1]}") as refused:
                 migrate(connection)
         with pytest.raises(LedgerError) as unread:
             OffsetsStore(url).queries()
@@ -172,7 +173,7 @@ class TestVersions:
         """Its next batch is refused, and so is its next batch job, though it has used this ledger before."""
         publish(url, 0, {"0": 1})
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (99, 99)")
+            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 999)")
         with pytest.raises(LedgerError) as batch:
             publish(url, 1, {"0": 2})
         with pytest.raises(LedgerError) as job:
@@ -199,9 +200,35 @@ class TestVersions:
         """One upgraded job does not stop the others: an additive version is no obstacle."""
         publish(url, 0, {"0": 1})
         with psycopg.connect(url, autocommit=True) as connection:
-            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (99, 1)")
+            connection.execute("INSERT INTO pgonce.schema_version (version, least_reader_version) VALUES (999, 100)")
             assert migrate(connection) == []
         assert OffsetsStore(url).latest("orders").batch_id == 0
+
+    def test_a_later_migration_is_added_to_a_ledger_in_use(self, url, monkeypatch):
+        """Version N becomes N + 1 once, what is recorded stays, and the version says who may still use it."""
+        publish(url, 0, {"0": 1})
+        step = made_up("ALTER TABLE pgonce.writers ADD COLUMN made_up text DEFAULT 'new'", NEWEST + 1)
+        with psycopg.connect(url, autocommit=True) as connection:
+            with monkeypatch.context() as later:
+                upgrade_pgonce(later, step)
+                assert migrate(connection) == [step.version]
+                assert migrate(connection) == []
+                publish(url, 1, {"0": 2})
+                assert OffsetsStore(url).latest("orders").batch_id == 1
+            assert connection.execute("SELECT made_up, last_batch_id FROM pgonce.writers").fetchall() == [("new", 1)]
+        with pytest.raises(LedgerError) as refused:
+            publish(url, 2, {"0": 3})
+        assert refused.value.code == "LEDGER_TOO_NEW"
+
+    def test_a_later_migration_that_fails_changes_nothing(self, url, monkeypatch):
+        """All missing steps are one transaction."""
+        publish(url, 0, {"0": 1})
+        upgrade_pgonce(monkeypatch, made_up("CREATE TABLE pgonce.made_up (); SELECT 1 / 0"))
+        with psycopg.connect(url, autocommit=True) as connection:
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                migrate(connection)
+            versions = connection.execute("SELECT version, to_regclass('pgonce.made_up') FROM pgonce.schema_version")
+            assert versions.fetchall() == [(NEWEST, None)]
 
     def test_no_ledger(self, url):
         """Reading a database without a ledger says which database that is, and creates nothing."""
@@ -240,18 +267,17 @@ class TestRole:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute("DELETE FROM pgonce.schema_version")
 
-    def test_a_step_that_only_makes_answers_quicker_stops_nobody(self, url, login, monkeypatch):
+    def test_a_step_that_is_only_for_people_stops_nobody(self, url, login, monkeypatch):
         """A role that may not change an older ledger publishes and reads with code that has such a step."""
         with psycopg.connect(url, autocommit=True) as connection:
             migrate(connection)
             for grant in grants(login.user):
                 connection.execute(grant.encode())
-            connection.execute("DROP INDEX pgonce.progress_newest; DROP INDEX pgonce.progress_disagreements")
-            quicker = Migration(NEWEST + 1, 1, "0002_progress_indexes.sql", needed=False)
-            monkeypatch.setattr(migrations, "MIGRATIONS", (*MIGRATIONS, quicker))
+            for_people = made_up("CREATE INDEX made_up ON pgonce.progress (run_id)", needed=False)
+            upgrade_pgonce(monkeypatch, for_people)
             publish(login.url, 0, {"0": 1})
             assert OffsetsStore(login.url).status()[0][0].batch_id == 0
-            assert migrate(connection) == [quicker.version]
+            assert migrate(connection) == [for_people.version]
 
     def test_a_second_role_gets_nothing_of_the_first_ones_staging(self, url, login, observer):
         """Granting for another role passes over the staging tables that a streaming role owns."""

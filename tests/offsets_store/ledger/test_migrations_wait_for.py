@@ -8,8 +8,6 @@ import psycopg
 import pytest
 from support.ledger_history import publish
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
-
 START = {"0": {"t": {"0": 10}}}
 CALL = """SELECT pgonce.wait_for('orders', '{"t": {"0": 10}}', '30 s')"""
 
@@ -86,24 +84,3 @@ def test_other_forms_are_refused(reader, offsets):
     connection, _ = reader
     with pytest.raises(psycopg.errors.InvalidParameterValue, match='"topic"'):
         connection.execute("SELECT pgonce.wait_for('orders', %s::jsonb)", [offsets])
-
-
-def test_a_streaming_role_that_may_not_create_it_goes_on(url, login, monkeypatch):
-    """An upgrade does not stop a job: the function is for people, and `pgonce init` makes it."""
-    from pgonce.offsets_store.ledger.grants import grants
-    from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, Migration, ledgers_seen
-
-    ensure_ledger(url)
-    only_missing = Migration(NEWEST + 1, 1, "0011_wait_for.sql", needed=False)
-    monkeypatch.setattr("pgonce.offsets_store.ledger.migrations.MIGRATIONS", (*MIGRATIONS, only_missing))
-    with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute("DROP FUNCTION pgonce.wait_for")
-        for statement in grants(login.user):
-            admin.execute(statement.encode())
-        admin.execute(f'REVOKE CREATE ON SCHEMA pgonce FROM "{login.user}"')
-        ledgers_seen.clear()
-        ensure_ledger(login.url)
-        assert admin.execute("SELECT to_regproc('pgonce.wait_for')").fetchone() == (None,)
-        ledgers_seen.clear()
-        ensure_ledger(url)
-        assert admin.execute("SELECT to_regproc('pgonce.wait_for') IS NOT NULL").fetchone() == (True,)

@@ -14,14 +14,13 @@ from uuid import uuid4
 import psycopg
 import pytest
 from support.ledger_history import RUN, publish
+from support.made_up_migration import made_up, upgrade_pgonce
 from support.recoveries import history, noted, recover_at_once, verdict
 from support.stopped_query import COMMIT, entries, entry, files_of, kafka, write_checkpoint
 
 from pgonce.offsets_store.checkpoint.files import ArrowFiles
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, LedgerError, RecoveryError
-from pgonce.offsets_store.ledger import migrations
-from pgonce.offsets_store.ledger.migrations import NEWEST, Migration
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.recovery import recover, undo
 from pgonce.offsets_store.recovery.diagnosis import Finding
@@ -198,11 +197,7 @@ class TestRecover:
 
     def test_a_ledger_of_an_older_version_is_brought_up_to_date(self, url, behind, monkeypatch):
         """A job's first start after an upgrade may need its checkpoint repaired."""
-        newer = Migration(NEWEST + 1, 1, "0002_progress_indexes.sql")
-        with psycopg.connect(url) as connection:
-            connection.execute("DROP INDEX pgonce.progress_newest; DROP INDEX pgonce.progress_disagreements")
-        monkeypatch.setattr(migrations, "MIGRATIONS", (*migrations.MIGRATIONS, newer))
-        monkeypatch.setattr(migrations, "ledgers_seen", set())
+        upgrade_pgonce(monkeypatch, made_up())
         with pytest.raises(LedgerError, match="LEDGER_TOO_OLD"):
             recover_at_once(behind, url, dry_run=True)
         assert recover_at_once(behind, url).is_done
