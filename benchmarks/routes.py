@@ -31,10 +31,10 @@ from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
+from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes
-from pgonce.sink.unfit_row import UnfitRow
 from pgonce.sink.writing.routes.publication import publication_into
 
 STRUCT = t.StructType([

@@ -16,9 +16,9 @@ from pgonce.offsets_store.commit.work import NameSink
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
+from ..encoding.unfit_rows import UnfitRow
 from ..identity.origin import Origin
 from ..options.sink_options import SinkOptions
-from ..unfit_row import UnfitRow
 
 
 @dataclass(frozen=True)

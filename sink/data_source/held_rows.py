@@ -2,7 +2,7 @@
 Which rows of its partition does a task hold, and how large are they?
 
 Runs in a task, on an executor. Invariant: bodies, batches and positions are of the same rows, those that can be
-encoded; the others are with the sieve.
+encoded; the others are the unfit rows.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from ..encoding.copy_encoder import CopyEncoder
-from ..encoding.sieve import Sieve
+from ..encoding.unfit_rows import UnfitRows
 from ..options.position_columns import PositionColumns
 
 
@@ -25,7 +25,7 @@ class HeldRows:
     """
 
     encoder: CopyEncoder
-    sieve: Sieve
+    unfit: UnfitRows
     columns: PositionColumns | None = None
     batches: list[pa.RecordBatch] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
@@ -52,4 +52,4 @@ class HeldRows:
 
     def encoded(self, batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
         """The body of the rows that can be encoded, and these rows; they are not held."""
-        return self.sieve.encode(self.encoder, batch)
+        return self.unfit.encode_others(self.encoder, batch)

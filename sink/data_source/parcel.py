@@ -16,10 +16,10 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pgonce.offsets_store.errors import NOTHING
 
+from ..encoding.unfit_rows import UnfitRow
 from ..errors import SparkError
 from ..identity.origin import Origin
 from ..positions.reach import Reach
-from ..unfit_row import UnfitRow
 from .carrier import Carrier
 from .loaded_version import LOADED_VERSION, other_version
 

@@ -14,11 +14,10 @@ from functools import cached_property
 from pgonce.offsets_store.offsets.compare import Offsets
 
 from ..encoding.encoded_types import EncodedColumn
+from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
 from ..positions.drop_stored_arrow import bodies_not_stored, is_stored
-from ..staging.staged_rows import StagedRows
-from ..staging.table import StagingTable
-from ..unfit_row import UnfitRow
+from ..staging.table import StagedRows, StagingTable
 from .carrier import Promise
 from .parcel import Inline, Parcel, Received, Staged
 

@@ -21,7 +21,7 @@ from pgonce.offsets_store.errors import NOTHING
 
 from ..changes.reader import ChangeReader, reader_of
 from ..encoding.copy_encoder import CopyEncoder
-from ..encoding.sieve import Sieve
+from ..encoding.unfit_rows import UnfitRows
 from ..errors import SparkError
 from ..identity.origin import Origin
 from ..identity.planned_batch import staging_table
@@ -72,8 +72,8 @@ class TaskWriter:
         task = self._task()
         letters, columns = self.options.destination.dead_letters, self.options.positions
         written = self.written_type
-        sieve = Sieve(written, letters.most if letters else None, columns)
-        held = HeldRows(CopyEncoder(written), sieve, columns)
+        unfit = UnfitRows(written, letters.most if letters else None, columns)
+        held = HeldRows(CopyEncoder(written), unfit, columns)
         cap = inline_cap(self.options.inline_bytes, task.partition_id)
         batches = map(self.reader.read, batches)
         for batch in batches:
@@ -82,7 +82,7 @@ class TaskWriter:
                 return self._carried(task, held, batches) or self._staged(task, held, batches)
         rows = sum(batch.num_rows for batch in held.batches)
         payload = Inline(tuple(held.bodies), tuple(held.positions))
-        return self._parcel(task, rows, payload, sieve, reach(held.positions))
+        return self._parcel(task, rows, payload, unfit, reach(held.positions))
 
     def _carried(self, task: _Task, held: HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel | None:
         if self.carrier is None:
@@ -92,7 +92,7 @@ class TaskWriter:
         rows = self.carrier.send_rows(task.origin, task.partition_id, task.attempt_id, sent)
         if rows is None:
             return None
-        return self._parcel(task, rows, Received(task.attempt_id), held.sieve, {})
+        return self._parcel(task, rows, Received(task.attempt_id), held.unfit, {})
 
     def _staged(self, task: _Task, held: HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel:
         # They are encoded again, with their mark.
@@ -105,7 +105,7 @@ class TaskWriter:
             task.attempt_id,
             self.options.commit.retry_timeout,
             self.options.commit.lock_timeout,
-            held.sieve,
+            held.unfit,
         )
         columns = self.options.positions
         reached: Reach = {}
@@ -118,14 +118,14 @@ class TaskWriter:
 
         staged = Staged(stager.stage(noted()))
         rows = sum(count for _, count in staged.promised)
-        return self._parcel(task, rows, staged, held.sieve, reached)
+        return self._parcel(task, rows, staged, held.unfit, reached)
 
     def _parcel(
-        self, task: _Task, rows: int, payload: Inline | Staged | Received, sieve: Sieve, reached: Reach
+        self, task: _Task, rows: int, payload: Inline | Staged | Received, unfit: UnfitRows, reached: Reach
     ) -> Parcel:
         # Rows that were put aside are rows of the batch: where they come from is asked of them, too.
-        widen(reached, reach_of(row.place for row in sieve.unfit if row.place))
-        return Parcel(task.origin, task.partition_id, rows, payload, reached, self.carrier, tuple(sieve.unfit))
+        widen(reached, reach_of(row.place for row in unfit.rows if row.place))
+        return Parcel(task.origin, task.partition_id, rows, payload, reached, self.carrier, tuple(unfit.rows))
 
     def _task(self) -> _Task:
         context = TaskContext.get()

@@ -17,12 +17,11 @@ from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.refused_rows import shortened
 
-from ..encoding.copy_bodies import body_rows
-from ..encoding.copy_encoder import HEADER, TRAILER
+from ..encoding.copy_encoder import HEADER, TRAILER, body_rows
 from ..encoding.encoded_types import EncodedColumn
+from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
-from ..staging.staged_rows import StagedRows
-from ..unfit_row import UnfitRow
+from ..staging.table import StagedRows
 
 _MOST_SHOWN = 20
 

@@ -1,1 +1,1 @@
-"""Which bytes do rows become? From Arrow to the body of a binary COPY."""
+"""From Arrow to the body of a binary COPY."""

@@ -1,5 +1,5 @@
 """
-Which Arrow array carries a Spark column's values into binary COPY, and does Postgres hold all of them?
+Convert a Spark column's values to the Arrow array that is encoded, and refuse values that Postgres cannot hold.
 
 Runs in tasks and in the driver. Pure. Invariant: an array that is returned holds the values that came in; a
 value that Postgres would refuse, or that would change on its way, is refused here.
@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as t
 
+from .encoded_types import TimeType
 from .json_texts import NulInJsonError, json_texts
-from .newer_types import TimeType
 
 _FORMS: dict[type[t.DataType], pa.DataType] = {
     t.BooleanType: pa.bool_(),

@@ -1,5 +1,5 @@
 """
-Which Postgres type holds a Spark column?
+The Postgres type that holds a Spark column, and Spark's types as JSON and back.
 
 Pure; runs in the driver and in tasks. Invariant: a type that is accepted holds every value that Spark can
 send, or the encoder raises for the value; a type that cannot is refused by name before any row moves.
@@ -7,16 +7,26 @@ send, or the encoder raises for the value; a type that cannot is refused by name
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Final
 
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.postgres.storable import is_storable
 
 from ..errors import TypeMappingError
-from .newer_types import CalendarIntervalType, TimeType, VariantType
+
+
+class _LaterType(t.DataType):
+    """Stands for a type that this PySpark does not have, so that no column is of it."""
+
+
+VariantType: Any = getattr(t, "VariantType", type("VariantType", (_LaterType,), {}))
+CalendarIntervalType: Any = getattr(t, "CalendarIntervalType", type("CalendarIntervalType", (_LaterType,), {}))
+TimeType: Any = getattr(t, "TimeType", type("TimeType", (_LaterType,), {}))
 
 _SCALARS: dict[type[t.DataType], tuple[str, str]] = {
     t.BooleanType: ("bool", "boolean"),
@@ -51,6 +61,26 @@ _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
     t.YearMonthIntervalType: "Spark does not send year-month intervals to Python: write concat(cast(cast("
     "the column AS INTERVAL MONTH) AS INT), ' months'), which an interval column of Postgres takes.",
 }
+
+MOST_NESTED = 100
+"""How deep a type in JSON may be nested; nobody's rows are, and Python's stack is deeper."""
+_PLAIN_TYPES: Final[dict[str, t.DataType]] = {
+    **{kind.typeName(): kind() for kind in (*_SCALARS, t.NullType, VariantType) if kind is not t.DayTimeIntervalType},
+    **{
+        interval.simpleString(): interval
+        for start in range(4)
+        for end in range(start, 4)
+        for interval in (t.DayTimeIntervalType(start, end),)
+    },
+}
+_NUMBERED = re.compile(r"(decimal|char|varchar|time)\((\d{1,10})(?:,(-?\d{1,2}))?\)", re.ASCII)
+_MOST_DIGITS = 38
+_KEYS: Final[dict[object, frozenset[str]]] = {
+    "array": frozenset({"type", "elementType", "containsNull"}),
+    "map": frozenset({"type", "keyType", "valueType", "valueContainsNull"}),
+    "struct": frozenset({"type", "fields"}),
+}
+_OF_A_FIELD = frozenset({"name", "type", "nullable"})
 
 
 @dataclass(frozen=True)
@@ -176,3 +206,94 @@ def _refuse_doubled(struct_type: t.StructType, path: str) -> None:
         # In jsonb the later field would silently replace the earlier one.
         what = f"{where} has more than one field called {', '.join(map(repr, doubled))}."
         raise TypeMappingError("FIELD_TWICE", what, "Nothing was written.", "Rename one of them in Spark.")
+
+
+def type_as_json(data_type: t.DataType) -> Any:
+    """
+    Return what :func:`type_from_json` reads, in the form that Spark uses, but without metadata and collations.
+
+    :raises ValueError: for a type that cannot be encoded.
+    """
+    if isinstance(data_type, t.ArrayType):
+        element = type_as_json(data_type.elementType)
+        return {"type": "array", "elementType": element, "containsNull": data_type.containsNull}
+    if isinstance(data_type, t.MapType):
+        key, of_value = type_as_json(data_type.keyType), type_as_json(data_type.valueType)
+        return {"type": "map", "keyType": key, "valueType": of_value, "valueContainsNull": data_type.valueContainsNull}
+    if isinstance(data_type, t.StructType):
+        fields = [{"name": f.name, "type": type_as_json(f.dataType), "nullable": f.nullable} for f in data_type]
+        return {"type": "struct", "fields": fields}
+    if type(data_type) is t.StringType:
+        # Postgres compares texts by its own collations, so Spark's has no meaning there.
+        return "string"
+    if isinstance(data_type, VariantType):
+        return "variant"
+    is_interval = isinstance(data_type, t.DayTimeIntervalType)
+    name = data_type.simpleString() if is_interval else str(data_type.jsonValue())
+    _plain_type(name)
+    return name
+
+
+def type_from_json(value: Any, nested: int = 0) -> t.DataType:
+    """
+    Return the type that :func:`type_as_json` has written down, for what a dead letter records about its row.
+
+    Every type is made here, from a fixed list of those that can be encoded. Nothing in the JSON is imported, evaluated
+    or handed to Spark's own reader of types, which imports the class of a user-defined type by its name, and unpickles
+    it.
+
+    :raises ValueError: for anything else.
+    """
+    if nested > MOST_NESTED:
+        raise ValueError(f"a type is nested more than {MOST_NESTED} levels deep")
+    if isinstance(value, str):
+        return _plain_type(value)
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str) or _KEYS.get(kind) != frozenset(value):
+        raise _unknown(value if kind is None else kind)
+    nested += 1
+    if kind == "array":
+        return t.ArrayType(type_from_json(value["elementType"], nested), _boolean(value["containsNull"]))
+    if kind == "map":
+        key, of_value = type_from_json(value["keyType"], nested), type_from_json(value["valueType"], nested)
+        return t.MapType(key, of_value, _boolean(value["valueContainsNull"]))
+    if not isinstance(value["fields"], list):
+        raise _unknown(value["fields"])
+    return t.StructType([_field(field, nested) for field in value["fields"]])
+
+
+def _field(value: Any, nested: int) -> t.StructField:
+    if not isinstance(value, Mapping) or frozenset(value) != _OF_A_FIELD or not isinstance(value["name"], str):
+        raise _unknown(value)
+    return t.StructField(value["name"], type_from_json(value["type"], nested), _boolean(value["nullable"]))
+
+
+def _plain_type(name: str) -> t.DataType:
+    if name in _PLAIN_TYPES:
+        return _PLAIN_TYPES[name]
+    found = _NUMBERED.fullmatch(name)
+    if found is None or (found[3] is None) is (found[1] == "decimal"):
+        raise _unknown(name)
+    number = int(found[2])
+    if found[1] == "decimal":
+        scale = int(found[3])
+        if not 1 <= number <= _MOST_DIGITS or abs(scale) > _MOST_DIGITS:
+            raise _unknown(name)
+        return t.DecimalType(number, scale)
+    if found[1] == "time":
+        try:
+            time: t.DataType = TimeType(number)
+        except TypeError:
+            raise ValueError("this PySpark does not have the type time") from None
+        return time
+    return t.CharType(number) if found[1] == "char" else t.VarcharType(number)
+
+
+def _boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _unknown(value)
+    return value
+
+
+def _unknown(value: Any) -> ValueError:
+    return ValueError(f"{ascii(value)[:80]} is not a type that can be written to Postgres")

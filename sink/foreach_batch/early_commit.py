@@ -16,9 +16,9 @@ from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..encoding.encoded_types import EncodedColumn
+from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
-from ..staging.staged_rows import StagedRows
-from ..unfit_row import UnfitRow
+from ..staging.table import StagedRows
 from ..writing.batch_rows import BatchRows
 from .arriving_batches import ArrivingBatches
 from .frame_commits import FrameCommits, WorkOf

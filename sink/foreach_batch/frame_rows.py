@@ -21,13 +21,12 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from ..changes.reader import ChangeReader, reader_of
 from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
-from ..encoding.sieve import Sieve
+from ..encoding.unfit_rows import UnfitRow, UnfitRows
 from ..options.destination import DeadLetters, Destination
 from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import Routes
 from ..positions.drop_stored_arrow import not_stored
 from ..positions.reach import reach, refuse_outside, span_of
-from ..unfit_row import UnfitRow
 from ..writing.batch_rows import BatchRows
 from .arriving_batches import ArrivingBatches
 
@@ -114,13 +113,13 @@ class FrameRows:
 
     def bodies(self) -> Iterator[bytes]:
         """The rows as they arrive."""
-        sieve = Sieve(self.written, self.dead_letters.most if self.dead_letters else None, self.positions)
+        unfit = UnfitRows(self.written, self.dead_letters.most if self.dead_letters else None, self.positions)
         encoder = CopyEncoder(self.written)
         for part in self._parts():
-            body, _ = sieve.encode(encoder, part)
+            body, _ = unfit.encode_others(encoder, part)
             yield body
         # Only now: a try that ended too early has found only some, and a second one finds them again.
-        self.put_aside[:] = sieve.unfit
+        self.put_aside[:] = unfit.rows
 
     def unfit(self) -> Sequence[UnfitRow]:
         """Those that could not be encoded."""

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pgonce.offsets_store.offsets.compare import Offsets
 
-from ..encoding.copy_bodies import body_rows
+from ..encoding.copy_encoder import body_rows
 
 
 def not_stored(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:

@@ -1,8 +1,9 @@
 """
-How does a task stage its rows while connections break?
+Stage the rows of one task attempt, while connections break.
 
 Runs in a task, on an executor. Invariant: rows are promised only under a mark whose COPY was acknowledged; a COPY whose
-answer was lost is repeated under another mark, and rows that the first one may have left are never used.
+answer was lost is repeated under another mark, and rows that the first one may have left are never used. A staging
+table is registered in the transaction that creates it.
 """
 
 from __future__ import annotations
@@ -10,26 +11,28 @@ from __future__ import annotations
 import itertools
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import ConnectError
-from pgonce.offsets_store.ledger.migrations import forget_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger
 from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.postgres.backoff import patiently
-from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
+from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
+from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.translate import is_ledger_gone, is_statement_pooling, ledger_error, scrub
 
-from ..encoding.copy_encoder import CopyEncoder
-from ..encoding.encoded_types import encoded_columns
-from ..encoding.sieve import Sieve
+from ..encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
+from ..encoding.encoded_types import EncodedColumn, encoded_columns
+from ..encoding.unfit_rows import UnfitRows
 from ..errors import StagingError
-from .table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from .table import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions
 
 _log = logging.getLogger("pgonce.staging")
 
@@ -48,7 +51,7 @@ class Stager:
     :param attempt_id: Spark's task attempt id, which is unique in a run.
     :param retry_timeout: for how many seconds a COPY may be started again after temporary errors.
     :param lock_timeout: seconds that each wait for a lock may take.
-    :param sieve: what keeps the rows that cannot be encoded, if they are to be put aside; they are not staged.
+    :param unfit: what keeps the rows that cannot be encoded, if they are to be put aside; they are not staged.
     """
 
     def __init__(
@@ -59,13 +62,13 @@ class Stager:
         attempt_id: int,
         retry_timeout: float,
         lock_timeout: float = LOCK_SECONDS,
-        sieve: Sieve | None = None,
+        unfit: UnfitRows | None = None,
     ) -> None:
         self._url = url
         self._table = table
         self._struct_type = struct_type
         self._retry_timeout = retry_timeout
-        self._sieve = sieve or Sieve(struct_type)
+        self._unfit = unfit or UnfitRows(struct_type)
         self._watch = LockWatch(url, lock_timeout, armed=True)
         self._marks = itertools.count(attempt_id * _COPIES_AN_ATTEMPT)
 
@@ -99,14 +102,14 @@ class Stager:
         def bodies() -> Iterator[bytes]:
             size = 0
             for number, batch in enumerate(held):
-                body, held[number] = self._sieve.encode(encoder, batch)
+                body, held[number] = self._unfit.encode_others(encoder, batch)
                 size += len(body)
                 yield body
             while size < COPY_BYTES and (batch := next(batches, None)) is not None:
                 # Held before it is encoded, because Spark does not give it again; and without the rows that are put
                 # aside, so that they are found once, however often this COPY is repeated.
                 held.append(batch)
-                body, held[-1] = self._sieve.encode(encoder, batch)
+                body, held[-1] = self._unfit.encode_others(encoder, batch)
                 size += len(body)
                 yield body
 
@@ -158,3 +161,84 @@ def _without_a_way_to_postgres(error: ConnectError) -> ConnectError:
     )
     code = error.code
     return ConnectError(code, f"{where}: {error.what}", error.data, remedy)
+
+
+def stage_rows(
+    url: str,
+    table: StagingTable,
+    columns: Sequence[EncodedColumn],
+    bodies: Iterable[bytes],
+    watch: LockWatch | None = None,
+) -> None:
+    """
+    Copy rows into the batch's staging table, all of them or none; create the table if they are the first.
+
+    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`). ``watch`` says how long to wait for a lock,
+    and finds out who holds it.
+
+    :raises psycopg.Error: what Postgres says. If the connection was lost, the rows may be there.
+    """
+    ensure_ledger(url)
+    watch = watch or LockWatch(url, LOCK_SECONDS, armed=True)
+    with connect(url, autocommit=True) as connection:
+        _create(connection, table, columns, watch)
+        statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
+        # In a transaction because of its settings: if the task's host vanishes, its session and its locks do not stay.
+        with connection.transaction(), connection.cursor() as cursor:
+            enter_in_tx(connection, watch.lock_timeout)
+            _copy(cursor, statement, bodies)
+
+
+def _copy(cursor: psycopg.Cursor, statement: sql.Composed, bodies: Iterable[bytes]) -> None:
+    with cursor.copy(statement) as copy:
+        copy.write(HEADER)
+        for body in bodies:
+            copy.write(body)
+        copy.write(TRAILER)
+
+
+def _create(
+    connection: psycopg.Connection, table: StagingTable, columns: Sequence[EncodedColumn], watch: LockWatch
+) -> None:
+    if _exists(connection, table):
+        return
+    with connection.transaction():
+        pid = enter_in_tx(connection, watch.lock_timeout)
+        # Tasks start together: all but the first wait here, and then find the table.
+        with watch.looking(pid, may_end=False):
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table.name])
+        connection.execute(
+            sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({} bigint DEFAULT {}, {})").format(
+                table.identifier,
+                sql.Identifier(ATTEMPT_COLUMN),
+                sql.Literal(INLINE_ATTEMPT),
+                column_definitions(columns),
+            )
+        )
+        # A task may outlive its run, and register the table long after the next run has begun: the time at which the
+        # batch was planned tells the sweep which run came first. A clock that is ahead counts for nothing.
+        connection.execute(
+            "INSERT INTO pgonce.staged_tables (table_name, query_id, sink_name, run_id, batch_id, created_at) "
+            "VALUES (%s, %s, %s, %s, %s, least(pg_catalog.now(), pg_catalog.to_timestamp(%s::float8 / 1000.0))) "
+            "ON CONFLICT DO NOTHING",
+            [table.name, table.query_id, table.sink_name, table.run_id, table.batch_id, table.planned_by_ms],
+        )
+        _exists(connection, table)
+
+
+def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
+    owner = connection.execute(
+        "SELECT pg_catalog.pg_get_userbyid(c.relowner), current_user FROM pg_catalog.pg_class AS c "
+        "WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)",
+        [f"{SCHEMA}.{table.name}"],
+    ).fetchone()
+    # Roles that share a ledger can all create tables in its schema, and a trigger on one runs as the role that writes.
+    if owner is not None and owner[0] != owner[1]:
+        raise StagingError(
+            "STAGING_FAILED",
+            f"{SCHEMA}.{table.name} has the name of this batch's staging table, but belongs to role {owner[0]}.",
+            "Nothing of this batch was written to the target.",
+            "Find out who made that table, drop it, and start the query again; all processes of a query must connect "
+            "as the same role.",
+        )
+    return owner is not None

@@ -1,30 +1,32 @@
 """
-Staging tables: where tasks put rows that are too many for a commit message.
+Staging tables, in which tasks put rows that are too many for a commit message: which of the rows are wanted, and when a
+table is dropped.
 
-``stage_rows`` runs in executors; the rest runs in the commit. Invariant: a staging table is registered in the
-transaction that creates it, and dropped only once its batch is decided or its run is over.
+Runs in the commit; tasks only name the table. Invariant: the staged rows are exactly those that the commit messages
+promised, or there is no commit. A table is dropped only once its batch is decided or its run is over.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
-from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets.positions import places
+from pgonce.offsets_store.postgres.bounds import enter_in_tx
 
-from ..encoding.copy_encoder import HEADER, TRAILER
 from ..encoding.encoded_types import EncodedColumn
 from ..errors import StagingError
+from ..options.position_columns import PositionColumns
 
 _log = logging.getLogger("pgonce.staging")
 
@@ -76,86 +78,105 @@ def column_definitions(columns: Iterable[EncodedColumn]) -> sql.Composable:
     )
 
 
-def stage_rows(
-    url: str,
-    table: StagingTable,
-    columns: Sequence[EncodedColumn],
-    bodies: Iterable[bytes],
-    watch: LockWatch | None = None,
-) -> None:
+@dataclass(frozen=True)
+class StagedRows:
     """
-    Copy rows into the batch's staging table, all of them or none; create the table if they are the first.
+    The rows that the commit messages promised: mark to row count.
 
-    ``bodies`` must begin each row with its mark (:data:`ATTEMPT_COLUMN`). ``watch`` says how long to wait for a lock,
-    and finds out who holds it.
-
-    :raises psycopg.Error: what Postgres says; :mod:`~pgonce.sink.staging.stager` knows what may be tried again.
-        If the connection was lost, the rows may be there.
+    Rows below the positions ``stored`` are left out; ``positions`` names the columns that hold a row's position.
     """
-    ensure_ledger(url)
-    watch = watch or LockWatch(url, LOCK_SECONDS, armed=True)
-    with connect(url, autocommit=True) as connection:
-        _create(connection, table, columns, watch)
-        statement = sql.SQL("COPY {} FROM STDIN (FORMAT binary)").format(table.identifier)
-        # In a transaction because of its settings: if the task's host vanishes, its session and its locks do not stay.
-        with connection.transaction(), connection.cursor() as cursor:
-            enter_in_tx(connection, watch.lock_timeout)
-            _copy(cursor, statement, bodies)
 
+    table: StagingTable
+    promised: tuple[tuple[int, int], ...]
+    positions: PositionColumns | None = None
+    stored: Offsets | None = None
 
-def _copy(cursor: psycopg.Cursor, statement: sql.Composed, bodies: Iterable[bytes]) -> None:
-    with cursor.copy(statement) as copy:
-        copy.write(HEADER)
-        for body in bodies:
-            copy.write(body)
-        copy.write(TRAILER)
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The table's qualified name, quoted."""
+        return self.table.identifier
 
+    @property
+    def wanted(self) -> sql.Composable:
+        """The condition that picks the promised rows, and the inline rows that joined them."""
+        marks = [INLINE_ATTEMPT, *(mark for mark, _ in self.promised)]
+        promised = sql.SQL("{} OPERATOR(pg_catalog.=) ANY ({}::bigint[])").format(
+            sql.Identifier(ATTEMPT_COLUMN), sql.Literal(marks)
+        )
+        if self.positions is None or not self.stored:
+            return promised
+        return sql.SQL("{} AND NOT ({})").format(promised, self._stored_before(self.positions, self.stored))
 
-def _create(
-    connection: psycopg.Connection, table: StagingTable, columns: Sequence[EncodedColumn], watch: LockWatch
-) -> None:
-    if _exists(connection, table):
-        return
-    with connection.transaction():
-        pid = enter_in_tx(connection, watch.lock_timeout)
-        # Tasks start together: all but the first wait here, and then find the table.
-        with watch.looking(pid, may_end=False):
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [table.name])
-        connection.execute(
-            sql.SQL("CREATE UNLOGGED TABLE IF NOT EXISTS {} ({} bigint DEFAULT {}, {})").format(
-                table.identifier,
-                sql.Identifier(ATTEMPT_COLUMN),
-                sql.Literal(INLINE_ATTEMPT),
-                column_definitions(columns),
+    def _stored_before(self, columns: PositionColumns, stored: Offsets) -> sql.Composable:
+        """The condition that picks rows below the stored positions; inline rows were sorted out before they came."""
+        ends = {_key(topic, partition): position for (_, topic, partition), position in places(stored).items()}
+        # One look-up for each row, however many partitions there are: with a comparison for each of 1,000 partitions,
+        # a million rows would need a thousand million.
+        return sql.SQL(
+            "{mark} OPERATOR(pg_catalog.<>) {inline} AND COALESCE({offset} OPERATOR(pg_catalog.<) "
+            "({ends}::pg_catalog.jsonb OPERATOR(pg_catalog.->>) ({partition}::pg_catalog.text "
+            "OPERATOR(pg_catalog.||) ' ' OPERATOR(pg_catalog.||) {topic}))::bigint, false)"
+        ).format(
+            mark=sql.Identifier(ATTEMPT_COLUMN),
+            inline=sql.Literal(INLINE_ATTEMPT),
+            topic=sql.Identifier(columns.topic),
+            partition=sql.Identifier(columns.partition),
+            offset=sql.Identifier(columns.offset),
+            ends=sql.Literal(json.dumps(ends)),
+        )
+
+    def count_dropped(self, connection: psycopg.Connection) -> int:
+        """How many promised rows are not wanted, because they were stored before."""
+        if self.positions is None or not self.stored:
+            return 0
+        marks = sql.Literal([mark for mark, _ in self.promised])
+        row = connection.execute(
+            sql.SQL(
+                "SELECT pg_catalog.count(*) FROM {} WHERE {} OPERATOR(pg_catalog.=) ANY ({}::bigint[]) AND ({})"
+            ).format(
+                self.identifier, sql.Identifier(ATTEMPT_COLUMN), marks, self._stored_before(self.positions, self.stored)
             )
-        )
-        # A task may outlive its run, and register the table long after the next run has begun: the time at which the
-        # batch was planned tells the sweep which run came first. A clock that is ahead counts for nothing.
-        connection.execute(
-            "INSERT INTO pgonce.staged_tables (table_name, query_id, sink_name, run_id, batch_id, created_at) "
-            "VALUES (%s, %s, %s, %s, %s, least(pg_catalog.now(), pg_catalog.to_timestamp(%s::float8 / 1000.0))) "
-            "ON CONFLICT DO NOTHING",
-            [table.name, table.query_id, table.sink_name, table.run_id, table.batch_id, table.planned_by_ms],
-        )
-        _exists(connection, table)
+        ).fetchone()
+        return row[0] if row else 0
 
 
-def _exists(connection: psycopg.Connection, table: StagingTable) -> bool:
-    owner = connection.execute(
-        "SELECT pg_catalog.pg_get_userbyid(c.relowner), current_user FROM pg_catalog.pg_class AS c "
-        "WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)",
-        [f"{SCHEMA}.{table.name}"],
-    ).fetchone()
-    # Roles that share a ledger can all create tables in its schema, and a trigger on one runs as the role that writes.
-    if owner is not None and owner[0] != owner[1]:
-        raise StagingError(
-            "STAGING_FAILED",
-            f"{SCHEMA}.{table.name} has the name of this batch's staging table, but belongs to role {owner[0]}.",
-            "Nothing of this batch was written to the target.",
-            "Find out who made that table, drop it, and start the query again; all processes of a query must connect "
-            "as the same role.",
-        )
-    return owner is not None
+def _key(topic: str, partition: str) -> str:
+    """One text for a partition of a topic: digits, a space, and all that follows is the topic."""
+    return f"{partition} {topic}"
+
+
+def refuse_missing_table(connection: psycopg.Connection, staged: StagedRows) -> None:
+    """:raises StagingError: if somebody has dropped the staging table."""
+    exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
+    if exists is None or exists[0] is None:
+        mark, rows = staged.promised[0]
+        raise _lost(mark, rows, 0)
+
+
+def check_staged_rows(connection: psycopg.Connection, staged: StagedRows) -> None:
+    """
+    Refuse staged rows that are not exactly those that were promised: a crash of Postgres empties unlogged tables.
+
+    :raises StagingError: naming the first mark that differs.
+    """
+    count = sql.SQL("SELECT {0}, pg_catalog.count(*) FROM {1} GROUP BY {0}").format(
+        sql.Identifier(ATTEMPT_COLUMN), staged.identifier
+    )
+    counted: dict[int, int] = dict(connection.execute(count).fetchall())
+    for mark, rows in staged.promised:
+        if counted.get(mark, 0) != rows:
+            raise _lost(mark, rows, counted.get(mark, 0))
+
+
+def _lost(mark: int, promised: int, found: int) -> StagingError:
+    return StagingError(
+        "STAGED_ROWS_LOST",
+        f"A task staged {promised} rows under mark {mark}, but {found} are there: Postgres crashed in between "
+        "(unlogged tables empty themselves), somebody dropped the table, or executorUrl leads to another database than "
+        "url does.",
+        NOTHING,
+        "Start the query again: Spark runs the batch again from its source.",
+    )
 
 
 def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id: str, last_batch_id: int) -> None:

@@ -13,9 +13,9 @@ from typing import Protocol
 from pgonce.offsets_store.offsets.compare import Offsets
 
 from ..encoding.encoded_types import EncodedColumn
+from ..encoding.unfit_rows import UnfitRow
 from ..options.position_columns import PositionColumns
-from ..staging.staged_rows import StagedRows
-from ..unfit_row import UnfitRow
+from ..staging.table import StagedRows
 
 
 class BatchRows(Protocol):

@@ -18,8 +18,7 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 
 from ..encoding.copy_encoder import HEADER, TRAILER
-from ..staging.staged_rows import StagedRows, refuse_missing_table
-from ..staging.table import column_definitions
+from ..staging.table import StagedRows, column_definitions, refuse_missing_table
 from .batch_rows import BatchRows
 
 _counter = itertools.count()

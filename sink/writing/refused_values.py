@@ -26,7 +26,7 @@ from psycopg.pq import Format, TransactionStatus
 
 from pgonce.offsets_store.postgres.refused_rows import add_note
 
-from ..encoding.copy_bodies import body_fields, body_rows
+from ..encoding.copy_encoder import body_fields, body_rows
 from ..encoding.encoded_types import EncodedColumn
 from ..options.by_key import Changes
 from ..options.position_columns import PositionColumns

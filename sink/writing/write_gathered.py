@@ -13,7 +13,7 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from ..staging.staged_rows import check_staged_rows
+from ..staging.table import check_staged_rows
 from .by_key.apply import apply_in_tx, needs_changes
 from .by_key.in_order import write_in_order_in_tx
 from .by_key.upsert import upsert_in_tx

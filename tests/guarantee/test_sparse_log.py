@@ -22,7 +22,8 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions.reach import reach
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, stage_rows
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN
 
 _tables = itertools.count()
 

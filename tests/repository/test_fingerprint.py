@@ -93,6 +93,6 @@ def test_what_takes_part():
         "process",
         "reception",
         "early_commit",
-        "staged_rows",
+        "stager",
     } <= names
     assert not {"main", "listener", "doctor"} & names

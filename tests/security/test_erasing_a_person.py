@@ -17,7 +17,8 @@ from pgonce.cli.main import app
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "erasing-a-person.md"
 PERSON = "ann@example.com"

@@ -16,8 +16,8 @@ from pyspark.sql import types as t
 from support.typed_rows import Columns, commit_typed
 
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import destination
-from pgonce.sink.unfit_row import UnfitRow
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "amount": t.LongType()}
 

@@ -23,8 +23,8 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.publish import publication
 
 Rows = Sequence[tuple[int, str]]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.sink.encoding.encoded_types import EncodedColumn
+from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.position_columns import PositionColumns
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.unfit_row import UnfitRow
+from pgonce.sink.staging.table import StagedRows
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from collections.abc import Iterable, Iterator
 
 import pyarrow as pa
 
-from ...encoding.copy_bodies import body_rows
-from ...encoding.copy_encoder import CopyEncoder
+from ...encoding.copy_encoder import CopyEncoder, body_rows
 from ...encoding.encoded_types import EncodedColumn
 
 _BYTES = 32

@@ -16,9 +16,9 @@ from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 
+from ...encoding.unfit_rows import UnfitRow
 from ...identity.origin import Origin
 from ...options.sink_options import SinkOptions
-from ...unfit_row import UnfitRow
 from ..carrier import Promise
 from .certificate import Identity
 

@@ -18,8 +18,8 @@ from pgonce.offsets_store.commit.early_try import NotNowError
 from pgonce.offsets_store.offsets.compare import Offsets
 
 from ...encoding.encoded_types import EncodedColumn
-from ...staging.staged_rows import StagedRows
-from ...unfit_row import UnfitRow
+from ...encoding.unfit_rows import UnfitRow
+from ...staging.table import StagedRows
 from ..carrier import Promise
 from .arrived import Arrived, Sending
 

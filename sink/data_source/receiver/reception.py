@@ -26,7 +26,7 @@ from ...encoding.encoded_types import encoded_columns
 from ...identity.origin import Origin
 from ...identity.planned_batch import planned_batch, staging_table
 from ...options.sink_options import SinkOptions
-from ...staging.staged_rows import StagedRows
+from ...staging.table import StagedRows
 from ...writing.batch_rows import BatchRows
 from ...writing.routes.publication import publication_into
 from ..carrier import Promise

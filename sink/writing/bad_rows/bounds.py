@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
-from ...unfit_row import UnfitRow
+from ...encoding.unfit_rows import UnfitRow
 from ..table.catalogue import TargetTable
 from .bad_row import BadRow
 

@@ -22,10 +22,10 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ...encoding.encoded_types import EncodedColumn
+from ...encoding.unfit_rows import UnfitRow
 from ...options.destination import DeadLetters, Destination
 from ...options.position_columns import PositionColumns
 from ...staging.table import ATTEMPT_COLUMN
-from ...unfit_row import UnfitRow
 from ..checked_table import check_table, not_durable
 from ..gathering import GatheredRows
 from ..table.catalogue import TargetTable

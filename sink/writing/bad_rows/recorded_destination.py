@@ -20,8 +20,7 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.errors import UNCHANGED, PgonceError, RecoveryError
 from pgonce.offsets_store.ledger.published import WrittenAs
 
-from ...encoding.encoded_types import EncodedColumn, encoded_columns
-from ...encoding.recorded_types import as_json, from_json
+from ...encoding.encoded_types import EncodedColumn, encoded_columns, type_as_json, type_from_json
 from ...options.by_key import DELETED_COLUMN, Changes, Existing
 from ...options.destination import Destination, destination
 
@@ -48,7 +47,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
         "oid": oid,
         "options": _options(destination),
         "aside": sorted(destination.aside),
-        "columns": [{"name": column.name, "type": as_json(_spark_type(column))} for column in columns],
+        "columns": [{"name": column.name, "type": type_as_json(_spark_type(column))} for column in columns],
     }
 
 
@@ -145,7 +144,7 @@ def _options(of: Destination) -> dict[str, Any]:
 def _recalled_field(value: Any) -> t.StructField:
     if not isinstance(value, Mapping) or set(value) != {"name", "type"}:
         raise TypeError(value)
-    return t.StructField(_text(value["name"]), from_json(value["type"]))
+    return t.StructField(_text(value["name"]), type_from_json(value["type"]))
 
 
 def _recalled_destination(value: Mapping[str, Any]) -> Destination:

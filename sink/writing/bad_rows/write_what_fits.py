@@ -17,7 +17,7 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
 
-from ...staging.staged_rows import check_staged_rows
+from ...staging.table import check_staged_rows
 from ..gathering import GatheredRows
 from ..refused_values import Written, note_gathered
 from ..table.catalogue import TargetTable

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from psycopg import sql
 from pyspark.sql import types as t
 
-from ...encoding.encoded_types import EncodedColumn, encoded_column
-from ...encoding.newer_types import VariantType
+from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
 from .fit import Expression, Fit, Fitting, refused
 from .user_types import Attribute, UserType
 

@@ -18,10 +18,10 @@ from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres import search_path
 
 from ...encoding.encoded_types import EncodedColumn
+from ...encoding.unfit_rows import UnfitRow
 from ...options.position_columns import PositionColumns
 from ...options.routes import Route
-from ...staging.staged_rows import check_staged_rows
-from ...unfit_row import UnfitRow
+from ...staging.table import check_staged_rows
 from ..batch_rows import BatchRows
 from ..gathering import Gathering
 

@@ -18,8 +18,8 @@ from psycopg import sql
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ...encoding.encoded_types import EncodedColumn
+from ...encoding.unfit_rows import UnfitRow
 from ...options.routes import Routes
-from ...unfit_row import UnfitRow
 from ..bad_rows.bounds import of_one, too_many
 from ..bad_rows.letters import Letters
 from ..bad_rows.recorded_destination import recorded

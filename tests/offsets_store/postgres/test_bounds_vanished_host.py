@@ -38,8 +38,8 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.staging.stager import Stager, stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
 from pgonce.sink.writing.publish import publish_rows_in_tx
 
 # The bound in these tests is two seconds, and connecting takes two more; without it, all of them wait for 15 minutes.

@@ -18,11 +18,10 @@ from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.data_source.parcel_rows import ParcelRows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options.position_columns import position_columns
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.staging.table import StagingTable
-from pgonce.sink.unfit_row import UnfitRow
+from pgonce.sink.staging.table import StagedRows, StagingTable
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 TABLE = StagingTable("q1", "events", "r1", 7)

@@ -8,7 +8,7 @@ import json
 import pytest
 from support.patience import PATIENCE_SECONDS
 
-from pgonce.sink.encoding.copy_bodies import body_rows
+from pgonce.sink.encoding.copy_encoder import body_rows
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.foreach_batch import batch_writer
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter

@@ -16,12 +16,11 @@ from support.rows import GivenRows
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.encoding.sieve import Sieve
+from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import stager
-from pgonce.sink.staging.staged_rows import StagedRows
 from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
@@ -165,11 +164,11 @@ def test_a_row_that_is_put_aside_is_found_once_however_often_its_copy_is_repeate
     monkeypatch.setattr(stager, "COPY_BYTES", 2500)
     if cuts:
         proxy.cut_in_copy(after_bytes=1500, times=cuts)
-    sieve = Sieve(struct, 9)
-    tries = Stager(proxy.url, TABLE, struct, ATTEMPT, 20.0, sieve=sieve)
+    unfit = UnfitRows(struct, 9)
+    tries = Stager(proxy.url, TABLE, struct, ATTEMPT, 20.0, unfit=unfit)
     promised = tries.stage(rows_with_nul(30, bad={0, 3, 29}))
     assert proxy.hits["cut_in_copy"] == cuts
-    assert [json.loads(row.row_data)["id"] for row in sieve.unfit] == [5, 35, 295]
+    assert [json.loads(row.row_data)["id"] for row in unfit.rows] == [5, 35, 295]
     assert sum(rows for _, rows in promised) == 297
     with psycopg.connect(url) as connection:
         marks = [mark for mark, _ in promised]

@@ -1,7 +1,7 @@
 """
 Rows into tables, without Spark: both transports do the same to every kind of target, in every mode.
 
-Covers: sink.staging.table, sink.writing.batch_rows, sink.writing.table.catalogue, sink.writing.checked_table,
+Covers: sink.writing.batch_rows, sink.writing.table.catalogue, sink.writing.checked_table,
 sink.writing.statements, sink.writing.table.table_name.
 """
 
@@ -21,8 +21,8 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows, sweep
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
 from pgonce.sink.writing.publish import publish_rows_in_tx
 
 STRUCT = t.StructType([

@@ -1,7 +1,7 @@
 """
 A value that Postgres refuses is named by its column, its types and its row, and the transaction has failed still.
 
-Covers: sink.encoding.copy_bodies.
+Covers: sink.encoding.copy_encoder.
 """
 
 from __future__ import annotations

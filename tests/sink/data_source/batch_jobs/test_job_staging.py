@@ -14,7 +14,8 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.data_source.batch_jobs.job_staging import give_up, job_staging_table, sweep_jobs
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows, sweep
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, sweep
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 

@@ -30,10 +30,10 @@ from pgonce.sink.data_source.receiver.messages import promise_as_message, promis
 from pgonce.sink.data_source.receiver.received_rows import GuessedRows, PromisedRows
 from pgonce.sink.data_source.receiver.reception import Reception
 from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
+from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.staging.stager import Stager
-from pgonce.sink.unfit_row import UnfitRow
 
 OTHER_RUN = "bbbbbbbb-1111-4111-8111-111111111111"
 # Promised of partition 0: two rows of attempt 1.

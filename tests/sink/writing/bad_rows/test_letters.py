@@ -26,11 +26,11 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import position_columns
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
-from pgonce.sink.unfit_row import UnfitRow
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.bad_rows import letters
 from pgonce.sink.writing.publish import publication, publish_rows_in_tx
 

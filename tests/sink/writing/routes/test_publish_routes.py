@@ -24,8 +24,8 @@ from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.options.route_options import where_to
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, stage_rows
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.routes import gathered_rows
 from pgonce.sink.writing.routes.publish_routes import publish_routes_in_tx
 

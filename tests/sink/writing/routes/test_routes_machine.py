@@ -38,8 +38,8 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.dead_letters.replay import replay_letters
+from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.route_options import where_to
-from pgonce.sink.unfit_row import UnfitRow
 from pgonce.sink.writing.routes.publication import publication_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "100"))

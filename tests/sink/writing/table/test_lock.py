@@ -27,8 +27,8 @@ from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.staged_rows import StagedRows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, drop_staging_table, stage_rows
+from pgonce.sink.staging.stager import stage_rows
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table
 from pgonce.sink.writing.publish import publication, publish_rows_in_tx
 
 

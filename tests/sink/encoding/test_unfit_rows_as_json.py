@@ -18,7 +18,7 @@ from support.spark_values import CASES, LISTED, NESTED, TEXTS, structured
 
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.encoding.row_texts import row_texts
+from pgonce.sink.encoding.unfit_rows import row_texts
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

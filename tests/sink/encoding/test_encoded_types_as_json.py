@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from pyspark.sql import types as t
 from support.spark_types import TYPES
 
-from pgonce.sink.encoding.recorded_types import MOST_NESTED, as_json, from_json
+from pgonce.sink.encoding.encoded_types import MOST_NESTED, type_as_json, type_from_json
 
 
 @given(TYPES)
 def test_every_type_that_can_be_encoded_is_read_back(data_type):
     """Also when the ledger has kept it as JSON."""
-    assert from_json(json.loads(json.dumps(as_json(data_type)))) == data_type
+    assert type_from_json(json.loads(json.dumps(type_as_json(data_type)))) == data_type
 
 
 def test_metadata_and_collations_are_left_out():
     """They are Spark's alone, and metadata is free text."""
     fields = [t.StructField("a", t.StringType("UTF8_LCASE"), metadata={"any": "thing"})]
-    assert from_json(as_json(t.StructType(fields))) == t.StructType([t.StructField("a", t.StringType())])
+    assert type_from_json(type_as_json(t.StructType(fields))) == t.StructType([t.StructField("a", t.StringType())])
 
 
 class Evil:
@@ -68,7 +68,7 @@ def test_a_user_defined_type_is_refused_wherever_it_stands(around, tmp_path):
     """No module of its choice is imported, and nothing is unpickled."""
     proof = tmp_path / "made"
     with pytest.raises(ValueError, match="not a type that can be written"):
-        from_json(around(of_user(proof)))
+        type_from_json(around(of_user(proof)))
     assert not proof.exists()
     assert "this" not in sys.modules
 
@@ -118,12 +118,12 @@ def deep(levels: int) -> Any:
 def test_anything_else_is_refused(value):
     """In words, and before anything is made of it."""
     with pytest.raises(ValueError, match="type"):
-        from_json(value)
+        type_from_json(value)
 
 
 def test_the_deepest_type_that_is_read():
     """Deeper ones could exhaust Python's stack."""
-    assert as_json(from_json(deep(MOST_NESTED))) == deep(MOST_NESTED)
+    assert type_as_json(type_from_json(deep(MOST_NESTED))) == deep(MOST_NESTED)
 
 
 @given(
@@ -140,7 +140,7 @@ def test_the_deepest_type_that_is_read():
 def test_no_json_is_taken_for_more_than_it_says(value):
     """What is read is written down as the same again."""
     try:
-        found = from_json(value)
+        found = type_from_json(value)
     except ValueError:
         return
-    assert as_json(found) == value
+    assert type_as_json(found) == value

@@ -1,8 +1,4 @@
-"""
-Rows that cannot be encoded are put aside one by one, and all others are encoded as if those had not been there.
-
-Covers: sink.unfit_row.
-"""
+"""Rows that cannot be encoded are put aside one by one, and all others are encoded as if those had not been there."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from pyspark.sql import types as t
 from support.spark_values import FIRST_DAY, TEXTS
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.sieve import Sieve
+from pgonce.sink.encoding.unfit_rows import UnfitRows
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.position_columns import position_columns
 
@@ -82,16 +78,16 @@ def binary_as_text(*values):
 @given(rows=ROWS, text=st.sampled_from([pa.string(), pa.large_string(), pa.string_view()]))
 def test_the_others_are_encoded_as_if_there_were_no_bad_ones(rows, text):
     """Each bad row is put aside once, with its first bad column; bytes, rows and their order are those of the rest."""
-    sieve, encoder = Sieve(STRUCT, len(rows)), CopyEncoder(STRUCT)
+    unfit, encoder = UnfitRows(STRUCT, len(rows)), CopyEncoder(STRUCT)
     batch = arrow(rows, text)
-    body, fit = sieve.encode(encoder, batch)
+    body, fit = unfit.encode_others(encoder, batch)
     good = [number for number, row in enumerate(rows) if not unfit_column(row)]
     bad = [(number, *unfit_column(row)) for number, row in enumerate(rows) if unfit_column(row)]
     only = CopyEncoder(STRUCT)
     assert body == b"".join(only.encode(batch.slice(number, 1)) for number in good)
     assert fit.column("id").to_pylist() == good
     assert encoder.rows == len(good)
-    assert [(json.loads(row.row_data)["id"], row.column_name, row.code) for row in sieve.unfit] == bad
+    assert [(json.loads(row.row_data)["id"], row.column_name, row.code) for row in unfit.rows] == bad
     if not bad:
         assert fit is batch
 
@@ -101,9 +97,9 @@ def test_it_says_what_the_error_would_have_said():
     batch = names_only("fits", "a\0b")
     with pytest.raises(EncodingError) as caught:
         CopyEncoder(STRUCT).encode(batch)
-    sieve = Sieve(STRUCT, 1)
-    sieve.encode(CopyEncoder(STRUCT), batch)
-    (row,) = sieve.unfit
+    unfit = UnfitRows(STRUCT, 1)
+    unfit.encode_others(CopyEncoder(STRUCT), batch)
+    (row,) = unfit.rows
     assert row.code == caught.value.code == "NUL_IN_TEXT"
     assert (row.column_name, row.place) == ("name", None)
     assert row.message == "Column 'name' (Spark's string) has a text with a NUL character, which Postgres cannot hold."
@@ -116,7 +112,7 @@ def test_without_dead_letters_the_first_bad_row_is_the_error_of_the_encoder():
     with pytest.raises(EncodingError) as plain:
         CopyEncoder(STRUCT).encode(batch)
     with pytest.raises(EncodingError) as caught:
-        Sieve(STRUCT).encode(CopyEncoder(STRUCT), batch)
+        UnfitRows(STRUCT).encode_others(CopyEncoder(STRUCT), batch)
     assert caught.value.args == plain.value.args
 
 
@@ -126,11 +122,11 @@ def test_more_bad_rows_than_may_be_put_aside_stop_the_batch(in_batches):
     batches = [names_only("x\0", "fits"), names_only("fits", "y\0", "z\0")]
     if not in_batches:
         batches = [names_only("x\0", "fits", "fits", "y\0", "z\0")]
-    sieve, encoder = Sieve(STRUCT, 2), CopyEncoder(STRUCT)
+    unfit, encoder = UnfitRows(STRUCT, 2), CopyEncoder(STRUCT)
     for batch in batches[:-1]:
-        sieve.encode(encoder, batch)
+        unfit.encode_others(encoder, batch)
     with pytest.raises(EncodingError) as caught:
-        sieve.encode(encoder, batches[-1])
+        unfit.encode_others(encoder, batches[-1])
     assert caught.value.code == "NUL_IN_TEXT"
     assert caught.value.what.startswith("In row 5 of its task, column 'name' (Spark's string) has a text with a NUL")
     assert "2 other rows of the task cannot be written either" in caught.value.what
@@ -140,37 +136,37 @@ def test_more_bad_rows_than_may_be_put_aside_stop_the_batch(in_batches):
 
 def test_as_many_as_may_be_put_aside_are():
     """The bound itself is no error."""
-    sieve = Sieve(STRUCT, 2)
-    sieve.encode(CopyEncoder(STRUCT), names_only("x\0", "fits", "z\0"))
-    assert len(sieve.unfit) == 2
+    unfit = UnfitRows(STRUCT, 2)
+    unfit.encode_others(CopyEncoder(STRUCT), names_only("x\0", "fits", "z\0"))
+    assert len(unfit.rows) == 2
 
 
 def test_a_batch_of_bad_rows_only_has_an_empty_body():
     """It is a part of a COPY like any other."""
-    sieve = Sieve(STRUCT, 9)
-    body, fit = sieve.encode(CopyEncoder(STRUCT), names_only("x\0", "z\0"))
-    assert (body, len(fit), len(sieve.unfit)) == (b"", 0, 2)
+    unfit = UnfitRows(STRUCT, 9)
+    body, fit = unfit.encode_others(CopyEncoder(STRUCT), names_only("x\0", "z\0"))
+    assert (body, len(fit), len(unfit.rows)) == (b"", 0, 2)
 
 
 def test_numbers_in_lists_beside_a_bad_row_are_not_taken_for_its_own():
     """Of lists that Arrow has to cast, those of other rows are cast without it."""
     struct = t.StructType([t.StructField("c", t.ArrayType(t.LongType()))])
     for lists, good in ([["x"], ["1"]], 1), ([["1"], ["x"]], 0), ([["1"], ["x"], ["3"]], None):
-        sieve, encoder = Sieve(struct, 1), CopyEncoder(struct)
-        _, fit = sieve.encode(encoder, pa.record_batch([pa.array(lists)], names=["c"]))
+        unfit, encoder = UnfitRows(struct, 1), CopyEncoder(struct)
+        _, fit = unfit.encode_others(encoder, pa.record_batch([pa.array(lists)], names=["c"]))
         expected = [["1"], ["3"]] if good is None else [lists[good]]
         assert fit.column("c").to_pylist() == expected
-        assert [row.code for row in sieve.unfit] == ["VALUE_UNENCODABLE"]
+        assert [row.code for row in unfit.rows] == ["VALUE_UNENCODABLE"]
 
 
 def test_a_batch_of_another_shape_stops_in_any_case():
     """What is wrong with every row is not put aside."""
     with pytest.raises(EncodingError, match="BATCH_MISSHAPEN"):
-        Sieve(STRUCT, 9).encode(CopyEncoder(STRUCT), pa.record_batch([], names=[]))
+        UnfitRows(STRUCT, 9).encode_others(CopyEncoder(STRUCT), pa.record_batch([], names=[]))
 
 
 def placed(names, topics=None, positions=POSITIONS):
-    """Rows of a Kafka topic, a sieve for them, and the columns that are written."""
+    """Rows of a Kafka topic, a unfit for them, and the columns that are written."""
     struct = t.StructType(
         [
             t.StructField("name", t.StringType()),
@@ -189,17 +185,17 @@ def placed(names, topics=None, positions=POSITIONS):
         names=struct.names,
     )
     written = positions.without(struct)
-    return Sieve(written, 9, positions), CopyEncoder(written), batch
+    return UnfitRows(written, 9, positions), CopyEncoder(written), batch
 
 
 @pytest.mark.parametrize("written", [True, False])
 def test_a_row_keeps_its_place_in_kafka(written):
     """Topic, partition and offset stay with it, and are among its columns only if they are written."""
     positions = position_columns(("topic", "partition", "offset"), written=written)
-    sieve, encoder, batch = placed(["fits", "a\0", "b\0"], positions=positions)
-    _, fit = sieve.encode(encoder, batch)
-    assert [row.place for row in sieve.unfit] == [("t", 3, 71), ("t", 3, 72)]
-    assert set(json.loads(sieve.unfit[0].row_data)) == {"name", *(positions.names if written else ())}
+    unfit, encoder, batch = placed(["fits", "a\0", "b\0"], positions=positions)
+    _, fit = unfit.encode_others(encoder, batch)
+    assert [row.place for row in unfit.rows] == [("t", 3, 71), ("t", 3, 72)]
+    assert set(json.loads(unfit.rows[0].row_data)) == {"name", *(positions.names if written else ())}
     assert fit.schema.names == ["name", "topic", "partition", "offset"]
     assert fit.column("offset").to_pylist() == [70]
 
@@ -209,7 +205,7 @@ def test_a_row_keeps_its_place_in_kafka(written):
 def test_a_row_whose_place_cannot_be_written_is_not_put_aside(topic, written):
     """Nobody could say where it came from, so it stops the batch, as a row without a position does."""
     positions = position_columns(("topic", "partition", "offset"), written=written)
-    sieve, encoder, batch = placed(["fits", "a\0"], binary_as_text(b"t", topic), positions)
+    unfit, encoder, batch = placed(["fits", "a\0"], binary_as_text(b"t", topic), positions)
     with pytest.raises(EncodingError, match="row 2 of its task"):
-        sieve.encode(encoder, batch)
-    assert sieve.unfit == []
+        unfit.encode_others(encoder, batch)
+    assert unfit.rows == []

@@ -1,26 +1,50 @@
 """
-What becomes of rows that cannot be encoded, if they are to be put aside?
+Rows that cannot be encoded: they are found, and put aside as JSON, so that the others can be written.
 
 Runs in tasks, and in the driver for foreachBatch. Invariant: a row is encoded or put aside, never both and never
-neither; a batch of which all rows can be encoded costs nothing more.
+neither; a batch of which all rows can be encoded costs nothing more. The JSON is one that jsonb takes, and
+``jsonb_to_record`` reads every value that could have been encoded back from it as the encoder would have written it; no
+byte of the others is lost.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
+from json.encoder import encode_basestring
 from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql import types as t
 
 from ..errors import EncodingError
-from ..unfit_row import UnfitRow
-from .arrow_forms import UnfitValueError, copied, unfit_values
+from .arrow_forms import UnfitValueError, copied, in_form, unfit_values
 from .copy_encoder import NOTHING_WRITTEN, CopyEncoder
 from .encoded_types import EncodedColumn, encoded_columns
-from .row_texts import row_texts
+from .json_texts import READ_BY_POSTGRES, Forms, json_texts, quoted
+
+_TEXTS = (t.StringType, t.CharType, t.VarcharType)
+_NO_FORM = (ValueError, pa.ArrowNotImplementedError, UnfitValueError)
+_WITH_NUL = Forms(text=encode_basestring)
+
+
+@dataclass(frozen=True)
+class UnfitRow:
+    """
+    A row of the batch, as the text of a JSON object, and why it cannot be written.
+
+    It goes where the other rows of its task attempt go, and counts only if that attempt is chosen. ``column_name`` has
+    the value that Postgres cannot hold; ``code`` and ``message`` are those of the error that it would be without dead
+    letters. ``place`` is the row's topic, partition and offset in Kafka, where rows carry them.
+    """
+
+    row_data: str = field(repr=False)
+    column_name: str
+    code: str
+    message: str
+    place: tuple[str, int, int] | None = None
 
 
 class Positions(Protocol):
@@ -49,27 +73,25 @@ class _Unfit:
         return f"column {self.column.name!r} (Spark's {self.column.spark_type}) has {self.value}."
 
 
-class Sieve:
+class UnfitRows:
     """
-    Encodes the Arrow batches of one task, or of one frame, and keeps the rows that cannot be encoded.
+    The rows of one task, or of one frame, that cannot be encoded; ``rows`` are those that were put aside so far.
 
     :param struct_type: the columns that go into the target; batches may have others, too.
     :param most: how many rows may be put aside. With None, the first one raises the encoder's error.
     :param positions: if rows carry their position in Kafka. If one cannot be written, no row is put aside, since
         nobody could say later where it came from.
-
-    ``unfit`` has the rows that were put aside so far.
     """
 
     def __init__(self, struct_type: t.StructType, most: int | None = None, positions: Positions | None = None) -> None:
-        self.unfit: list[UnfitRow] = []
+        self.rows: list[UnfitRow] = []
         self._struct_type = struct_type
         self._most = most
         self._positions = positions
 
-    def encode(self, encoder: CopyEncoder, batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
+    def encode_others(self, encoder: CopyEncoder, batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
         """
-        Return the rows of ``batch`` that can be encoded: their body, and the rows as they came.
+        Put aside the rows of ``batch`` that cannot be encoded, and return the others: their body, and as they came.
 
         :raises EncodingError: as the encoder does, if more rows than may be put aside cannot be encoded.
         """
@@ -91,7 +113,7 @@ class Sieve:
     def _without_unfit(self, encoder: CopyEncoder, batch: pa.RecordBatch) -> pa.RecordBatch:
         columns = encoded_columns(self._struct_type)
         written = self._of(batch, columns)
-        most = (self._most or 0) - len(self.unfit)
+        most = (self._most or 0) - len(self.rows)
         found = self._find(written, columns, most)
         if len(found) > most:
             raise self._too_many(found[-1], encoder.rows)
@@ -102,14 +124,15 @@ class Sieve:
         texts = row_texts(_ranges(written, rows).columns, self._struct_type, columns)
         for unfit, text, place in zip(found, texts, self._places(_ranges(batch, rows)), strict=True):
             message = unfit.what[0].upper() + unfit.what[1:]
-            self.unfit.append(UnfitRow(text, unfit.column.name, unfit.code, message, place))
+            self.rows.append(UnfitRow(text, unfit.column.name, unfit.code, message, place))
         return _ranges(batch, [(before + 1, end) for before, end in pairwise([-1, *numbers, len(batch)])])
 
     def _find(self, written: pa.RecordBatch, columns: Sequence[EncodedColumn], most: int) -> list[_Unfit]:
         """The rows with an unfit value, each with the first column that has one; one more than ``most`` is enough."""
         found: dict[int, _Unfit] = {}
-        for array, field, column in zip(written.columns, self._struct_type, columns, strict=True):
-            for row, error in unfit_values(array, field.dataType, column.postgres_type):
+        types = [struct_field.dataType for struct_field in self._struct_type]
+        for array, data_type, column in zip(written.columns, types, columns, strict=True):
+            for row, error in unfit_values(array, data_type, column.postgres_type):
                 found.setdefault(row, _Unfit(row, column, *error.args))
                 if len(found) > most:
                     return list(found.values())
@@ -128,7 +151,7 @@ class Sieve:
         return list(zip(topic, partition, offset, strict=True))
 
     def _too_many(self, unfit: _Unfit, encoded: int) -> EncodingError:
-        code, row = unfit.code, encoded + len(self.unfit) + unfit.row + 1
+        code, row = unfit.code, encoded + len(self.rows) + unfit.row + 1
         return EncodingError(
             code,
             f"In row {row} of its task, {unfit.what} {self._most} other rows of the task cannot be written either, and "
@@ -142,3 +165,71 @@ class Sieve:
 def _ranges(batch: pa.RecordBatch, ranges: Sequence[tuple[int, int]]) -> pa.RecordBatch:
     arrays = [copied(array, ranges) for array in batch.columns]
     return pa.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def row_texts(arrays: Sequence[pa.Array], struct_type: t.StructType, columns: Sequence[EncodedColumn]) -> list[str]:
+    """
+    Return one JSON object for each row of these columns.
+
+    A text that no JSON of Postgres can hold is ``{"base64": its bytes}``. A value with such a text inside is ``{"json":
+    its JSON text}``, in which a NUL is escaped, or if it has none, ``{"arrow": an Arrow stream}`` in base64, of one
+    column with this one value.
+    """
+    texts = [
+        [f"{quoted(field.name)}: {text}" for text in _column_texts(array, field.dataType, column.postgres_type)]
+        for array, field, column in zip(arrays, struct_type, columns, strict=True)
+    ]
+    return ["{" + ", ".join(row) + "}" for row in zip(*texts, strict=True)]
+
+
+def _column_texts(array: pa.Array, data_type: t.DataType, postgres_type: str) -> list[str]:
+    try:
+        return _texts(array, data_type, postgres_type)
+    except _NO_FORM:
+        return [_any_text(copied(array, [(row, row + 1)]), data_type, postgres_type) for row in range(len(array))]
+
+
+def _any_text(one: pa.Array, data_type: t.DataType, postgres_type: str) -> str:
+    try:
+        return _texts(one, data_type, postgres_type)[0]
+    except UnfitValueError:
+        return _wrapped("arrow", _base64(_stream(one)))
+    except _NO_FORM:
+        if isinstance(data_type, _TEXTS):
+            return _wrapped("base64", _base64(_bytes_of(one)))
+    try:
+        (text,) = json_texts(one, data_type, _WITH_NUL)
+        return _wrapped("json", text or "null")
+    except _NO_FORM:
+        return _wrapped("arrow", _base64(_stream(one)))
+
+
+def _wrapped(kind: str, text: str) -> str:
+    return f"{{{encode_basestring(kind)}: {encode_basestring(text)}}}"
+
+
+def _base64(value: bytes) -> str:
+    return b64encode(value).decode()
+
+
+def _bytes_of(one: pa.Array) -> bytes:
+    text = one if pa.types.is_string(one.type) else one.cast(pa.large_string())
+    value: bytes = text.cast(pa.large_binary())[0].as_py()
+    return value
+
+
+def _stream(one: pa.Array) -> bytes:
+    batch = pa.record_batch([one], names=["value"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())
+
+
+def _texts(array: pa.Array, data_type: t.DataType, postgres_type: str) -> list[str]:
+    """:raises Exception: one of :data:`_NO_FORM`, for a value that cannot be read back from JSON."""
+    if postgres_type == "jsonb":
+        texts = json_texts(array, data_type)
+    else:
+        texts = json_texts(in_form(array, data_type), data_type, READ_BY_POSTGRES)
+    return ["null" if text is None else text for text in texts]
