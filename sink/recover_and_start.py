@@ -19,8 +19,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pgonce.offsets_store.errors import NOTHING, RecoveryError
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
+from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
-from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 
 from .errors import SparkError, without_data_sources
 

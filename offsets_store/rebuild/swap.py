@@ -25,14 +25,18 @@ from ..postgres.connect import connect, driver_connection
 from ..postgres.lock_watch import LockWatch
 from ..recovery.by_hand import refuse_no_reason
 from ..recovery.fence import lock_writer_row
-from .caught_up import NotComparableError, missing
-from .described_table import Table, describe_table, find_table
-from .differences import differences
-from .exchange import exchange
-from .feeding import Feeding, feeding, follow, refused_feeding
-from .job_keys import exchange_keys, keys_of_one_only, lock_job_keys, refused_keys
-from .moved_letters import exchange_letters, follow_sink, lock_letters
-from .obstacles import obstacles
+from .described_table import Table, describe_table, find_table, obstacles
+from .exchange import differences, exchange
+from .feeding import Feeding, NotComparableError, feeding, follow, missing, refused_feeding
+from .moved_records import (
+    exchange_keys,
+    exchange_letters,
+    follow_sink,
+    keys_of_one_only,
+    lock_job_keys,
+    lock_letters,
+    refused_keys,
+)
 
 LOCK_SECONDS = 10.0
 """How long it waits for each lock. Behind the last ones, those of the tables, readers wait, too."""

@@ -1,8 +1,10 @@
 """
-How are dead letters taken away by a person: chosen, locked, deleted, and noted?
+Take dead letters away: choose, lock and delete them, and note that.
 
-Runs in the command ``pgonce``. Invariant: letters are deleted in the transaction that notes it, for each sink that they
-came from; between the choice and the end of that transaction nobody else can take them, or repair them.
+Runs in the command ``pgonce``, and in a replay. Invariant: letters are deleted in the transaction that notes it, for
+each sink that they came from; between the choice and the end of that transaction nobody else can take them, or repair
+them. Letters of a writer whose rows another query reads again from the beginning are found: those of one that was
+forgotten, or whose place was taken by a query that started over, or whose successor's was.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, Table, delete, insert, select, tuple_
+from sqlalchemy import Connection, Table, delete, insert, select, text, tuple_
 
 from ..errors import UNCHANGED, LedgerError, OffsetsError
 from ..ledger.session import reading, writing
@@ -163,3 +165,46 @@ def _saying_what_to_grant(table: Table) -> Iterator[None]:
             "grant this role SELECT, UPDATE and DELETE on the table of the dead letters, SELECT and UPDATE on "
             "pgonce.writers, and SELECT and INSERT on pgonce.interventions.",
         ) from error
+
+
+Key = tuple[str, str]
+"""A writer: the query's id, and its sink's name."""
+
+
+def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:
+    """The writers of these letters whose rows were to be read again, each with what has happened, in words."""
+    keys = {(letter.query_id, letter.sink_name) for letter in letters}
+    return {key: words for key in sorted(keys) if (words := _said(connection, key)) is not None}
+
+
+def _said(connection: Connection, key: Key) -> str | None:
+    found = connection.execute(_FATE, {"query_id": key[0], "sink_name": key[1]}).first()
+    if found is None:
+        return None
+    query_id, kind, by, when = found
+    at = f"{when:%Y-%m-%d %H:%M:%S %Z}"
+    if kind == "forget":
+        return f"query {query_id} was forgotten at {at} (pgonce forget), so that a new one reads everything again"
+    return f"query {by} started over from query {query_id} at {at} (startOver=truncate), and reads everything again"
+
+
+# A sink that was renamed by a swap after it had taken another one's place is known by the name that it had before.
+_FATE = text("""
+WITH RECURSIVE line AS (
+    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by FROM pgonce.writers AS w
+    WHERE w.query_id = :query_id AND w.sink_name = :sink_name
+    UNION
+    SELECT w.writer_id, w.query_id, w.sink_name, w.replaced_by
+    FROM line AS l JOIN pgonce.writers AS w ON w.query_id = l.replaced_by
+    WHERE w.sink_name = l.sink_name OR EXISTS (
+        SELECT FROM pgonce.interventions AS i
+        WHERE i.writer_id = w.writer_id AND i.kind = 'swap' AND i.details ->> 'was' = l.sink_name)
+)
+SELECT l.query_id, i.kind, NULL AS by, i.made_at FROM line AS l JOIN pgonce.interventions AS i USING (writer_id)
+WHERE i.kind = 'forget'
+UNION ALL
+SELECT l.query_id, i.kind, n.query_id, i.made_at
+FROM line AS l JOIN line AS n ON n.query_id = l.replaced_by JOIN pgonce.interventions AS i ON i.writer_id = n.writer_id
+WHERE i.kind = 'start-over' AND i.details ->> 'replaced' = l.query_id
+ORDER BY made_at
+""")

@@ -1,22 +1,220 @@
 """
-Read a checkpoint and the ledger, and say how the two stand to each other.
+Compare a checkpoint with the ledger: whether they agree, what happens at the next start, and what repairs it.
 
-Runs in the command ``pgonce doctor``. Invariant: it changes nothing.
+Runs in the command ``pgonce doctor``. Invariant: it changes nothing, and the verdicts come from the functions that the
+commit and the recovery themselves use.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
 
 from ..checkpoint.files import open_location
-from ..errors import LedgerError
+from ..errors import CheckpointError, LedgerError, RecoveryError
 from ..ledger.session import reading
+from ..offsets.compare import Offsets
+from ..verdict.decide import PUBLISH, Verdict
 from ..verdict.rivals import Neighbour
-from .diagnosis import Diagnosis, diagnose
-from .first_contact import first_contacts
-from .next_start import next_start
+from .next_start import FirstContact, NextStart, begins_at, first_contacts, goes_on, next_start, verdict_on
+from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
 from .refused_recovery import no_checkpoint
+from .stopped_query import CheckpointFacts, SinkFacts
+
+
+class Finding(Enum):
+    """What the comparison comes to; ``pgonce doctor`` has an exit code for each."""
+
+    AGREE = "checkpoint and ledger agree"
+    RECOVERABLE = "`pgonce recover` repairs it"
+    NEEDS_PERSON = "a person must decide"
+    UNCERTAIN = "it depends on what neither checkpoint nor ledger says"
+
+
+@dataclass(frozen=True)
+class SinkStanding:
+    """
+    One sink: where it stands, and what it will say to the next batch.
+
+    ``says`` is the verdict in words. ``last_batch_id`` is None for a sink that has nothing of the query yet. The name
+    ``*`` stands for every sink that is not named.
+    """
+
+    sink_name: str
+    last_batch_id: int | None
+    end_offsets: Offsets | None
+    verdict: Verdict
+    says: str
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """
+    How checkpoint and ledger stand to each other.
+
+    ``next_batch_id`` is the batch that Spark runs first, ``runs_again`` tells whether it is planned already, ``begins``
+    and ``ends`` are its range as far as it is written down. ``remarks`` and ``advice`` are sentences.
+    """
+
+    location: str
+    query_id: str | None
+    finding: Finding
+    newest_offsets: int | None
+    newest_commit: int | None
+    next_batch_id: int
+    runs_again: bool
+    begins: Offsets | None
+    ends: Offsets | None
+    sinks: tuple[SinkStanding, ...]
+    remarks: tuple[str, ...]
+    advice: str
+
+    def record(self) -> dict[str, Any]:
+        """The same for programs: plain JSON values, with stable keys."""
+        sinks = [
+            {
+                "sink_name": sink.sink_name,
+                "last_batch_id": sink.last_batch_id,
+                "end_offsets": sink.end_offsets,
+                "verdict": sink.verdict.name,
+            }
+            for sink in self.sinks
+        ]
+        rest = {name: value for name, value in vars(self).items() if name not in ("finding", "sinks", "remarks")}
+        return {**rest, "finding": self.finding.name, "sinks": sinks, "remarks": list(self.remarks)}
+
+
+def diagnose(
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], contacts: Sequence[FirstContact] = ()
+) -> Diagnosis:
+    """The diagnosis for these facts; ``contacts`` are those of a query that the ledger does not know."""
+    if checkpoint.is_empty:
+        advice = "There is no checkpoint here: a start begins a new query, with an id of its own."
+        return _met(_diagnosis(checkpoint, sinks, [], Finding.AGREE, advice), contacts)
+    start = next_start(checkpoint)
+    remarks = list(_remarks(checkpoint, sinks, start))
+    try:
+        plan = plan_recovery(checkpoint, sinks)
+    except (RecoveryError, CheckpointError) as error:
+        finding, advice = Finding.NEEDS_PERSON, f"{error.what} {error.remedy}"
+    else:
+        if plan.changes:
+            finding = Finding.RECOVERABLE
+            advice = f"`pgonce recover {shlex.quote(checkpoint.location)}` repairs this: it {plan.does}."
+        else:
+            finding, advice = Finding.AGREE, f"Nothing to repair: `pgonce recover` {plan.does}."
+    if finding is Finding.AGREE and checkpoint.is_continuous:
+        finding = Finding.NEEDS_PERSON
+        advice = (
+            "Start the query on a new checkpoint at the stored offsets: `pgonce explain operations`, A lost checkpoint."
+        )
+    elif finding is Finding.RECOVERABLE and not sinks and checkpoint.newest is not None:
+        advice += (
+            f" Then start the query with adoptCheckpoint={start.batch_id}, if batch {start.batch_id} is still to be "
+            f"written, or with adoptCheckpoint={start.batch_id + 1}, if it has been: "
+            "`pgonce explain replace-your-foreachbatch`."
+        )
+    elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
+        advice += (
+            " Then start the query in a new Spark application: `pgonce explain operations`, Several batches run again."
+        )
+    return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
+
+
+def _diagnosis(
+    checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], remarks: Sequence[str], finding: Finding, advice: str
+) -> Diagnosis:
+    start = next_start(checkpoint)
+    entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
+    return Diagnosis(
+        location=checkpoint.location,
+        query_id=checkpoint.query_id,
+        finding=finding,
+        newest_offsets=checkpoint.newest,
+        newest_commit=checkpoint.newest_commit,
+        next_batch_id=start.batch_id,
+        runs_again=start.runs_again,
+        begins=begins_at(checkpoint, start),
+        ends=entry.offsets if entry else None,
+        sinks=tuple(_standing(checkpoint, sink, start) for sink in sinks),
+        remarks=tuple(remarks),
+        advice=advice,
+    )
+
+
+def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
+    """The same, with what those sinks will say that have nothing of the query yet."""
+    standings = tuple(
+        SinkStanding(contact.sink_name, None, None, contact.verdict, contact.says) for contact in contacts
+    )
+    found = replace(found, sinks=(*found.sinks, *standings))
+    refused = [contact for contact in contacts if contact.verdict not in PUBLISH]
+    if found.next_batch_id > 0 or (not refused and all(contact.is_certain for contact in contacts)):
+        # The plan itself says what to do about a past that the ledger did not see.
+        return found
+    # If a query with its checkpoint at this location has fed a sink, that sink is the one.
+    here = [contact for contact in refused if contact.knows_the_place]
+    if here or (len(refused) == len(contacts) and all(contact.is_certain for contact in contacts)):
+        finding, first = Finding.NEEDS_PERSON, (here or refused)[0]
+        advice = f"Into {first.sink_name}, the next start is refused as {first.verdict.name}. {first.remedy}"
+    else:
+        finding = Finding.UNCERTAIN
+        advice = (
+            "What happens depends on what no checkpoint says: which sink the query will write to, what its name is "
+            "(give --sink and --query-name), and which folders it reads. The possible answers are those above."
+        )
+    return replace(found, finding=finding, advice=f"{found.advice} {advice}")
+
+
+def _standing(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> SinkStanding:
+    if not sink.is_living:
+        says = f"it was {sink.fate}"
+        return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, Verdict.FENCED, says)
+    verdict = verdict_on(checkpoint, sink, start)
+    says = verdict.value
+    if not start.runs_again and not sink.drops_by_position:
+        says += f" (it must be batch {sink.last_batch_id + 1}, and begin where the recorded batch before it ends)"
+    if verdict is Verdict.REPLAY and not goes_on(checkpoint, sink, start):
+        says += f", but batch {start.batch_id + 1}, which was published too, is then planned again and refused"
+    return SinkStanding(sink.sink_name, sink.last_batch_id, sink.end_offsets, verdict, says)
+
+
+def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextStart) -> list[str]:
+    remarks = []
+    if not sinks and checkpoint.query_id is not None:
+        remarks.append(f"The ledger does not know query {checkpoint.query_id}.")
+    if start.lacks is not None:
+        remarks.append(
+            f'The offset log is sparse (asynchronous progress tracking): a synchronous start fails with "batch '
+            f"{start.lacks} doesn't exist\"."
+        )
+    if checkpoint.orphans:
+        remarks.append(
+            f"{', '.join(checkpoint.orphans)} are there without their files: Spark's next write of these files fails."
+        )
+    if checkpoint.is_continuous:
+        remarks.append(
+            f"The metadata line of offsets/{checkpoint.newest} is empty: a continuous query wrote it, and a "
+            "micro-batch query cannot go on from it."
+        )
+    if any(sink.drops_by_position for sink in sinks):
+        remarks.append("The stored rows carry positions: all this holds only if the job still sets positionColumns.")
+    if checkpoint.is_stateful:
+        remarks.append("The query keeps state, which recovery moves neither forward nor back.")
+    if checkpoint.unfinished and checkpoint.newest is None:
+        remarks.append(
+            f"{', '.join(sorted(checkpoint.unfinished))} are there: a driver was killed while it wrote "
+            "the first entry. Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
+        )
+    if checkpoint.newest_commit is not None and (checkpoint.newest or -1) < checkpoint.newest_commit:
+        remarks.append(
+            f"commits/ ends with batch {checkpoint.newest_commit}, after offsets/: files were removed by hand."
+        )
+    return remarks
 
 
 def examine(

@@ -1,31 +1,37 @@
 """
-What keeps a running query out, while its checkpoint or its place in the ledger is changed?
+Keep a running query out while its checkpoint or its place in the ledger is changed.
 
 Runs on the driver before a start, and in the command ``pgonce``. Invariant: a writer is changed only where it is as it
 was read, under the lock that a commit takes, and the change is noted in the same transaction.
+
+First one looks for signs that the query runs. A sign is reported in words, and finding none is no proof. Safety comes
+from the fence, which is set before a file is changed: a run that is alive after all is refused at its next batch. The
+fence also ends the session that a dead run has left behind, as a commit does, so such a session is not a sign of life.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any
 from uuid import uuid4
 
 import psycopg
 import sqlalchemy.exc
-from sqlalchemy import Connection, Row, func, insert, select, update
+from sqlalchemy import Connection, Row, extract, func, insert, select, text, update
 
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import RecoveryError
-from ..ledger.session import writing
-from ..ledger.tables import batches, interventions, writers
+from ..ledger.session import reading, writing
+from ..ledger.tables import batches, interventions, replays, writers
 from ..postgres.lock_watch import LockWatch
 from ..postgres.translate import driver_error
 from .read_stopped_query import read_checkpoint, with_state
 from .refused_recovery import NOTHING_CHANGED, no_checkpoint
-from .still_running import refuse_running
 from .stopped_query import CheckpointFacts, SinkFacts
 
 RECOVERY = "recovery-"
@@ -179,3 +185,143 @@ def _moved(what: str, data: str = NOTHING_CHANGED) -> RecoveryError:
         data,
         "Stop the query everywhere and try again.",
     )
+
+
+QUIET_SECONDS = 5.0
+"""
+How long nothing may have been written.
+
+Spark writes a file for each batch (with asynchronous progress tracking, one a second by default), and the ledger gets a
+row for each batch. So a query that has work is silent for this long only while a batch is running. A query without work
+is silent for as long as it waits; it has no batch under way, and the fence refuses its next one.
+"""
+
+_POLL_SECONDS = 0.2
+
+
+def refuse_running(
+    url: str,
+    writer: CheckpointWriter | None,
+    checkpoint: CheckpointFacts | None,
+    sinks: Sequence[SinkFacts],
+    query_id: str,
+    *,
+    quiet_seconds: float,
+    wait_seconds: float,
+) -> None:
+    """
+    Wait until nothing shows that the query runs, at most ``wait_seconds``.
+
+    :raises RecoveryError: RECOVERY_RUNNING, with what shows it.
+    """
+    deadline = time.monotonic() + wait_seconds
+    sessions = Sessions(quiet_seconds)
+    while True:
+        signs = signs_of_life(url, writer, checkpoint, sinks, query_id, quiet_seconds, sessions)
+        if not signs:
+            return
+        if time.monotonic() >= deadline:
+            raise RecoveryError(
+                "RECOVERY_RUNNING",
+                f"Query {query_id} seems to run: {'; '.join(signs)}.",
+                NOTHING_CHANGED,
+                f"Stop the query everywhere, wait {quiet_seconds:g} seconds (--wait does that), and try again. A "
+                "session that a dead host has left is ended once it has waited for its client for so long.",
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def signs_of_life(
+    url: str,
+    writer: CheckpointWriter | None,
+    checkpoint: CheckpointFacts | None,
+    sinks: Sequence[SinkFacts],
+    query_id: str,
+    quiet_seconds: float,
+    sessions: Sessions,
+) -> list[str]:
+    """The signs that the query runs, in words; none where there is no sign."""
+    signs = ["it is active in this very process"] if _is_active_here(query_id) else []
+    with reading(url) as connection:
+        signs += sessions.alive(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
+    if writer is not None and checkpoint is not None:
+        signs += _young_files(writer, checkpoint, quiet_seconds)
+    return signs
+
+
+def _is_active_here(query_id: str) -> bool:
+    # Only if Spark is loaded already: this must neither start it nor need it to be installed.
+    if "pyspark.sql" not in sys.modules:
+        return False
+    from pyspark.sql import SparkSession
+
+    session: Any = SparkSession.getActiveSession() or getattr(SparkSession, "_instantiatedSession", None)
+    if session is None:
+        return False
+    if hasattr(session, "_jsparkSession"):
+        # Of all sessions of this driver, because a session lists only the queries that it has started.
+        active = session._jsparkSession.sharedState().activeStreamingQueries().keySet().toArray()
+        return any(key.toString() == query_id for key in active)
+    return any(query.id == query_id for query in session.streams.active)
+
+
+@dataclass
+class Sessions:
+    """The database sessions in which the query's runs commit, looked at repeatedly to see which of them are alive."""
+
+    quiet_seconds: float
+    _seen: dict[str, float] = field(default_factory=dict)
+
+    def alive(self, connection: Connection, sinks: Sequence[SinkFacts]) -> list[str]:
+        """
+        The sessions that are alive, in words: all but those that have waited for their client for ``quiet_seconds``.
+
+        Postgres says since when a transaction has been idle. Of a COPY it says how many bytes have come, so two looks
+        at it are compared.
+        """
+        now = time.monotonic()
+        found = connection.execute(_SESSIONS, {"runs": [f"pgonce {sink.run_id}" for sink in sinks]}).all()
+        self._seen = {row.now_at: self._seen.get(row.now_at, now) for row in found}
+        return [
+            f"its run commits in session {row.pid} ({row.application_name}, {row.does})"
+            for row in found
+            if not row.waits_for_client
+            or max(float(row.idle_seconds), now - self._seen[row.now_at]) < self.quiet_seconds
+        ]
+
+
+# Of another role's session only the name is shown, so nothing tells whether it waits for its client.
+_SESSIONS = text("""
+SELECT a.pid, a.application_name,
+       coalesce(a.xact_start IS NOT NULL AND a.wait_event = 'ClientRead', false) AS waits_for_client,
+       CASE WHEN a.state LIKE 'idle in transaction%'
+            THEN extract(epoch FROM clock_timestamp() - a.state_change) ELSE 0 END AS idle_seconds,
+       concat_ws(' ', a.pid, a.backend_start, a.state_change, p.bytes_processed) AS now_at,
+       CASE WHEN a.state IS NULL THEN 'what it does is not shown to this role, which needs pg_read_all_stats'
+            WHEN a.wait_event = 'ClientRead' THEN format('%s, waits for its client', a.state)
+            ELSE a.state END AS does
+FROM pg_stat_activity AS a LEFT JOIN pg_stat_progress_copy AS p ON p.pid = a.pid
+WHERE a.application_name = ANY(:runs)
+""")
+
+
+def _young_rows(connection: Connection, sinks: Sequence[SinkFacts], quiet_seconds: float) -> list[str]:
+    ids = [sink.writer_id for sink in sinks]
+    published = select(func.max(writers.c.updated_at)).where(writers.c.writer_id.in_(ids)).scalar_subquery()
+    skipped = select(func.max(replays.c.skipped_at)).where(replays.c.writer_id.in_(ids)).scalar_subquery()
+    age = extract("epoch", func.clock_timestamp() - func.greatest(published, skipped))
+    seconds = connection.execute(select(age)).scalar_one()
+    if seconds is None or float(seconds) >= quiet_seconds:
+        return []
+    return [f"the ledger heard of it {float(seconds):.1f} s ago"]
+
+
+def _young_files(writer: CheckpointWriter, checkpoint: CheckpointFacts, quiet_seconds: float) -> list[str]:
+    newest = [("offsets", checkpoint.newest), ("commits", checkpoint.newest_commit)]
+    entries = [f"{folder}/{number}" for folder, number in newest if number is not None]
+    signs = []
+    for name in [*entries, *sorted(checkpoint.unfinished)]:
+        written = writer.written_at(name)
+        if written is not None and (datetime.now(timezone.utc) - written).total_seconds() < quiet_seconds:
+            signs.append(f"{name} was written at {written:%H:%M:%S.%f}, less than {quiet_seconds:g} s ago")
+    return signs

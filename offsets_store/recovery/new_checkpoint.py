@@ -19,10 +19,11 @@ from ..ledger.session import reading
 from ..offsets.compare import Offsets, same, tells_which_rows
 from ..status.store import OffsetsStore
 from ..verdict.decide import stored_end
-from .changes import FIRST_COMMIT, METADATA_LINE
-from .fence import fence
+from .fence import QUIET_SECONDS, fence, refuse_running
 from .next_start import goes_on, next_start
+from .plan import FIRST_COMMIT, METADATA_LINE
 from .read_stopped_query import read_sinks
+from .recover import recovered
 from .refused_recovery import (
     NOTHING_CHANGED,
     apart,
@@ -31,8 +32,6 @@ from .refused_recovery import (
     unknown_query,
     unproven,
 )
-from .retrying import recovered
-from .still_running import QUIET_SECONDS, refuse_running
 from .stopped_query import Change, CheckpointFacts, SinkFacts
 
 # Where a writer's rows carry positions, the newest recorded text may be some batches old.

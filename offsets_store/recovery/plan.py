@@ -1,9 +1,9 @@
 """
-Which files make a stopped query's checkpoint agree with the ledger?
+Plan which files make a stopped query's checkpoint agree with the ledger.
 
 Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: a plan is proven before it is
 returned. The checkpoint is judged again as it will be, and every sink must go on from there; else a RecoveryError is
-raised.
+raised. The changes are in an order in which they may be cut short anywhere; what is left can be repaired again.
 
 A checkpoint "stands at" batch L when ``offsets/`` ends with L-1 and L, and ``commits/`` ends with L. Its texts are
 those that the ledger has recorded, byte for byte: only they prove that the next batch follows.
@@ -11,13 +11,12 @@ those that the ledger has recorded, byte for byte: only they prove that the next
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..checkpoint.log_entries import parse_offset_log
 from ..offsets.compare import tells_which_rows
 from ..verdict.decide import Verdict
-from .changes import Target, changes_for, fit_for_micro_batches
 from .next_start import NextStart, goes_on, next_start, verdict_on
 from .refused_recovery import (
     apart,
@@ -32,7 +31,7 @@ from .refused_recovery import (
     unproven,
 )
 from .stateful_query import entry_to_put_back, without_whole_state
-from .stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
+from .stopped_query import Change, CheckpointFacts, SinkFacts, checksum_of, side_log_number
 
 
 @dataclass(frozen=True)
@@ -219,3 +218,77 @@ def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], 
 def _is_of_one_past(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> bool:
     newest = checkpoint.newest
     return newest is not None and any(sink.text_of(newest) == checkpoint.offsets[newest].text for sink in sinks)
+
+
+FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
+"""``commits/N`` of a stateless query, where there is none to copy; found to be enough on Spark 4.3."""
+
+METADATA_LINE = '{"batchWatermarkMs":0,"batchTimestampMs":0,"conf":{}}'
+"""
+What Spark writes into ``offsets/N`` for a query without a watermark.
+
+Settings that are not named here are taken from the session.
+"""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The entries to write, the newest one that stays, whether it stays committed, and all this in words."""
+
+    entries: Mapping[int, str]
+    newest: int
+    is_committed: bool
+    does: str
+
+
+def changes_for(checkpoint: CheckpointFacts, target: Target) -> Iterator[Change]:
+    """
+    The changes, in an order in which any first part of them leaves a checkpoint that can be repaired again.
+
+    A commit is removed before the entry that it names, and written after it. A checksum is removed before its file: a
+    checksum without a file makes Spark's next write of that file fail, and a stale one makes Spark refuse the new file.
+    """
+    for name in checkpoint.orphans:
+        yield Change(name, None)
+    first_to_go = target.newest + 1 if target.is_committed else target.newest
+    for number in sorted((n for n in checkpoint.commits if n >= first_to_go), reverse=True):
+        yield from _replaced(checkpoint, f"commits/{number}", None)
+    for number in sorted((n for n in checkpoint.offsets if n > target.newest), reverse=True):
+        yield from _replaced(checkpoint, f"offsets/{number}", None)
+    for number, text in sorted(target.entries.items()):
+        there = checkpoint.offsets.get(number)
+        if there is None or there.text != text:
+            yield from _replaced(checkpoint, f"offsets/{number}", text)
+    if target.is_committed and target.newest not in checkpoint.commits:
+        yield from _replaced(checkpoint, f"commits/{target.newest}", _commit_text(checkpoint))
+
+
+def _replaced(checkpoint: CheckpointFacts, name: str, text: str | None) -> Iterator[Change]:
+    checksum = checksum_of(name)
+    if checksum in checkpoint.checksums and checksum not in checkpoint.orphans:
+        yield Change(checksum, None)
+    yield Change(name, text)
+
+
+def _commit_text(checkpoint: CheckpointFacts) -> str:
+    """A copy of Spark's newest note: Spark refuses a note of another version than the one that it writes."""
+    newest = checkpoint.newest_commit
+    return FIRST_COMMIT if newest is None else checkpoint.commits[newest].text
+
+
+def fit_for_micro_batches(checkpoint: CheckpointFacts) -> Target:
+    """The newest two entries, with their metadata line: Spark reads no others at a start."""
+    newest = checkpoint.newest
+    assert newest is not None  # noqa: S101 (narrows the type)
+    entries = {
+        number: checkpoint.offsets[number].text.replace("\n\n", f"\n{METADATA_LINE}\n", 1)
+        for number in (newest - 1, newest)
+        if number in checkpoint.offsets and checkpoint.offsets[number].is_continuous
+    }
+    return Target(
+        entries,
+        newest,
+        is_committed=newest in checkpoint.commits,
+        does="puts in the metadata lines without which a micro-batch query cannot go on from a continuous one's "
+        "checkpoint",
+    )

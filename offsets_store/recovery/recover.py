@@ -1,26 +1,33 @@
 """
-Repair the checkpoint of a stopped query from the ledger.
+Repair the checkpoint of a stopped query from the ledger, and undo that.
 
 Runs on the driver before ``.start()``, and in the command ``pgonce recover``. Invariant: before the first file is
 touched, the ledger has taken the query from the run that owned it, and a copy of everything that will be replaced has
-been kept. Wherever a recovery is cut short, a second one finishes it.
+been kept. Wherever a recovery is cut short, a second one finishes it. An undo changes nothing if the query has run
+since the recovery.
+
+Work that is tried again, because Postgres is away, has not changed a file yet. It asks Postgres first, and the last
+thing that it tells Postgres, the fence, may be set twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from ..checkpoint.writer import CheckpointWriter
-from ..errors import LedgerError
+from ..errors import LedgerError, RecoveryError
 from ..ledger.migrations import ensure_ledger
-from ..postgres.backoff import RETRY_SECONDS
-from .backup import keep_aside, kept_folder
-from .fence import StoppedQuery, take_over
+from ..postgres.backoff import RETRY_SECONDS, patiently
+from ..postgres.translate import driver_error, ledger_error, passes
+from .backup import Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
+from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
-from .retrying import recovered
-from .still_running import QUIET_SECONDS
+from .refused_recovery import NOTHING_CHANGED
+from .stopped_query import SinkFacts
 
 WAIT_SECONDS = 15.0
 
@@ -146,3 +153,93 @@ def _recover(
     for name, text in plan.changes:
         writer.put(name, None if text is None else text.encode())
     return replace(recovery, kept_in=folder, is_done=True)
+
+
+def undo_recovery(
+    checkpoint_location: str,
+    url: str = "",
+    *,
+    dry_run: bool = False,
+    quiet_seconds: float = QUIET_SECONDS,
+    wait_seconds: float = WAIT_SECONDS,
+    retry_timeout: float = RETRY_SECONDS,
+) -> Recovery:
+    """
+    Bring back what the newest recovery has replaced.
+
+    The arguments are those of :func:`~pgonce.offsets_store.recovery.recover.recover_checkpoint`.
+
+    :raises RecoveryError: NOTHING_TO_UNDO; UNDO_TOO_LATE, where the query has run since; RECOVERY_RUNNING.
+    """
+
+    def once() -> Recovery:
+        return _undo(checkpoint_location, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
+
+    return recovered(once, checkpoint_location, retry_timeout)
+
+
+def _undo(checkpoint_location: str, url: str, *, dry_run: bool, quiet_seconds: float, wait_seconds: float) -> Recovery:
+    writer = CheckpointWriter(checkpoint_location)
+    kept = newest_kept(writer)
+    checkpoint = read_checkpoint(writer.files)
+    files = undoing(writer, kept, (checkpoint.newest, checkpoint.newest_commit))
+    sinks = known_sinks(url, checkpoint)
+    checkpoint = with_state(writer.files, checkpoint, sinks)
+    _refuse_published_since(kept, writer, sinks)
+    undo = Recovery(
+        writer.location,
+        checkpoint.query_id,
+        f"brings back what the recovery of {kept.time} replaced",
+        None,
+        written=tuple(name for name, data in files if data is not None),
+        removed=tuple(name for name, data in files if data is None),
+    )
+    if dry_run:
+        return undo
+    details = {"undone": kept.recovery, "files": [name for name, _ in files], "kept_in": kept.folder}
+    stopped = StoppedQuery(url, writer, checkpoint, sinks, quiet_seconds, wait_seconds)
+    owner = take_over(stopped, "undo", None, details)
+    for name, data in files:
+        writer.put(name, data)
+    mark_undone(writer, kept, owner)
+    return replace(undo, kept_in=kept.folder, is_done=True)
+
+
+def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequence[SinkFacts]) -> None:
+    for sink in sinks:
+        if sink.is_living and not sink.run_id.startswith(RECOVERY):
+            raise RecoveryError(
+                "UNDO_TOO_LATE",
+                f"Run {sink.run_id} has published into {sink.sink_name} since the recovery of {kept.folder}.",
+                NOTHING_CHANGED,
+                f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
+            )
+
+
+_log = logging.getLogger("pgonce")
+
+_T = TypeVar("_T")
+
+
+def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
+    """
+    What ``work`` returns. It is tried again for ``seconds`` while Postgres is away, or gives an error that passes.
+
+    :param what: the checkpoint or the query, for the log.
+    :raises PgonceError: what ``work`` raised in the last try.
+    """
+    trying = f"recovery of {what}: trying again"
+    return patiently(work, seconds, log=_log, trying=trying, failed=_failed, may_pass=_may_pass)
+
+
+def _may_pass(error: Exception) -> bool:
+    return passes(error.__cause__ if isinstance(error, LedgerError) else error)
+
+
+def _failed(error: Exception, _: bool) -> Exception:
+    cause = driver_error(error)
+    if cause is not None:
+        return ledger_error(cause, "recovering")
+    # A traceback would print what Postgres said of a row of the ledger.
+    error.__cause__, error.__suppress_context__ = None, True
+    return error

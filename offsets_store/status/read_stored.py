@@ -1,17 +1,23 @@
 """
 Read writers, batches and progress events from the ledger, for people.
 
-Runs wherever somebody asks. Invariant: every function only reads, in a transaction that the caller owns.
+Runs wherever somebody asks. Invariant: it only reads. The writer that a person means, by a query's name, its id, or the
+beginning of its id, is the only one possible; else an OffsetsError lists all. A writer that was replaced is never taken
+for the one that took its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Result, desc, func, select, true
 
-from ..ledger.named_query import meant_by
+from ..errors import UNCHANGED, LedgerError, OffsetsError, PgonceError
+from ..ledger.named_query import is_meant, meant_by
+from ..ledger.neighbours import IS_LIVING
+from ..ledger.session import reading
 from ..ledger.tables import (
     batches,
     last_batches,
@@ -21,9 +27,9 @@ from ..ledger.tables import (
     writers,
     writers_and_last_batches,
 )
+from ..offsets.compare import same
 from ..offsets.positions import furthest
-from .find_writer import find_writers
-from .lag import Newest, newest_of_progress
+from .ends import Newest, newest_of_progress
 from .stored import StoredBatch, StoredWriter
 
 _named = writers.alias("named")
@@ -152,3 +158,147 @@ def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, N
         for row in connection.execute(heard.where(writers.c.query_id.in_(query_ids)))
         if row.latest_offsets is not None
     }
+
+
+def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None = None) -> list[StoredWriter]:
+    """
+    The writers of a query, by its id, the beginning of its id, or its name; with ``sink``, only that one.
+
+    :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS, SINK_NOT_FOUND.
+    """
+    found = [writer for writer in writers if writer.query_id == query] or _by_name(writers, query)
+    if sink is None:
+        return found
+    chosen = [writer for writer in found if writer.sink_name == sink]
+    if not chosen:
+        raise OffsetsError(
+            "SINK_NOT_FOUND",
+            f"Query {query!r} has no sink {sink!r} in this ledger.",
+            UNCHANGED,
+            f"Its sinks are: {'; '.join(writer.sink_name for writer in found)}.",
+        )
+    return chosen
+
+
+def the_writer(found: Sequence[StoredWriter], query: str) -> StoredWriter:
+    """
+    The only writer of a query.
+
+    :raises OffsetsError: SINK_NEEDED.
+    """
+    if len(found) > 1:
+        raise _sink_needed(found, query, "several sinks")
+    return found[0]
+
+
+def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
+    """
+    A writer whose end is where the query may go on, for all its sinks.
+
+    :raises OffsetsError: REPLACED, SINK_NEEDED.
+    """
+    living = [writer for writer in found if writer.replaced_by is None]
+    if not living:
+        successor = found[0].replaced_by
+        raise OffsetsError(
+            "REPLACED",
+            f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
+            UNCHANGED,
+            f"Ask for the offsets of {successor}.",
+        )
+    first = living[0]
+    if any(not same(first.end_offsets, other.end_offsets) for other in living[1:]):
+        raise _sink_needed(living, query, "several sinks that do not stand at the same offsets")
+    return first
+
+
+def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
+    named = [writer for writer in writers if is_meant(name, writer.query_id, writer.query_name)]
+    # A query that took another's place usually has its name too; then only the new one can be meant.
+    in_place = [writer for writer in named if writer.replaced_by is None]
+    candidates = [writer for writer in in_place if writer.retired_at is None] or in_place or named
+    ids = sorted({writer.query_id for writer in candidates})
+    if len(ids) > 1:
+        raise OffsetsError(
+            "QUERY_AMBIGUOUS",
+            f"{len(ids)} queries have the name {name!r}, or an id that begins so.",
+            UNCHANGED,
+            f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
+        )
+    if not ids:
+        there = "; ".join(sorted({f"{writer.query_id} ({writer.query_name or 'no name'})" for writer in writers}))
+        raise OffsetsError(
+            "QUERY_NOT_FOUND",
+            f"No query of this ledger has the name or id {name!r}, or an id that begins so.",
+            UNCHANGED,
+            f"It knows: {there}." if there else "It knows no query at all: nothing has been published yet.",
+        )
+    return [writer for writer in writers if writer.query_id == ids[0]]
+
+
+def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> OffsetsError:
+    sinks = "; ".join(f"{writer.sink_name} (batch {writer.batch_id})" for writer in found)
+    return OffsetsError(
+        "SINK_NEEDED",
+        f"Query {query!r} has {what}: {sinks}.",
+        UNCHANGED,
+        "Name one of them: sink=... in Python, --sink in the shell.",
+    )
+
+
+def _described(writer: StoredWriter) -> str:
+    when = f"{writer.updated_at:%Y-%m-%d %H:%M}"
+    return f"{writer.query_id} (sink {writer.sink_name}, last batch {writer.batch_id} at {when})"
+
+
+def who_feeds(url: str, table: str, sink_name: str | None = None) -> list[StoredWriter]:
+    """The living writers of a sink or of a table, whose name may lack its schema; none if they cannot be read."""
+    try:
+        with reading(url) as connection:
+            known = stored_writers(connection)
+    except PgonceError:
+        return []
+    return [
+        writer
+        for writer in known
+        if writer.batch_id is not None and writer.replaced_by is None and writer.retired_at is None
+        if writer.sink_name == sink_name
+        or any(name == table or name.endswith(f".{table}") for name in (writer.sink_name, *(writer.targets or {})))
+    ]
+
+
+@dataclass(frozen=True)
+class LastWritten:
+    """
+    One sink of a query: its last batch, and how that was written into each table, by the table's qualified name.
+
+    ``tables`` is empty where no batch has recorded it.
+    """
+
+    sink_name: str
+    batch_id: int
+    tables: Mapping[str, Any]
+
+
+def last_written(url: str, query_id: str) -> list[LastWritten]:
+    """
+    What the ledger has of each living sink of the query; nothing where there is no ledger.
+
+    :raises LedgerError: where the ledger cannot be read.
+    """
+    found = select(writers.c.sink_name, writers.c.last_batch_id, writers.c.written_as).where(
+        writers.c.query_id == query_id, IS_LIVING
+    )
+    try:
+        with reading(url) as connection:
+            rows = connection.execute(found.order_by(writers.c.sink_name)).all()
+    except LedgerError as error:
+        if error.code == "NO_LEDGER":
+            return []
+        raise
+    return [LastWritten(row.sink_name, row.last_batch_id, _tables(row.written_as)) for row in rows]
+
+
+def _tables(written_as: Any) -> Mapping[str, Any]:
+    tables = written_as.get("tables") if isinstance(written_as, Mapping) else None
+    return tables if isinstance(tables, Mapping) else {}

@@ -23,11 +23,18 @@ from ..postgres.passwords.postgres_url import PostgresUrl
 from ..postgres.translate import passes
 from .batch_jobs import StoredJob, newest_jobs
 from .dead_letters import StoredLetter, as_letters, letters_of, letters_table
-from .find_writer import the_writer, where_to_resume
-from .lag import Newest, Status, lag_of
-from .reached import RecordOffsets, has_reached, living_writers, parse_records
-from .read_stored import newest_batches, newest_progress, stored_writers, writers_of
-from .starting_offsets import kafka_end, starting_offsets_json
+from .ends import (
+    Newest,
+    RecordOffsets,
+    Status,
+    has_reached,
+    kafka_end,
+    lag_of,
+    living_writers,
+    parse_records,
+    starting_offsets_json,
+)
+from .read_stored import newest_batches, newest_progress, stored_writers, the_writer, where_to_resume, writers_of
 from .stored import PartitionLag, StoredBatch, StoredWriter
 
 # Between two looks of wait_for; the function in SQL has the same pauses.

@@ -18,16 +18,14 @@ from pgonce.offsets_store.errors import LedgerError, TargetError
 from pgonce.offsets_store.postgres.passwords.postgres_url import with_source_of
 from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
 from pgonce.offsets_store.preflight.check import check_server
-from pgonce.offsets_store.status.find_writer import find_writers
-from pgonce.offsets_store.status.last_written import last_written
+from pgonce.offsets_store.status.read_stored import find_writers, last_written
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 from pgonce.sink.writing.table.lock import lock_table
 
-from .needs_pyspark import needing_pyspark
 from .output import print_json, print_lines
-from .terms import ExitCode, Json, Url, errors_as_text
+from .terms import ExitCode, Json, Url, errors_as_text, needing_pyspark
 
 if TYPE_CHECKING:
     from pgonce.sink.writing.last_written import Looked

@@ -18,10 +18,8 @@ from pgonce.offsets_store.recovery.dead_letters import Choice, chosen_letters, d
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from .needs_pyspark import needing_pyspark
-from .output import counts_text, print_error, print_json, print_lines
-from .tables import letter_records, letter_table, print_table
-from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, errors_as_text
+from .output import counts_text, letter_records, letter_table, print_error, print_json, print_lines, print_table
+from .terms import NOT_DONE, ExitCode, Json, Query, Sink, Url, Yes, errors_as_text, needing_pyspark
 
 if TYPE_CHECKING:
     from pgonce.sink.dead_letters.replay import Group

@@ -14,15 +14,13 @@ from typing import Annotated
 import typer
 
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
-from pgonce.offsets_store.recovery.diagnosis import Diagnosis, Finding
-from pgonce.offsets_store.recovery.doctor import examine
-from pgonce.offsets_store.recovery.first_contact import ANY_SINK
-from pgonce.offsets_store.status.last_written import last_written
+from pgonce.offsets_store.recovery.doctor import Diagnosis, Finding, examine
+from pgonce.offsets_store.recovery.next_start import ANY_SINK
+from pgonce.offsets_store.status.read_stored import last_written
 
-from .needs_pyspark import needing_pyspark
 from .output import offsets_text, print_json, print_lines, text_of
 from .recover import CheckpointPath
-from .terms import ExitCode, Json, Url, errors_as_text
+from .terms import ExitCode, Json, Url, errors_as_text, needing_pyspark
 
 _EXIT_CODES = {
     Finding.AGREE: ExitCode.OK,

@@ -21,15 +21,13 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.translate import ledger_error
 from pgonce.offsets_store.status.store import OffsetsStore
 
-from . import by_hand, export_group, recover, swap, tables
+from . import kafka, output, recover
 from .check import check
-from .connecting import Application
 from .dead_letters import dead_letters
 from .doctor import doctor
 from .explain import explanation, headings, nearest, page_list, pages, under_heading
-from .kafka_terms import KafkaConfig, Servers, kafka_options
-from .output import print_json
-from .terms import EXIT_CODES, ExitCode, Json, Query, Sink, Url, errors_as_text
+from .kafka import KafkaConfig, Servers, kafka_options
+from .terms import EXIT_CODES, Application, ExitCode, Json, Query, Sink, Url, errors_as_text
 
 app = Application(
     help="Exactly-once PostgreSQL for Spark Structured Streaming: what the ledger knows.",
@@ -47,9 +45,9 @@ def status(url: Url = "", as_json: Json = False) -> None:
     with errors_as_text():
         known = OffsetsStore(url).status()
         if as_json:
-            print_json(tables.status_records(known))
+            output.print_json(output.status_records(known))
         elif known:
-            tables.print_table(tables.status_table(known))
+            output.print_table(output.status_table(known))
         else:
             typer.echo(
                 "No streaming query is in the ledger: it is empty, or has batch jobs only (`pgonce batch-jobs`)."
@@ -78,10 +76,10 @@ def offsets(
             return
         found = store.status_of(query, sink, bootstrap_servers, login)
         if as_json:
-            print_json(tables.offsets_records(found))
+            output.print_json(output.offsets_records(found))
             return
         for writer, lag in found:
-            tables.print_table(tables.offsets_table(writer, lag))
+            output.print_table(output.offsets_table(writer, lag))
 
 
 @app.command()
@@ -96,9 +94,9 @@ def history(
     with errors_as_text():
         batches = OffsetsStore(url).history(query, sink, limit)
         if as_json:
-            print_json(tables.history_records(batches))
+            output.print_json(output.history_records(batches))
         else:
-            tables.print_table(tables.history_table(batches))
+            output.print_table(output.history_table(batches))
 
 
 @app.command("batch-jobs")
@@ -115,9 +113,9 @@ def batch_jobs(
     with errors_as_text():
         jobs = OffsetsStore(url).batch_jobs(sink, key, limit)
         if as_json:
-            print_json(tables.job_records(jobs))
+            output.print_json(output.job_records(jobs))
         elif jobs:
-            tables.print_table(tables.job_table(jobs))
+            output.print_table(output.job_table(jobs))
         else:
             typer.echo("No such batch job has been published.")
 
@@ -136,7 +134,7 @@ def init(
             return
         applied = _init(url, role)
         if as_json:
-            print_json({"applied": applied, "role": role})
+            output.print_json({"applied": applied, "role": role})
             return
         done = f"applied version {', '.join(map(str, applied))}" if applied else "was up to date already"
         typer.echo(f"The ledger (schema pgonce) {done}." + (f" Role {role} may use it." if role else ""))
@@ -192,12 +190,12 @@ def _root(
 
 
 app.command()(recover.recover)
-app.command()(by_hand.accept)
-app.command()(by_hand.retire)
-app.command()(by_hand.forget)
+app.command()(recover.accept)
+app.command()(recover.retire)
+app.command()(recover.forget)
 app.command("new-checkpoint")(recover.new_checkpoint)
-app.command()(swap.swap)
-app.command("export-group")(export_group.export)
+app.command()(recover.swap)
+app.command("export-group")(kafka.export)
 app.command()(check)
 app.command()(doctor)
 app.command("dead-letters")(dead_letters)

@@ -1,5 +1,7 @@
 """
-The commands that change a checkpoint: ``pgonce recover`` and ``new-checkpoint``.
+The commands that change a checkpoint or the ledger by hand.
+
+These are ``pgonce recover``, ``new-checkpoint``, ``accept``, ``retire``, ``forget`` and ``swap``.
 
 Runs in a shell, without Spark, under a role that owns the ledger. Invariant: without ``--yes`` a command only shows
 what it would do.
@@ -8,20 +10,22 @@ what it would do.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
 
 from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.rebuild.swap import LOCK_SECONDS, Allowed, Swap, swap_tables
+from pgonce.offsets_store.recovery.by_hand import Forgetting, accept_batch, forget_query, retire_sink
+from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
-from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
+from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
 from pgonce.offsets_store.recovery.refused_recovery import no_checkpoint
-from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
-from pgonce.offsets_store.recovery.undo import undo_recovery
 
 from .output import print_json, print_lines
-from .terms import NOT_DONE, Json, Query, QuietFor, Url, Wait, Yes, errors_as_text
+from .terms import NOT_DONE, Json, Query, QuietFor, Sink, Url, Wait, Yes, errors_as_text
 
 CheckpointPath = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="The query's checkpointLocation.")]
 
@@ -77,3 +81,140 @@ def new_checkpoint(
         lines = [f"Query {plan.query_id}: {plan.does}, at {path}.", *(f"  write      {name}" for name, _ in plan.files)]
         lines.append("Done. Start the query with this checkpointLocation." if yes else NOT_DONE)
         print_lines(lines)
+
+
+def accept(
+    query: Query,
+    *,
+    batch: Annotated[int, typer.Option(min=0, help="The batch that Spark runs next, and that is refused.")],
+    reason: Annotated[str, typer.Option(help="Why this batch may follow; the ledger keeps it.")],
+    url: Url = "",
+    sink: Sink = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="The query's checkpoint, if it is not where the ledger says.")
+    ] = None,
+    yes: Yes = False,
+) -> None:
+    """Let one refused batch through, once, if nothing can prove or repair it. Rows may be lost or doubled."""
+    with errors_as_text():
+        found = accept_batch(
+            query, batch, url, reason=reason, sink=sink, checkpoint_location=checkpoint, dry_run=not yes
+        )
+        stands_at, end = found.sink.last_batch_id, found.sink.end_offsets
+        print_lines(
+            [
+                f"Query {found.query_id}, sink {found.sink.sink_name}: stands at batch {stands_at}, end {end}.",
+                f"Batch {batch} would be refused as {found.verdict.name}: {found.verdict.value}.",
+                "Once it is accepted, its rows are published, whatever they are, and the stored offsets move to its "
+                "end. Nothing proves that no row is lost or doubled.",
+                "Accepted, once: start the query." if yes else NOT_DONE,
+            ]
+        )
+
+
+def retire(
+    query: Query,
+    *,
+    url: Url = "",
+    sink: Sink = None,
+    reason: Annotated[str | None, typer.Option(help="Why; the ledger keeps it.")] = None,
+    yes: Yes = False,
+) -> None:
+    """Say that a sink of a query is gone for good. It is refused if it comes back, and recovery leaves it out."""
+    with errors_as_text():
+        query_id, found = retire_sink(query, url, sink=sink, reason=reason, dry_run=not yes)
+        print_lines(
+            [
+                f"Query {query_id}, sink {found.sink_name}: stands at batch {found.last_batch_id}.",
+                "Once it is retired, it is refused for good, and recovery leaves it out.",
+                "Retired." if yes else NOT_DONE,
+            ]
+        )
+
+
+def forget(
+    query: Query,
+    *,
+    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
+    url: Url = "",
+    sink: Sink = None,
+    quiet_for: QuietFor = QUIET_SECONDS,
+    wait: Wait = 0,
+    yes: Yes = False,
+) -> None:
+    """Take a query out of the way of a new one that loads its tables from the beginning; empty them yourself."""
+    with errors_as_text():
+        found = forget_query(
+            query, url, reason=reason, sink=sink, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait
+        )
+        lines = [*_forget_lines(found), "Forgotten. Start the new query on a new checkpoint." if yes else NOT_DONE]
+        print_lines(lines)
+
+
+def _forget_lines(found: Forgetting) -> list[str]:
+    lines = [f"Query {found.query_id} ({found.query_name or 'no name'}):"]
+    lines += [f"  sink {sink.sink_name}: stands at batch {sink.last_batch_id}" for sink in found.sinks]
+    lines.append(
+        "Once it is forgotten, it is refused (FENCED) if it comes back, and a new query may feed this sink from the "
+        "beginning of its source."
+    )
+    lines.append(
+        "The rows stay where they are, and a query that reads the same again would double "
+        "them. So empty the tables before you start it:"
+    )
+    lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
+    lines += [
+        f"  (and what was written as {name}: which tables these are is not recorded)"
+        for name, tables in found.tables.items()
+        if not tables
+    ]
+    lines += [
+        f"But {name} is fed by {', '.join(others)} too: those rows would be removed with it, and would not come again."
+        for name, others in found.others.items()
+        if others
+    ]
+    return lines
+
+
+def swap(
+    table: Annotated[str, typer.Argument(help="The living table, as SQL names it.")],
+    new_table: Annotated[str, typer.Argument(help="The table that takes its place, and gives it its own name.")],
+    *,
+    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
+    url: Url = "",
+    caught_up: Annotated[
+        bool, typer.Option("--caught-up", help="The new table has all rows that are needed, though nothing proves it.")
+    ] = False,
+    despite_differences: Annotated[
+        bool, typer.Option("--despite-differences", help="The new table may have other columns, keys and indexes.")
+    ] = False,
+    back: Annotated[
+        bool, typer.Option("--back", help="Undo the last swap of these tables, if nothing was published since.")
+    ] = False,
+    lock_seconds: Annotated[
+        float, typer.Option("--lock-timeout", min=0.001, help="Seconds to wait for a lock; readers wait behind it.")
+    ] = LOCK_SECONDS,
+    yes: Yes = False,
+) -> None:
+    """Exchange two tables in one transaction: readers of a name see the old rows, or the new ones, and never none."""
+    with errors_as_text():
+        allowed = Allowed(caught_up=caught_up, despite_differences=despite_differences, back=back)
+        found = swap_tables(
+            table, new_table, url, reason=reason, allowed=allowed, dry_run=not yes, lock_seconds=lock_seconds
+        )
+        print_lines([*_lines(found), "Exchanged." if yes else NOT_DONE])
+
+
+def _lines(found: Swap) -> Iterator[str]:
+    living, new = found.living.qualified_name, found.new.qualified_name
+    yield f"{new} takes the place of {living}, and the other way round: names, grants, comments, sequences, indexes."
+    for feeder in (*found.of_new, *found.of_living):
+        yield f"{feeder.label[0].upper()}{feeder.label[1:]}: stands at batch {feeder.last_batch_id}."
+        name = found.names[feeder.oid]
+        yield f"  Its rows are in {name} afterwards: to let it go on, start it with table={name}."
+    if found.jobs_behind:
+        yield (
+            f"Batch jobs that were published into {living} and not into {new}: {found.jobs_behind}. Keys go with the "
+            f"rows: a job that is run again with table={living} afterwards is published there."
+        )
+    yield "A query that is not told so is refused at its next batch (SWAPPED, TARGET_CHANGED), and writes nothing."

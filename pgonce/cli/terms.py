@@ -1,16 +1,19 @@
 """
-What all commands of ``pgonce`` share: exit codes, options, and errors as text.
+Define what all commands share: exit codes, options, errors as text, and where the password comes from.
 
 Runs in a shell, without Spark. Invariant: an error goes to stderr as text, never with a password, and the exit code
-says which kind of error it was.
+says which kind of error it was. Every command that takes ``--url`` takes the option for passwords too, and a password
+is never an argument.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -21,6 +24,7 @@ from pgonce.offsets_store.errors import (
     PgonceError,
     RecoveryError,
 )
+from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
 from pgonce.offsets_store.postgres.translate import scrub
 
 from .output import print_error
@@ -121,3 +125,71 @@ def exit_code(error: PgonceError) -> ExitCode:
     if not isinstance(error, OffsetsError) or error.code in {"KAFKA_UNREACHABLE", "KAFKA_REFUSED"}:
         return ExitCode.FAILED
     return ExitCode.NOT_FOUND if error.code in _NOT_FOUND else ExitCode.NO_ANSWER
+
+
+PasswordFrom = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PGONCE_PASSWORD_FROM",
+        help="A function, module:function, that returns the password for each new connection.",
+    ),
+]
+
+
+class Application(typer.Typer):
+    """Commands; each one that has a ``url`` may also be told where the password comes from."""
+
+    def command(self, name: str | None = None, **how: Any) -> Callable[[Any], Any]:
+        """Register a command, as :meth:`typer.Typer.command` does."""
+        register = super().command(name, **how)
+
+        def registered(function: Callable[..., None]) -> Callable[..., None]:
+            register(_told_where_passwords_are(function))
+            return function
+
+        return registered
+
+
+def _told_where_passwords_are(function: Callable[..., None]) -> Callable[..., None]:
+    """``function``, with the option after ``url`` that says so; what it gets is one ``url``."""
+    parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    names = [parameter.name for parameter in parameters]
+    if "url" not in names:
+        return function
+
+    @functools.wraps(function)
+    def run(url: str, password_from: str | None, **rest: Any) -> None:
+        with errors_as_text():
+            given = PostgresUrl(url, password_from)
+        function(url=given, **rest)
+
+    source = inspect.Parameter("password_from", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=PasswordFrom)
+    parameters.insert(names.index("url") + 1, source)
+    # Typer passes everything by name.
+    named = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
+    run.__signature__ = inspect.Signature(named)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in named}
+    return run
+
+
+@contextmanager
+def needing_pyspark(what_for: str, data: str) -> Iterator[None]:
+    """
+    Imports of what needs pyspark.
+
+    :param what_for: why pyspark is needed; the sentence goes on with "and pyspark is not installed here".
+    :param data: what the error means for the data.
+    :raises ConfigurationError: NO_PYSPARK.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "pyspark":
+            raise
+        raise ConfigurationError(
+            "NO_PYSPARK",
+            f"{what_for}, and pyspark is not installed here.",
+            data,
+            "Give the command where the query's driver runs, or install it: pip install 'pgonce[spark]'. No Spark is "
+            "started.",
+        ) from error

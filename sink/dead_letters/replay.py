@@ -29,8 +29,13 @@ from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.offsets_store.postgres.search_path import leave_in_tx
 from pgonce.offsets_store.postgres.translate import driver_error, ledger_error
-from pgonce.offsets_store.recovery.begun_again import begun_again_in_tx
-from pgonce.offsets_store.recovery.dead_letters import Choice, letters_in_tx, lock_writers_in_tx, remove_letters_in_tx
+from pgonce.offsets_store.recovery.dead_letters import (
+    Choice,
+    begun_again_in_tx,
+    letters_in_tx,
+    lock_writers_in_tx,
+    remove_letters_in_tx,
+)
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 
 from ..encoding.encoded_types import EncodedColumn

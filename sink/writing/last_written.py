@@ -15,7 +15,7 @@ import psycopg
 from pgonce.offsets_store.errors import PgonceError, RecoveryError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.translate import scrub
-from pgonce.offsets_store.status.last_written import LastWritten
+from pgonce.offsets_store.status.read_stored import LastWritten
 
 from .bad_rows.recorded_destination import recalled_to_look
 from .first_look import CONNECT_SECONDS, look_at_table

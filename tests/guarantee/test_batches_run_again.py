@@ -23,10 +23,8 @@ from support.ways_in import WAYS, Sink
 from pgonce import recover_and_start
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
-from pgonce.offsets_store.recovery.undo import undo_recovery
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from pgonce.offsets_store.verdict.decide import Verdict
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]

@@ -25,8 +25,7 @@ from support.object_store_job import WAYS
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.doctor import Finding, examine
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

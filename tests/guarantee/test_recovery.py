@@ -21,11 +21,9 @@ from support.query_runs import assert_refused, finish
 from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import RecoveryError
 from pgonce.offsets_store.recovery import fence
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
-from pgonce.offsets_store.recovery.undo import undo_recovery
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 
 pytestmark = pytest.mark.spark
 

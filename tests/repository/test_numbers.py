@@ -18,8 +18,8 @@ from pgonce.offsets_store.postgres.connect import (
 )
 from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY
+from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
-from pgonce.offsets_store.recovery.still_running import QUIET_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
 from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter

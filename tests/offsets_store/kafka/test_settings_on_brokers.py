@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group.export import export_group
+from pgonce.offsets_store.export_group import export_group
 from pgonce.offsets_store.kafka.broker import ends_of, partitions_of, topic_ids
 from pgonce.offsets_store.kafka.groups import group_offsets, has_members, move_group
 from pgonce.offsets_store.kafka.settings import brokers

@@ -1,9 +1,8 @@
 """
 Two tables are exchanged: readers and writers of a name find the other table, and no row is lost or doubled.
 
-Covers: pgonce.cli.swap, offsets_store.rebuild.described_table, offsets_store.rebuild.differences,
-offsets_store.rebuild.exchange,
-offsets_store.rebuild.feeding, offsets_store.rebuild.obstacles.
+Covers: pgonce.cli.recover, offsets_store.rebuild.described_table, offsets_store.rebuild.exchange,
+offsets_store.rebuild.feeding.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted.
 
-Covers: pgonce.cli.by_hand, offsets_store.ledger.acceptances.
+Covers: pgonce.cli.recover, offsets_store.ledger.acceptances.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from support.stopped_query import entries, write_checkpoint
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
 from pgonce.offsets_store.recovery.by_hand import accept_batch
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.verdict.decide import Verdict
 
 

@@ -1,7 +1,7 @@
 """
 What doctor finds between a checkpoint and the ledger, before and after a recovery.
 
-Covers: offsets_store.recovery.diagnosis.
+Covers: offsets_store.recovery.doctor.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from support.ledger_history import OTHER
 from support.recoveries import history, recover_at_once
 from support.stopped_query import entries, entry, kafka, write_checkpoint
 
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.verdict.decide import Verdict
 
 

@@ -17,8 +17,7 @@ from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.recovery import new_checkpoint
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict
 

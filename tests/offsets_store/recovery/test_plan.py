@@ -1,7 +1,7 @@
 """
 Which files make a checkpoint agree with the ledger, from facts alone: each rule, and every place to be cut short.
 
-Covers: offsets_store.recovery.changes, offsets_store.recovery.refused_recovery, offsets_store.recovery.stateful_query,
+Covers: offsets_store.recovery.plan, offsets_store.recovery.refused_recovery, offsets_store.recovery.stateful_query,
 offsets_store.recovery.stopped_query.
 """
 
@@ -18,9 +18,8 @@ from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.state_files import StateFile
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.offsets.compare import tells_which_rows
-from pgonce.offsets_store.recovery.changes import FIRST_COMMIT
 from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
-from pgonce.offsets_store.recovery.plan import plan_recovery
+from pgonce.offsets_store.recovery.plan import FIRST_COMMIT, plan_recovery
 from pgonce.offsets_store.recovery.stateful_query import last_batch
 from pgonce.offsets_store.recovery.stopped_query import Change, SideLog
 from pgonce.offsets_store.verdict.decide import Verdict

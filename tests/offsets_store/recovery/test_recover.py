@@ -23,10 +23,8 @@ from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, LedgerError, RecoveryError
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.recovery import recover, undo
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
-from pgonce.offsets_store.recovery.undo import undo_recovery
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from pgonce.offsets_store.verdict.decide import Verdict
 
 

@@ -13,9 +13,8 @@ from support.stopped_query import COMMIT, entry, files_of
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.offsets_store.recovery.doctor import examine
-from pgonce.offsets_store.recovery.undo import undo_recovery
+from pgonce.offsets_store.recovery.doctor import Finding, examine
+from pgonce.offsets_store.recovery.recover import undo_recovery
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """
 What an error about the values of options says: which word was meant, and for startOver which line to write.
 
-Covers: offsets_store.status.who_feeds.
+Covers: offsets_store.status.read_stored.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group.plan import (
+from pgonce.offsets_store.export_group import (
     Move,
     beyond_the_log,
     ends_to_export,

@@ -1,7 +1,7 @@
 """
 A consumer group on a real broker is set to what Postgres holds, and to nothing else.
 
-Covers: offsets_store.kafka.groups, pgonce.cli.export_group.
+Covers: offsets_store.kafka.groups, pgonce.cli.kafka.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from support.patience import PATIENCE_SECONDS
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group.export import export_group
+from pgonce.offsets_store.export_group import export_group
 from pgonce.offsets_store.kafka.settings import Brokers
 
 pytestmark = pytest.mark.kafka

@@ -18,7 +18,7 @@ from support.recoveries import recover_at_once
 from support.stopped_query import entry, files_of, kafka, write_checkpoint
 
 from pgonce.offsets_store.errors import RecoveryError
-from pgonce.offsets_store.recovery import fence, still_running
+from pgonce.offsets_store.recovery import fence
 from pgonce.offsets_store.recovery.recover import recover_checkpoint
 
 
@@ -150,7 +150,7 @@ class TestRunning:
 
     def test_nothing_in_this_process(self):
         """Without a Spark in this process nothing is asked of one."""
-        assert not still_running._is_active_here(QUERY)
+        assert not fence._is_active_here(QUERY)
 
     def test_two_at_once(self, url, ahead):
         """Two people with one idea: one recovers, the other is refused or finds nothing left to do."""

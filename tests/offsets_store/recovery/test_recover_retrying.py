@@ -15,8 +15,7 @@ from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import ConnectError
-from pgonce.offsets_store.recovery.recover import recover_checkpoint
-from pgonce.offsets_store.recovery.undo import undo_recovery
+from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.recover_and_start import recover_and_start
 

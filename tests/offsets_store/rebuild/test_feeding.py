@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pgonce.offsets_store.rebuild.caught_up import NotComparableError, Reach, missing
+from pgonce.offsets_store.rebuild.feeding import NotComparableError, Reach, missing
 
 
 def of_t(source, **partitions):

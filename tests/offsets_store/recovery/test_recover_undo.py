@@ -15,7 +15,7 @@ from support.recoveries import noted, recover_at_once
 from support.stopped_query import entry, files_of, kafka, write_checkpoint
 
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
-from pgonce.offsets_store.recovery.undo import undo_recovery
+from pgonce.offsets_store.recovery.recover import undo_recovery
 
 
 class TestUndo:

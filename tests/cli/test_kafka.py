@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pgonce.cli.kafka_terms import kafka_options, needed_brokers, parse_properties
+from pgonce.cli.kafka import kafka_options, needed_brokers, parse_properties
 from pgonce.offsets_store.errors import ConfigurationError
 
 SECRET = "zq7s3cret"

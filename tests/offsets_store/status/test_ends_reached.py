@@ -17,7 +17,7 @@ from support.ledger_history import OTHER, QUERY, publish, take_over
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, LedgerError, OffsetsError
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import writers
-from pgonce.offsets_store.status.reached import parse_records
+from pgonce.offsets_store.status.ends import parse_records
 from pgonce.offsets_store.status.store import OffsetsStore
 
 KAFKA = {"0": {"t": {"0": 10, "1": 20}}}

@@ -1,1 +1,0 @@
-"""How does a Kafka consumer group come to stand where Postgres stands, so that tools that watch groups see a query?"""

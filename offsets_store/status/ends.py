@@ -1,0 +1,243 @@
+"""
+Compare where writers end with what lies in their sources: lag, records that were reached, where to start again.
+
+Pure: runs wherever the ledger is read. Invariant: a lag is a number only if both sides are known, and the newest offset
+was read not long ago. Of several sinks the least end counts, so an answer never runs ahead of Postgres. What is unknown
+never counts as 0, and a query that cannot be continued exactly gets an OffsetsError.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from ..errors import UNCHANGED, ConfigurationError, OffsetsError
+from ..kafka.broker import TopicPartition
+from ..offsets.compare import Offsets, as_current, is_kafka, kafka_positions
+from .stored import PartitionLag, StoredWriter
+
+OLDEST = timedelta(minutes=10)
+"""A newest offset that was read longer ago says nothing about now: the source may have gone on, unheard."""
+
+Status = tuple[StoredWriter, list[PartitionLag]]
+"""A writer, and how far it is behind: one row a topic and partition, or a source."""
+
+
+@dataclass(frozen=True)
+class Newest:
+    """
+    The newest offsets that are known, and when they were read.
+
+    ``kafka`` has each partition's earliest offset (None where unknown) and the offset that its next row will get.
+    ``other`` has the newest offset of each source that is not Kafka, by source id.
+    """
+
+    kafka: Mapping[TopicPartition, tuple[int | None, int]]
+    other: Offsets
+    measured_at: datetime
+
+
+def newest_of_progress(latest: Offsets, measured_at: datetime) -> Newest:
+    """What a progress event said of the sources; for Kafka, where each partition ended when the batch was planned."""
+    kafka: dict[TopicPartition, tuple[int | None, int]] = {}
+    other: Offsets = {}
+    for source_id, topic, partition, offset in as_current(latest):
+        if topic is None or partition is None:
+            other[source_id] = offset
+        else:
+            kafka[topic, partition] = (None, offset)
+    return Newest(kafka, other, measured_at)
+
+
+def lag_of(writer: StoredWriter, newest: Newest | None, now: datetime) -> list[PartitionLag]:
+    """
+    One row a topic and partition, or a source. Partitions that only ``newest`` knows come last, without an end.
+
+    What was measured longer than :data:`OLDEST` before ``now`` is shown with its time, and no lag is made of it.
+
+    A Kafka partition is found by its topic and number, because progress events name a source by its position, and the
+    ledger may know it by a name.
+    """
+    kafka = dict(newest.kafka) if newest else {}
+    measured_at = newest.measured_at if newest else None
+    is_old = measured_at is not None and now - measured_at > OLDEST
+    rows = []
+    for source_id, topic, partition, end in writer.positions:
+        if topic is None or partition is None:
+            latest, lag = (newest.other.get(source_id) if newest else None), None
+        else:
+            _, latest = kafka.pop((topic, partition), (None, None))
+            lag = None if is_old else _distance(end, latest)
+        rows.append(_row(writer, source_id, topic, partition, end, latest, lag, measured_at))
+    for (topic, partition), (earliest, latest) in sorted(kafka.items()):
+        lag = None if is_old else _distance(earliest, latest)
+        rows.append(_row(writer, None, topic, partition, None, latest, lag, measured_at))
+    return rows
+
+
+def total_lag(rows: Sequence[PartitionLag]) -> int | None:
+    """The sum over all rows; None if any is unknown, or there are no rows."""
+    lags = [row.lag for row in rows if row.lag is not None]
+    return sum(lags) if rows and len(lags) == len(rows) else None
+
+
+def last_known_lag(rows: Sequence[PartitionLag]) -> tuple[int | None, datetime | None]:
+    """The sum as it was when it was measured, however long ago; and when that was."""
+    lags = [row.lag if row.lag is not None else _distance_of(row) for row in rows]
+    known = [lag for lag in lags if lag is not None]
+    measured_at = rows[0].measured_at if rows else None
+    return (sum(known) if rows and len(known) == len(rows) else None), measured_at
+
+
+def _distance_of(row: PartitionLag) -> int | None:
+    return None if row.topic is None else _distance(row.end_offset, row.latest_offset)
+
+
+def _distance(start: int | None, latest: int | None) -> int | None:
+    if start is None or latest is None or latest < start:
+        return None
+    return latest - start
+
+
+def _row(writer: StoredWriter, *values: object) -> PartitionLag:
+    return PartitionLag(writer.query_id, writer.sink_name, *values)  # type: ignore[arg-type]
+
+
+RecordOffsets = Mapping[str, Mapping[str | int, int]]
+"""Offsets of Kafka records, as a producer returns them: topic to partition to offset."""
+
+
+def held_by_all(writers: Sequence[StoredWriter]) -> dict[TopicPartition, int]:
+    """The end of each partition up to which every one of ``writers`` has its rows in Postgres."""
+    ends = [_ends(writer) for writer in writers]
+    known = set(ends[0]).intersection(*ends[1:]) if ends else set()
+    return {place: min(end[place] for end in ends) for place in known}
+
+
+def has_reached(writers: Sequence[StoredWriter], records: Mapping[TopicPartition, int]) -> bool:
+    """Whether the rows of all these records are in, in every sink. An end is the offset after the last row's."""
+    held = held_by_all(writers)
+    return all(held.get(place, 0) > offset for place, offset in records.items())
+
+
+def living_writers(found: Sequence[StoredWriter], query: str) -> list[StoredWriter]:
+    """
+    The writers among those of a query that may still publish.
+
+    :raises OffsetsError: REPLACED, NO_LIVING_SINK.
+    """
+    living = [writer for writer in found if writer.replaced_by is None and writer.retired_at is None]
+    if living:
+        return living
+    successor = found[0].replaced_by
+    if successor is not None:
+        raise OffsetsError(
+            "REPLACED",
+            f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
+            UNCHANGED,
+            f"Ask for {successor}.",
+        )
+    raise OffsetsError(
+        "NO_LIVING_SINK",
+        f"All sinks of query {query!r} were retired: they will publish no more.",
+        UNCHANGED,
+        "Name the query that feeds their tables now; `pgonce status` shows all.",
+    )
+
+
+def parse_records(offsets: RecordOffsets) -> dict[TopicPartition, int]:
+    """
+    One entry a topic and partition.
+
+    :raises ConfigurationError: BAD_OFFSETS, for another form than ``{"topic": {0: 41}}``.
+    """
+    try:
+        found = {(topic, int(part)): at for topic, parts in offsets.items() for part, at in parts.items()}
+    except (AttributeError, TypeError, ValueError):
+        found = {("", 0): -1}
+    if any(type(offset) is not int or offset < 0 for offset in found.values()):
+        raise ConfigurationError(
+            "BAD_OFFSETS",
+            "The offsets to wait for are not topic to partition to offset.",
+            UNCHANGED,
+            'Give those of the records, as the producer returned them: {"orders": {0: 41}}.',
+        )
+    return found
+
+
+def _ends(writer: StoredWriter) -> dict[TopicPartition, int]:
+    ends: dict[TopicPartition, int] = {}
+    # If two sources of the query read one topic, the one that is behind counts.
+    for _, topic, partition, end in kafka_positions(writer.end_offsets or {}):
+        ends[topic, partition] = min(end, ends.get((topic, partition), end))
+    return ends
+
+
+# Kafka's own numbers in startingOffsets: -2 is the earliest offset, -1 the latest.
+EARLIEST = -2
+
+
+def kafka_end(writer: StoredWriter) -> dict[TopicPartition, int]:
+    """
+    The next offset to read of each topic and partition, for a writer with one Kafka source and no other.
+
+    :raises OffsetsError: OFFSETS_UNKNOWN, NOT_KAFKA, SEVERAL_SOURCES.
+    """
+    called = f"Query {writer.query_id} into sink {writer.sink_name!r}"
+    end: Offsets | None = writer.end_offsets
+    if end is None:
+        raise OffsetsError(
+            "OFFSETS_UNKNOWN",
+            f"{called} has no known end of batch {writer.batch_id}: with offsetsFrom=listener only an OffsetsListener "
+            "records it, and none has done so.",
+            UNCHANGED,
+            "Add OffsetsListener(url) to spark.streams before the query starts, or read the newest file in the "
+            "checkpoint's offsets folder.",
+        )
+    if len(end) > 1:
+        raise OffsetsError(
+            "SEVERAL_SOURCES",
+            f"{called} reads {len(end)} sources, and startingOffsets belongs to one.",
+            UNCHANGED,
+            f"`pgonce offsets {shlex.quote(writer.query_id)}` shows the end of each.",
+        )
+    offset = next(iter(end.values()), None)
+    if not is_kafka(offset):
+        raise OffsetsError(
+            "NOT_KAFKA",
+            f"{called} does not read Kafka: its source stands at {json.dumps(offset)}.",
+            UNCHANGED,
+            "Only Kafka's source takes startingOffsets. For rate-micro-batch and Delta, `pgonce new-checkpoint` writes "
+            "the checkpoint again. For others, bring it back, or load the table again after `pgonce forget`.",
+        )
+    return {(topic, int(partition)): at for topic, parts in offset.items() for partition, at in parts.items()}
+
+
+def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterable[TopicPartition] | None = None) -> str:
+    """
+    The text for Kafka's ``startingOffsets``. Partitions that only the broker knows start at their earliest offset.
+
+    :param at_the_broker: all partitions of the topics in ``end``; None if the broker was not asked.
+    :raises OffsetsError: PARTITIONS_GONE, where the broker lacks a partition that has been read.
+    """
+    start = dict(end)
+    if at_the_broker is not None:
+        there = set(at_the_broker)
+        if gone := sorted(end.keys() - there):
+            names = ", ".join(f"{topic}-{partition}" for topic, partition in gone)
+            raise OffsetsError(
+                "PARTITIONS_GONE",
+                f"The broker has no {names}, which the query has read: the topic was deleted, or recreated with fewer "
+                "partitions.",
+                UNCHANGED,
+                "Check that these are the right brokers. The stored offsets say nothing about a new topic: start the "
+                "query on a new checkpoint with independent=true.",
+            )
+        start = dict.fromkeys(there, EARLIEST) | start
+    topics: dict[str, dict[str, int]] = {}
+    for topic, partition in sorted(start):
+        topics.setdefault(topic, {})[str(partition)] = start[topic, partition]
+    return json.dumps(topics)
