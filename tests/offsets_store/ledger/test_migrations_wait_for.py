@@ -1,4 +1,4 @@
-"""The function pgonce.wait_for: snapshots, bounds, and who may call it. (What it answers: status/test_ends_reached.py.)"""
+"""The function pgonce.wait_for: snapshots, bounds, who may call it. (What it answers: status/test_ends_reached.py.)"""
 
 from __future__ import annotations
 

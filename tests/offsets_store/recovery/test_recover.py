@@ -22,7 +22,7 @@ from pgonce.offsets_store.checkpoint.files import ArrowFiles
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, LedgerError, RecoveryError
 from pgonce.offsets_store.offsets.positions import Span
-from pgonce.offsets_store.recovery import recover, undo
+from pgonce.offsets_store.recovery import recover
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -186,7 +186,6 @@ class TestRecover:
         files = ArrowFiles("file:///", str(behind), "gs://bucket/ckpt", has_secrets=False)
         monkeypatch.setattr(recover, "CheckpointWriter", lambda _: CheckpointWriter(files))
         before = files_of(behind)
-        monkeypatch.setattr(undo, "CheckpointWriter", lambda _: CheckpointWriter(files))
         assert recover_at_once("gs://bucket/ckpt", url).location == "gs://bucket/ckpt"
         assert (behind / "offsets/9").read_text() == entry(9)
         assert not list(behind.rglob("*.tmp"))
