@@ -30,7 +30,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.data_source.parcel import Inline, Parcel
-from pgonce.sink.data_source.parcel_rows import ParcelRows
+from pgonce.sink.data_source.parcel_rows import parcel_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
@@ -113,7 +113,7 @@ def _commit(url: str, contender: Contender, bodies: tuple[bytes, ...], rows: int
         max_dead_letters=rows if contender.dead_letters else None,
     )
     origin = Origin(query, "run", 0, None)
-    given = ParcelRows(
+    given = parcel_rows(
         encoded_columns(STRUCT),
         None,
         [Parcel(origin, 0, rows, Inline(bodies))],

@@ -12,7 +12,6 @@ import sys
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 import psycopg
@@ -27,15 +26,14 @@ from screen import about_this_run, write_results
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
-from pgonce.sink.encoding.unfit_rows import UnfitRow
+from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes
 from pgonce.sink.writing.routes.publication import publication_into
+from pgonce.sink.writing.rows import Rows
 
 STRUCT = t.StructType([
     t.StructField("kind", t.StringType()),
@@ -44,34 +42,6 @@ STRUCT = t.StructType([
     t.StructField("note", t.StringType()),
 ])  # fmt: skip
 _COLUMNS = "kind text, id bigint PRIMARY KEY, amount double precision, note text"
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Rows that were encoded before the clock starts."""
-
-    body: bytes
-    number: int
-    columns: tuple[EncodedColumn, ...] = encoded_columns(STRUCT)
-    positions: None = None
-    staged: None = None
-    transport: str = "inline"
-
-    def count(self) -> int:
-        """How many there are."""
-        return self.number
-
-    def bodies(self) -> Sequence[bytes]:
-        """All of them."""
-        return [self.body]
-
-    def unfit(self) -> Sequence[UnfitRow]:
-        """None."""
-        return ()
-
-    def since(self, _: Offsets) -> Rows:
-        """All of them."""
-        return self
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -154,7 +124,8 @@ def _rows(of: Sequence[tuple[str, int]]) -> Rows:
             "note": pa.array([f"order {n} of the day" for _, n in of], pa.string()),
         }
     )
-    return Rows(CopyEncoder(STRUCT).encode(batch), len(of))
+    body = CopyEncoder(STRUCT).encode(batch)
+    return Rows(encoded_columns(STRUCT), lambda: len(of), lambda: [body])
 
 
 def commit(url: str, query: str, number: int, where: Destination | Routes, rows: Rows) -> float:

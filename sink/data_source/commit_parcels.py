@@ -27,7 +27,7 @@ from ..options.sink_options import SinkOptions
 from ..staging.table import sweep
 from ..writing.routes.publication import publication_into
 from .parcel import open_parcels
-from .parcel_rows import ParcelRows
+from .parcel_rows import has_received, parcel_rows, promise
 
 _log = logging.getLogger("pgonce")
 
@@ -56,12 +56,12 @@ def commit_parcels(
         reaches = [parcel.reach for parcel in parcels] if options.positions else None
         return planned_batch(options, origin, reaches, carrier.token if carrier else None)
 
-    rows = ParcelRows(columns, options.positions, parcels, staging_table(options, origin))
+    rows = parcel_rows(columns, options.positions, parcels, staging_table(options, origin))
     work = publication_into(options.sink_name, options.destination, rows)
     may_be_left = bool(rows.staged)
-    if carrier and rows.has_received:
+    if carrier and has_received(parcels):
         # Attempts that Spark did not choose may have staged rows because they could not reach the carrier.
-        carried = carrier.commit(options, origin, rows.promise(), identified, work.name_sink)
+        carried = carrier.commit(options, origin, promise(parcels, rows), identified, work.name_sink)
         verdict, may_be_left = carried.verdict, may_be_left or carried.may_sweep
     else:
         if carrier and rows.staged:

@@ -20,7 +20,8 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import add_note, target_error
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 
-from .mended_rows import MendedRows
+from ..writing.rows import Rows
+from .mended_rows import only
 
 _MOST_NAMED = 20
 
@@ -46,13 +47,13 @@ class LetterRows:
     """The ``letters`` of one table in the order of their changes, and their ``rows`` in the same order."""
 
     letters: tuple[StoredLetter, ...]
-    rows: MendedRows
+    rows: Rows
 
     def halves(self) -> list[LetterRows]:
         """The older half and the newer one."""
         half = len(self.letters) // 2
         parts = range(half), range(half, len(self.letters))
-        return [LetterRows(tuple(self.letters[n] for n in part), self.rows.only(part)) for part in parts]
+        return [LetterRows(tuple(self.letters[n] for n in part), only(self.rows, part)) for part in parts]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Replay:
     """
 
     connection: psycopg.Connection
-    write: Callable[[MendedRows], Mapping[str, int] | None]
+    write: Callable[[Rows], Mapping[str, int] | None]
     tolerates: bool = False
 
     def write_in_tx(self, given: LetterRows) -> tuple[Counter[str] | None, list[Kept]]:

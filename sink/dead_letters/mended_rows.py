@@ -1,5 +1,5 @@
 """
-How do rows that were put aside become rows of a batch again?
+Rows that were put aside, as rows of a batch again.
 
 Runs in a replay. Invariant: Postgres reads each value from its JSON as the type in which the column is encoded, and
 nothing else is made of it: what cannot be read so is an error that names the letter and the column.
@@ -7,56 +7,30 @@ nothing else is made of it: what cannot be read so is an error that names the le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 
 import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import UNCHANGED, RecoveryError
-from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.refused_rows import shortened
 
 from ..encoding.copy_encoder import HEADER, TRAILER, body_rows
 from ..encoding.encoded_types import EncodedColumn
-from ..encoding.unfit_rows import UnfitRow
-from ..options.position_columns import PositionColumns
-from ..staging.table import StagedRows
+from ..writing.rows import Rows
 
 _MOST_SHOWN = 20
 
 
-@dataclass(frozen=True)
-class MendedRows:
-    """Rows that were put aside, as one body of a binary COPY: what a commit needs to know about its rows."""
+def only(rows: Rows, numbers: Sequence[int]) -> Rows:
+    """Those of these numbers, from 0, in this order."""
+    body = b"".join(rows.bodies())
+    places = list(body_rows(memoryview(body)))
+    return _mended(rows.columns, len(numbers), b"".join(body[slice(*places[n])] for n in numbers))
 
-    columns: tuple[EncodedColumn, ...]
-    number: int
-    body: bytes
-    positions: PositionColumns | None = None
-    staged: StagedRows | None = None
-    transport: str = "replayed"
 
-    def count(self) -> int:
-        """How many rows there are."""
-        return self.number
-
-    def bodies(self) -> Iterable[bytes]:
-        """All of them."""
-        return [self.body]
-
-    def unfit(self) -> Sequence[UnfitRow]:
-        """None: what cannot be encoded has been refused before."""
-        return ()
-
-    def since(self, _: Offsets) -> MendedRows:
-        """All of them: by position they are stored already, although they are not in the table."""
-        return self
-
-    def only(self, numbers: Sequence[int]) -> MendedRows:
-        """Those of these numbers, from 0, in this order."""
-        rows = list(body_rows(memoryview(self.body)))
-        return replace(self, number=len(numbers), body=b"".join(self.body[slice(*rows[n])] for n in numbers))
+def _mended(columns: tuple[EncodedColumn, ...], number: int, body: bytes) -> Rows:
+    return Rows(columns, lambda: number, lambda: [body], "replayed")
 
 
 def mended_rows_in_tx(
@@ -65,7 +39,7 @@ def mended_rows_in_tx(
     ids: Sequence[int],
     columns: tuple[EncodedColumn, ...],
     deleted: str | None = None,
-) -> MendedRows:
+) -> Rows:
     """
     The rows of these letters of ``table``, in the order of their ids, under our search_path.
 
@@ -81,7 +55,7 @@ def mended_rows_in_tx(
         _refuse_first(connection, table, ids, columns)
         # Each value by itself can be read, so it is not for a value that the rows cannot.
         raise error from None
-    return MendedRows(columns, len(ids), body[len(HEADER) : -len(TRAILER)])
+    return _mended(columns, len(ids), body[len(HEADER) : -len(TRAILER)])
 
 
 def ids_in_order_in_tx(

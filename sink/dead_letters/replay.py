@@ -42,9 +42,10 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
 from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
 from ..writing.publish import publish_rows_in_tx
+from ..writing.rows import Rows
 from ..writing.table.table_name import resolve_table
 from .kept_letters import Kept, LetterRows, Replay
-from .mended_rows import MendedRows, ids_in_order_in_tx, mended_rows_in_tx
+from .mended_rows import ids_in_order_in_tx, mended_rows_in_tx, only
 from .replay_rules import (
     refuse_begun_again,
     refuse_other_table,
@@ -173,7 +174,7 @@ class _Into:
     driver: psycopg.Connection
     group: Group
 
-    def __call__(self, rows: MendedRows) -> Mapping[str, int] | None:
+    def __call__(self, rows: Rows) -> Mapping[str, int] | None:
         group = self.group
         result = publish_rows_in_tx(self.driver, group.destination, rows)
         # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
@@ -197,11 +198,11 @@ def _read_in_tx(
         rows = mended_rows_in_tx(driver, table, ids, group.columns, deleted)
         numbers = {one: number for number, one in enumerate(ids)}
         order = [numbers[one] for one in ids_in_order_in_tx(driver, table, ids, _that_order(group.destination, rows))]
-        found.append((group, LetterRows(tuple(group.letters[number] for number in order), rows.only(order))))
+        found.append((group, LetterRows(tuple(group.letters[number] for number in order), only(rows, order))))
     return found
 
 
-def _that_order(destination: Destination, rows: MendedRows) -> list[EncodedColumn]:
+def _that_order(destination: Destination, rows: Rows) -> list[EncodedColumn]:
     """The columns that say which change of a key is the later one."""
     changes = destination.changes
     # As the rows of a batch are ordered: a version that deletes a row and inserts it again has replaced it.

@@ -30,10 +30,10 @@ from ..options.position_columns import written_type
 from ..options.route_options import where_to
 from ..options.routes import UnknownRoutes
 from ..options.values import AS_ARGUMENTS, starts_over
-from ..writing.batch_rows import BatchRows
 from ..writing.first_batch import refuse_first_batch
 from ..writing.first_look import look_once, look_when_made
 from ..writing.routes.publication import publication_into
+from ..writing.rows import Rows
 from .batch_settings import batch_settings
 from .early_commit import EarlyCommits
 from .frame_commits import FrameCommits
@@ -173,5 +173,5 @@ class PostgresBatchWriter:
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
         refuse_first_batch(self._settings.commit, batch, self._sink_name, self._destination)
 
-    def _work(self, rows: BatchRows) -> Work:
+    def _work(self, rows: Rows) -> Work:
         return publication_into(self._sink_name, self._destination, rows)

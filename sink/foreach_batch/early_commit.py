@@ -7,19 +7,14 @@ the rows are there; whatever goes wrong in it is met again, and then raised, by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import replace
 
 from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.settings import CommitSettings
-from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from ..encoding.encoded_types import EncodedColumn
-from ..encoding.unfit_rows import UnfitRow
-from ..options.position_columns import PositionColumns
-from ..staging.table import StagedRows
-from ..writing.batch_rows import BatchRows
+from ..writing.rows import Rows
 from .arriving_batches import ArrivingBatches
 from .frame_commits import FrameCommits, WorkOf
 
@@ -37,12 +32,12 @@ class EarlyCommits(FrameCommits):
         # The run's id, because a run's first batches are slow, and must not begin early.
         self._run_with_quick_rows: str | None = None
 
-    def commit(self, batch: PlannedBatch, rows: BatchRows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
+    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
         """As :meth:`FrameCommits.commit`, and beside Spark's job if the rows are expected soon."""
         early = EarlyTry(self.settings)
         is_early = self._run_with_quick_rows == batch.run_id
         if is_early:
-            early.begin(batch, work_of(_PatientRows(rows, arriving)))
+            early.begin(batch, work_of(_waited_for(rows, arriving)))
             if early.verdict is not None:
                 return
         came_soon = not is_early and arriving.wait(_SOON_SECONDS)
@@ -51,39 +46,13 @@ class EarlyCommits(FrameCommits):
         early.commit(batch, work_of(rows))
 
 
-@dataclass(frozen=True)
-class _PatientRows:
+def _waited_for(rows: Rows, arriving: ArrivingBatches) -> Rows:
     """The same rows, except that they are not waited for as long as it takes."""
+    since = rows.since
 
-    rows: BatchRows
-    arriving: ArrivingBatches
-
-    @property
-    def columns(self) -> tuple[EncodedColumn, ...]:
-        return self.rows.columns
-
-    @property
-    def positions(self) -> PositionColumns | None:
-        return self.rows.positions
-
-    @property
-    def transport(self) -> str:
-        return self.rows.transport
-
-    @property
-    def staged(self) -> StagedRows | None:
-        return self.rows.staged
-
-    def count(self) -> int:
-        return self.rows.count()
-
-    def bodies(self) -> Iterable[bytes]:
-        if not self.arriving.wait(PATIENCE_SECONDS):
+    def bodies() -> Iterable[bytes]:
+        if not arriving.wait(PATIENCE_SECONDS):
             raise NotNowError(f"its rows took longer than {PATIENCE_SECONDS:g} s")
-        return self.rows.bodies()
+        return rows.bodies()
 
-    def unfit(self) -> Sequence[UnfitRow]:
-        return self.rows.unfit()
-
-    def since(self, stored: Offsets) -> BatchRows:
-        return replace(self, rows=self.rows.since(stored))
+    return replace(rows, bodies=bodies, since=since and (lambda stored: _waited_for(since(stored), arriving)))

@@ -14,10 +14,10 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from ..writing.batch_rows import BatchRows
+from ..writing.rows import Rows
 from .arriving_batches import ArrivingBatches
 
-WorkOf = Callable[[BatchRows], Work]
+WorkOf = Callable[[Rows], Work]
 
 
 class FrameCommits:
@@ -26,7 +26,7 @@ class FrameCommits:
     def __init__(self, settings: CommitSettings) -> None:
         self.settings = settings
 
-    def commit(self, batch: PlannedBatch, rows: BatchRows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
+    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
         """
         Publish ``batch``, or skip it.
 

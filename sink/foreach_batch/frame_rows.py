@@ -6,7 +6,7 @@ Runs on the driver. Invariant: rows are never turned into Python objects or pand
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -20,19 +20,19 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..changes.reader import ChangeReader, reader_of
 from ..encoding.copy_encoder import CopyEncoder
-from ..encoding.encoded_types import EncodedColumn, encoded_columns
+from ..encoding.encoded_types import encoded_columns
 from ..encoding.unfit_rows import UnfitRow, UnfitRows
 from ..options.destination import DeadLetters, Destination
 from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import Routes
 from ..positions.drop_stored_arrow import not_stored
 from ..positions.reach import reach, refuse_outside, span_of
-from ..writing.batch_rows import BatchRows
+from ..writing.rows import Rows
 from .arriving_batches import ArrivingBatches
 
 
 @contextmanager
-def collected_rows(frame: DataFrame, destination: Destination | Routes) -> Iterator[BatchRows]:
+def collected_rows(frame: DataFrame, destination: Destination | Routes) -> Iterator[Rows]:
     """Like :func:`arriving_rows`, but wait until there are enough rows to begin with."""
     with arriving_rows(frame, destination) as (rows, arriving):
         arriving.wait()
@@ -45,12 +45,12 @@ def arriving_rows(
     destination: Destination | Routes,
     positions: PositionColumns | None = None,
     batch: PlannedBatch | None = None,
-) -> Iterator[tuple[BatchRows, ArrivingBatches]]:
+) -> Iterator[tuple[Rows, ArrivingBatches]]:
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
     If the block fails, Spark's job is cancelled, because its rows are no longer needed.
-    Rows come in no particular order. :meth:`BatchRows.bodies` and :meth:`BatchRows.count` raise what Spark raises, and
+    Rows come in no particular order. ``bodies`` and ``count`` raise what Spark raises, and
     so does the second object of the pair, which is there to wait for the rows.
 
     :param destination: says how rows tell what is to be done.
@@ -63,43 +63,43 @@ def arriving_rows(
         positions.check(frame.schema)
     reader = reader_of(destination, frame.schema)
     written = written_type(reader.struct_type, positions, destination)
-    columns = encoded_columns(written)
     arriving = ArrivingBatches(frame)
     try:
-        yield FrameRows(columns, positions, arriving, reader, written, batch, destination.dead_letters), arriving
+        yield _Frame(arriving, reader, written, positions, batch, destination.dead_letters).rows(), arriving
     except BaseException:
         arriving.close()
         raise
 
 
 @dataclass(frozen=True)
-class FrameRows:
+class _Frame:
     """
     The rows that are ``arriving``, of which the columns ``written`` go into the target.
 
     With ``dead_letters``, rows that cannot be encoded are ``put_aside``: those that the last complete run of
-    :meth:`bodies` has found, of these rows or of those :meth:`since` what is stored.
+    :meth:`bodies` has found, of these rows or of those at or past what is ``stored``.
     """
 
-    columns: tuple[EncodedColumn, ...]
-    positions: PositionColumns | None
     arriving: ArrivingBatches
     reader: ChangeReader
     written: StructType
-    batch: PlannedBatch | None = None
-    dead_letters: DeadLetters | None = None
+    positions: PositionColumns | None
+    batch: PlannedBatch | None
+    dead_letters: DeadLetters | None
     stored: Offsets | None = None
     put_aside: list[UnfitRow] = field(default_factory=list, repr=False, compare=False)
 
-    @property
-    def transport(self) -> str:
-        """Spark brings them to the driver as Arrow."""
-        return "arrow"
-
-    @property
-    def staged(self) -> None:
-        """None: all rows come to the driver."""
-        return
+    def rows(self) -> Rows:
+        """What a commit needs to know about them."""
+        return Rows(
+            encoded_columns(self.written),
+            self.count,
+            self.bodies,
+            "arrow",
+            unfit=lambda: tuple(self.put_aside),
+            positions=self.positions,
+            since=lambda stored: replace(self, stored=stored).rows(),
+        )
 
     def count(self) -> int:
         """Wait for all rows, and return their number, without those that are put aside."""
@@ -120,14 +120,6 @@ class FrameRows:
             yield body
         # Only now: a try that ended too early has found only some, and a second one finds them again.
         self.put_aside[:] = unfit.rows
-
-    def unfit(self) -> Sequence[UnfitRow]:
-        """Those that could not be encoded."""
-        return tuple(self.put_aside)
-
-    def since(self, stored: Offsets) -> FrameRows:
-        """The rows at or past what is stored."""
-        return replace(self, stored=stored)
 
     def _parts(self) -> Iterator[pa.RecordBatch]:
         for part in map(self.reader.read, self.arriving):

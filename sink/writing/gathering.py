@@ -19,7 +19,7 @@ from pgonce.offsets_store.postgres import search_path
 
 from ..encoding.copy_encoder import HEADER, TRAILER
 from ..staging.table import StagedRows, column_definitions, refuse_missing_table
-from .batch_rows import BatchRows
+from .rows import Rows
 
 _counter = itertools.count()
 
@@ -48,7 +48,7 @@ class Gathered(Protocol):
 class Gathering:
     """Makes a table of the encoded types that holds all rows, once: the batch's staging table, or a temporary one."""
 
-    def __init__(self, connection: psycopg.Connection, rows: BatchRows) -> None:
+    def __init__(self, connection: psycopg.Connection, rows: Rows) -> None:
         self._connection = connection
         self._rows = rows
         self._bodies: Iterable[bytes] | None = None

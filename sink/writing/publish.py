@@ -25,12 +25,12 @@ from .bad_rows.bounds import none_fits, of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded, written_as
 from .bad_rows.write_what_fits import Constraints
-from .batch_rows import BatchRows
 from .by_key.apply import WRITTEN
 from .by_key.unread_rows import VALUE_NOT_READ
 from .checked_table import not_durable, target_for
 from .evolution.too_narrow import written_to_wider
 from .gathering import Gathered, GatheredRows, Gathering
+from .rows import Rows
 from .start_over import StartOver
 from .table.catalogue import TargetTable
 from .table.lock import unsafe_partition
@@ -75,7 +75,7 @@ class Turn:
     is_emptied: bool = False
 
 
-def publication(sink_name: str | None, destination: Destination, rows: BatchRows) -> Work:
+def publication(sink_name: str | None, destination: Destination, rows: Rows) -> Work:
     """
     The work of a commit that writes ``rows`` into one table.
 
@@ -90,7 +90,7 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
         return NamedSink(sink_name or found.qualified_name, {found.qualified_name: found.oid})
 
     def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
-        chosen = rows.since(stored) if stored and rows.positions else rows
+        chosen = rows.not_stored(stored)
         driver = driver_connection(connection)
         over = StartOver(batch.starts_over, batch.sink_name) if batch.starts_over else None
         result = publish_rows_in_tx(driver, destination, chosen, batch, Turn(found, over=over, is_last=True))
@@ -114,7 +114,7 @@ def publication(sink_name: str | None, destination: Destination, rows: BatchRows
 def publish_rows_in_tx(
     connection: psycopg.Connection,
     destination: Destination,
-    rows: BatchRows,
+    rows: Rows,
     batch: Batch | None = None,
     turn: Turn = Turn(),
 ) -> TableResult:

@@ -17,12 +17,12 @@ from ..options.destination import Destination
 from .bad_rows.bad_row import BadRow, RowsRefusedError
 from .bad_rows.refusals import may_be_a_rows
 from .bad_rows.write_what_fits import Constraints, go_back, write_what_fits_in_tx
-from .batch_rows import BatchRows
 from .by_key.key_plan import plan_upsert
 from .checked_table import ColumnPlan
 from .fitting.fit import Fit
 from .gathering import Gathered, GatheredRows, copy_rows
 from .refused_values import Written, note_copied, note_gathered
+from .rows import Rows
 from .start_over import StartOver
 from .table.catalogue import TargetTable
 from .table.empty_table import replace_all_in_tx
@@ -37,7 +37,7 @@ class RowsForTable:
 
     connection: psycopg.Connection
     destination: Destination
-    rows: BatchRows
+    rows: Rows
     gathering: Gathered
     is_emptied: bool = False
 

@@ -20,8 +20,8 @@ from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.frame_commits import WorkOf
-from pgonce.sink.writing.batch_rows import BatchRows
 from pgonce.sink.writing.by_key import upsert
+from pgonce.sink.writing.rows import Rows
 
 MERGED, BEGAN_EARLY, PUBLISHED_EARLY = "upserts by MERGE", "transactions begun early", "early ones that had their rows"
 
@@ -80,8 +80,8 @@ class _SeenCommits(early_commit.EarlyCommits):
         self._directory = directory
         self._sign = sign
 
-    def commit(self, batch: PlannedBatch, rows: BatchRows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
-        def seen(of: BatchRows) -> Work:
+    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
+        def seen(of: Rows) -> Work:
             work = work_of(of)
             # An early commit is given rows that do not wait for ever.
             return work if of is rows else replace(work, publish=self._signed(work.publish))

@@ -37,7 +37,7 @@ from pyspark.sql import types as t
 from sqlalchemy import Connection
 from support.fixtures.proxy import Proxy
 from support.ledger_model import PUBLISHED, SKIPPED, Folder, HandIn, Plan, Source, World
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -687,7 +687,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert plan
         staged = StagedRows(driver.staging_table, driver.promised_rows) if driver.promised_rows else None
         bodies = [] if staged else [encoded(folder.source, plan)]
-        rows = GivenRows(encoded_columns(STRUCT), len(plan.positions), lambda: bodies, staged)
+        rows = given_rows(encoded_columns(STRUCT), len(plan.positions), lambda: bodies, staged)
         work = publication(None, destination("events", "append", (), None), rows)
         commit = CommitSettings(
             url or self.site.url,

@@ -34,7 +34,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 from pyspark.sql import types as t
 from sqlalchemy import Connection
-from support.rows import GivenRows
+from support.rows import given_rows
 from support.sent_rows import arrow_rows
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
@@ -60,6 +60,7 @@ from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes
 from pgonce.sink.writing.publish import publication, publish_rows_in_tx
 from pgonce.sink.writing.routes.publication import publication_into
+from pgonce.sink.writing.rows import Rows
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
 BAD = 10
@@ -111,7 +112,7 @@ class Sink:
         routed = ("newest_routed", "every_routed")
         return routed if self.kind == "route" else ("newest", None) if self.kind == NEWEST else (None, "every")
 
-    def work(self, rows: GivenRows) -> Work:
+    def work(self, rows: Rows) -> Work:
         """What its commit does."""
         how: dict[str, Any] = {"dead_letters": self.diverts}
         if self.widens:
@@ -347,7 +348,7 @@ class Restoring(RuleBasedStateMachine):
     def run_job(self, key: str, *, dies: bool) -> None:
         """A batch job runs under a key, perhaps again, and perhaps only until its rows are written."""
         body = CopyEncoder(JOB).encode(arrow_rows(JOB, [(key, 1), (key, 2)]))
-        rows = GivenRows(encoded_columns(JOB), 2, lambda: [body])
+        rows = given_rows(encoded_columns(JOB), 2, lambda: [body])
 
         def publish(connection: Connection) -> Published:
             publish_rows_in_tx(driver_connection(connection), destination("jobs", "append", (), None), rows)
@@ -413,7 +414,7 @@ class Restoring(RuleBasedStateMachine):
         changes = self.feed[start:end]
         values = [(*change, more(change))[: len(struct)] for change in changes]
         body = CopyEncoder(struct).encode(arrow_rows(struct, values))
-        rows = GivenRows(encoded_columns(struct), len(values), lambda: [body])
+        rows = given_rows(encoded_columns(struct), len(values), lambda: [body])
         checkpoint = Checkpoint(str(self.spark.folder))
         assert self.run_id
         origin = Origin(self.spark.query_id, self.run_id, number, checkpoint.newest_offset_entry())

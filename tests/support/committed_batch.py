@@ -14,7 +14,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -26,8 +26,9 @@ from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.rows import Rows
 
-Rows = Sequence[tuple[int, str]]
+Values = Sequence[tuple[int, str]]
 
 
 def quoted(name: str) -> str:
@@ -44,7 +45,7 @@ def commit(
     url: str,
     batch: PlannedBatch,
     destination: Destination,
-    rows: Rows = ((1, "one"), (2, "two")),
+    rows: Values = ((1, "one"), (2, "two")),
     *,
     names: Sequence[str] = ("id", "name"),
     staged: bool = False,
@@ -57,20 +58,20 @@ def commit(
         table = StagingTable(batch.query_id, sink_name or destination.table, batch.run_id, batch.batch_id)
         encoder = CopyEncoder(struct_of(names), extra={ATTEMPT_COLUMN: 3})
         stage_rows(url, table, encoded_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
-        sent = GivenRows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
+        sent = given_rows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url, Remedies(**remedies), lock_timeout=2, retry_timeout=0)
     return commit_batch(settings, batch, publication(sink_name, destination, sent))
 
 
-def inline(rows: Rows, names: Sequence[str] = ("id", "name")) -> GivenRows:
+def inline(rows: Values, names: Sequence[str] = ("id", "name")) -> Rows:
     """Rows that travelled in commit messages."""
     struct_type = struct_of(names)
-    return GivenRows(
+    return given_rows(
         encoded_columns(struct_type), len(rows), lambda: [CopyEncoder(struct_type).encode(_arrow(rows, names))]
     )
 
 
-def _arrow(rows: Rows, names: Sequence[str]) -> pa.RecordBatch:
+def _arrow(rows: Values, names: Sequence[str]) -> pa.RecordBatch:
     ids, texts = zip(*rows, strict=True)
     return pa.record_batch([pa.array(ids, pa.int64()), pa.array(texts, pa.string())], names=list(names))
 

@@ -12,7 +12,7 @@ import psycopg
 import pyarrow as pa
 from pyspark.sql import types as t
 from sqlalchemy import Connection
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -23,16 +23,17 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.rows import Rows
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
 
 
-def rows(*ids: int) -> GivenRows:
+def rows(*ids: int) -> Rows:
     """Rows with these ids, as tasks would send them."""
     batch = pa.record_batch({"id": pa.array(ids, pa.int64()), "name": pa.array([f"n{i}" for i in ids], pa.string())})
     body = CopyEncoder(STRUCT).encode(batch)
-    return GivenRows(encoded_columns(STRUCT), len(ids), lambda: [body])
+    return given_rows(encoded_columns(STRUCT), len(ids), lambda: [body])
 
 
 def appending(*of: int) -> Work:

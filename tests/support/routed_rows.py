@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as t
 from support.committed_rows import settings
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -20,6 +20,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes
 from pgonce.sink.writing.routes.publication import publication_into
+from pgonce.sink.writing.rows import Rows
 
 STRUCT = t.StructType([
     t.StructField("kind", t.StringType()),
@@ -40,9 +41,9 @@ def arrow(rows: list[tuple[str | None, int, str | None]]) -> pa.RecordBatch:
     return pa.record_batch([pa.array(c, ty) for c, ty in zip(columns, types, strict=True)], names=STRUCT.names)
 
 
-def routed(*rows: tuple[str | None, int, str | None]) -> GivenRows:
+def routed(*rows: tuple[str | None, int, str | None]) -> Rows:
     """Rows of (kind, id, name), as tasks would send them."""
-    return GivenRows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(list(rows)))])
+    return given_rows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(list(rows)))])
 
 
 def routes(tables: dict[str, Any], **beside: Any) -> Routes:
@@ -53,6 +54,6 @@ def routes(tables: dict[str, Any], **beside: Any) -> Routes:
     return found
 
 
-def commit(url: str, batch: Any, where: Any, rows: GivenRows, sink_name: str | None = None) -> Verdict:
+def commit(url: str, batch: Any, where: Any, rows: Rows, sink_name: str | None = None) -> Verdict:
     """Commit a batch as a way in would."""
     return commit_batch(settings(url), batch, publication_into(sink_name, where, rows))

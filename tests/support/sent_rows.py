@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
 from support.batches import make_batch
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -44,7 +44,7 @@ def sent(url, transport, struct, rows):
         stage_rows(url, table, columns, [encoder.encode(arrow_rows(struct, rows[half:]))])
         staged = StagedRows(table, ((3, len(rows) - half),))
     bodies = [CopyEncoder(struct).encode(arrow_rows(struct, rows[:half]))] if half else []
-    return GivenRows(columns, len(rows), lambda: iter(bodies), staged)
+    return given_rows(columns, len(rows), lambda: iter(bodies), staged)
 
 
 def arrow_rows(struct: t.StructType, rows: Sequence[Sequence[Any]]) -> pa.RecordBatch:

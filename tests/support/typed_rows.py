@@ -12,7 +12,7 @@ from typing import Any
 
 from pyspark.sql import types as t
 from support.batches import make_planned_batch
-from support.rows import GivenRows
+from support.rows import given_rows
 from support.sent_rows import arrow_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -26,6 +26,7 @@ from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.rows import Rows
 
 Columns = Mapping[str, t.DataType]
 
@@ -35,11 +36,11 @@ def struct_of(columns: Columns) -> t.StructType:
     return t.StructType([t.StructField(name, kind) for name, kind in columns.items()])
 
 
-def typed_rows(columns: Columns, rows: Sequence[Sequence[Any]]) -> GivenRows:
+def typed_rows(columns: Columns, rows: Sequence[Sequence[Any]]) -> Rows:
     """Rows that travelled in commit messages."""
     struct = struct_of(columns)
     batch = arrow_rows(struct, rows)
-    return GivenRows(encoded_columns(struct), len(rows), lambda: [CopyEncoder(struct).encode(batch)])
+    return given_rows(encoded_columns(struct), len(rows), lambda: [CopyEncoder(struct).encode(batch)])
 
 
 def commit_typed(
@@ -62,6 +63,6 @@ def commit_typed(
         struct, table = struct_of(columns), StagingTable(query, to.table, batch.run_id, number)
         encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
         stage_rows(url, table, encoded_columns(struct), [encoder.encode(arrow_rows(struct, rows))])
-        sent = GivenRows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
+        sent = given_rows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url, Remedies(independent=True), lock_timeout=lock_timeout, retry_timeout=retry_timeout)
-    return commit_batch(settings, batch, publication(None, to, replace(sent, not_encoded=not_encoded)))
+    return commit_batch(settings, batch, publication(None, to, replace(sent, unfit=lambda: not_encoded)))

@@ -25,9 +25,10 @@ from pgonce.offsets_store.postgres.connect import connect, driver_connection
 from ...encoding.encoded_types import EncodedColumn
 from ...options.job_options import JobOptions
 from ...writing.publish import Turn, publish_rows_in_tx
+from ...writing.rows import Rows
 from ...writing.table.table_name import ResolvedName, resolve_table
 from ..parcel import Parcel, open_parcels
-from ..parcel_rows import ParcelRows
+from ..parcel_rows import parcel_rows
 from .content_hash import content_hash
 from .job_staging import job_staging_table, sweep_jobs
 from .job_task import JobParcel
@@ -40,7 +41,7 @@ class _RowsIntoTable:
     """The work of the commit; ``found`` is the table after which the sink was named, for the same transaction."""
 
     options: JobOptions
-    rows: ParcelRows
+    rows: Rows
     found: ResolvedName | None = field(default=None)
     sink_name: str = ""
 
@@ -71,7 +72,7 @@ def commit_job_parcels(
     """
     _, parcels = open_parcels(messages, 0)
     table = job_staging_table(options.batch_key, options.sink_label, run)
-    rows = ParcelRows(columns, None, parcels, table)
+    rows = parcel_rows(columns, None, parcels, table)
     work = _RowsIntoTable(options, rows)
     content = _hash_of(columns, parcels) if options.batch_hash else None
     job = Job(options.batch_key, run, content, rows.count())

@@ -1,5 +1,5 @@
 """
-Which of the rows that have arrived are written: those that are promised, or a guess until they are?
+The rows that have arrived: those that are promised, or a guess until they are.
 
 Runs in the receiver. Invariant: of each partition, the rows of one attempt are written; a guess that turns out to be
 wrong fails before it could be committed.
@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from typing_extensions import Self
-
 from pgonce.offsets_store.commit.early_try import NotNowError
-from pgonce.offsets_store.offsets.compare import Offsets
 
 from ...encoding.encoded_types import EncodedColumn
-from ...encoding.unfit_rows import UnfitRow
 from ...staging.table import StagedRows
+from ...writing.rows import Rows
 from ..carrier import Promise
 from .arrived import Arrived, Sending
 
@@ -27,78 +24,43 @@ from .arrived import Arrived, Sending
 LONGEST_SILENCE_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class _ReceivedRows:
-    columns: tuple[EncodedColumn, ...]
-    arrived: Arrived
-
-    @property
-    def positions(self) -> None:
-        """None: the option receiver excludes position columns."""
-        return
-
-    def since(self, _: Offsets) -> Self:
-        """All of them: nothing tells which are stored."""
-        return self
-
-
-@dataclass(frozen=True)
-class PromisedRows(_ReceivedRows):
+def promised_rows(
+    columns: tuple[EncodedColumn, ...], arrived: Arrived, promise: Promise, staged: StagedRows | None
+) -> Rows:
     """The rows that are promised, all of which are there; ``staged`` are those in the staging table."""
 
-    promise: Promise
-    staged: StagedRows | None
-
-    @property
-    def transport(self) -> str:
-        """As it is promised."""
-        return self.promise.transport
-
-    def count(self) -> int:
-        """How many rows are promised, staged and inline ones included."""
-        return self.promise.rows
-
-    def unfit(self) -> Sequence[UnfitRow]:
-        """Those that the tasks could not encode, as it is promised."""
-        return self.promise.unfit
-
-    def bodies(self) -> Iterator[bytes]:
-        """The rows that were received from the attempts that Spark chose, and those that came inline."""
-        wanted = _attempts(self.promise)
-        for number in range(len(self.arrived)):
-            sending = self.arrived.sender(number)
+    def bodies() -> Iterator[bytes]:
+        wanted = _attempts(promise)
+        for number in range(len(arrived)):
+            sending = arrived.sender(number)
             if wanted.get(sending.partition_id) == sending.attempt_id:
-                yield self.arrived.body(number)
-        yield from self.promise.inline
+                yield arrived.body(number)
+        yield from promise.inline
+
+    return Rows(columns, lambda: promise.rows, bodies, promise.transport, staged, lambda: promise.unfit)
 
 
-@dataclass(frozen=True)
-class GuessedRows(_ReceivedRows):
+def guessed_rows(columns: tuple[EncodedColumn, ...], arrived: Arrived, is_same_batch: Callable[[], bool]) -> Rows:
     """
     The rows of the first attempt of each partition, as they arrive, until others turn out to be wanted.
 
+    How many they are, how they came, and which could not be encoded is known once they are promised. Staged ones are
+    not among them: nobody knows of these before, and then the guess is wrong.
+
     :param is_same_batch: whether the checkpoint still describes the batch as it did when it began.
     """
+    return Rows(
+        columns,
+        lambda: arrived.promised().rows,
+        _Guess(arrived, is_same_batch).bodies,
+        unfit=lambda: arrived.promised().unfit,
+    )
 
+
+@dataclass(frozen=True)
+class _Guess:
+    arrived: Arrived
     is_same_batch: Callable[[], bool]
-
-    @property
-    def transport(self) -> str:
-        """As it is promised."""
-        return self.arrived.promised().transport
-
-    @property
-    def staged(self) -> None:
-        """None: nobody knows of them before they are promised, and then the guess is wrong."""
-        return
-
-    def count(self) -> int:
-        """How many rows are promised."""
-        return self.arrived.promised().rows
-
-    def unfit(self) -> Sequence[UnfitRow]:
-        """Those that the tasks could not encode, as it is promised; nobody knows of them before."""
-        return self.arrived.promised().unfit
 
     def bodies(self) -> Iterator[bytes]:
         """The rows as they arrive, and once they are promised, those that came inline."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from uuid import UUID
 
 from pyspark.sql.types import StructType
@@ -27,12 +28,12 @@ from ...identity.origin import Origin
 from ...identity.planned_batch import planned_batch, staging_table
 from ...options.sink_options import SinkOptions
 from ...staging.table import StagedRows
-from ...writing.batch_rows import BatchRows
 from ...writing.routes.publication import publication_into
+from ...writing.rows import Rows
 from ..carrier import Promise
 from .arrived import Arrived, Sending
 from .error_messages import in_words, without_rows
-from .received_rows import GuessedRows, PromisedRows
+from .received_rows import guessed_rows, promised_rows
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -172,15 +173,16 @@ class Reception:
             self._arrived.refuse_over()
             published = work.publish(connection, batch, stored)
             self._arrived.refuse_over()
-            return published
+            # A guess does not know how its rows will have come.
+            return replace(published, transport=self._arrived.promised().transport)
 
         return Work(work.name_sink, publish)
 
-    def _rows(self, planned: PlannedBatch) -> BatchRows:
+    def _rows(self, planned: PlannedBatch) -> Rows:
         promise = self._arrived.promise
         if promise is None:
-            return GuessedRows(self._columns, self._arrived, lambda: self._identified() == planned)
+            return guessed_rows(self._columns, self._arrived, lambda: self._identified() == planned)
         staged = None
         if promise.staged and self._origin:
             staged = StagedRows(staging_table(self._options, self._origin), promise.staged)
-        return PromisedRows(self._columns, self._arrived, promise, staged)
+        return promised_rows(self._columns, self._arrived, promise, staged)

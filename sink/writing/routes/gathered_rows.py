@@ -8,22 +8,19 @@ in which they were gathered, never from Spark again.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres import search_path
 
 from ...encoding.encoded_types import EncodedColumn
-from ...encoding.unfit_rows import UnfitRow
-from ...options.position_columns import PositionColumns
 from ...options.routes import Route
 from ...staging.table import check_staged_rows
-from ..batch_rows import BatchRows
 from ..gathering import Gathering
+from ..rows import Rows
 
 _counter = itertools.count()
 
@@ -62,7 +59,7 @@ class RowsByRoute:
         return sql.SQL("({}) AND {}").format(self.wanted, same)
 
 
-def gather_in_tx(connection: psycopg.Connection, rows: BatchRows, route: str) -> RowsByRoute:
+def gather_in_tx(connection: psycopg.Connection, rows: Rows, route: str) -> RowsByRoute:
     """
     Bring the rows to Postgres, and count those of each route.
 
@@ -119,42 +116,12 @@ class SharedGathering:
         return self.source
 
 
-@dataclass(frozen=True)
-class RowsOfRoute:
-    """What a commit needs to know about ``number`` rows that are in Postgres already."""
+def rows_of(route: Route, rows: Rows, gathered: RowsByRoute) -> tuple[Rows, SharedGathering]:
+    """
+    The rows of one route, and where they are: all in Postgres.
 
-    columns: tuple[EncodedColumn, ...]
-    number: int
-    positions: PositionColumns | None
-    transport: str
-
-    @property
-    def staged(self) -> None:
-        """None: whether all staged rows are there was looked at for all routes together."""
-        return
-
-    def count(self) -> int:
-        """How many rows there are."""
-        return self.number
-
-    def bodies(self) -> Iterable[bytes]:
-        """None: all rows are in Postgres."""
-        return ()
-
-    def unfit(self) -> Sequence[UnfitRow]:
-        """None: rows that could not be encoded are those of the batch, not of one route."""
-        return ()
-
-    def since(self, _: Offsets) -> RowsOfRoute:
-        """All of them: rows that were stored before were left out when all were gathered."""
-        return self
-
-
-def rows_of(route: Route, rows: BatchRows, gathered: RowsByRoute) -> tuple[RowsOfRoute, SharedGathering]:
-    """The rows of one route, and where they are."""
+    Whether all staged ones are there was looked at for all routes together.
+    """
     number = gathered.counts.get(route.value, 0)
-    columns = route.written(rows.columns)
-    return (
-        RowsOfRoute(columns, number, rows.positions, rows.transport),
-        SharedGathering(gathered.source, gathered.of(route.value)),
-    )
+    of_route = Rows(route.written(rows.columns), lambda: number, transport=rows.transport, positions=rows.positions)
+    return of_route, SharedGathering(gathered.source, gathered.of(route.value))

@@ -17,18 +17,18 @@ from pgonce.offsets_store.verdict.facts import Batch
 
 from ...options.destination import Destination
 from ...options.routes import Routes
-from ..batch_rows import BatchRows
 from ..publish import publication
+from ..rows import Rows
 from .listed_tables import Listed, listed_tables
 from .publish_routes import publish_routes_in_tx
 
 
-def publication_into(sink_name: str | None, where: Destination | Routes, rows: BatchRows) -> Work:
+def publication_into(sink_name: str | None, where: Destination | Routes, rows: Rows) -> Work:
     """The work of a commit that writes ``rows``; the sink has the name that the user gave it, or one of its own."""
     return _routed(sink_name, where, rows) if isinstance(where, Routes) else publication(sink_name, where, rows)
 
 
-def _routed(sink_name: str | None, routes: Routes, rows: BatchRows) -> Work:
+def _routed(sink_name: str | None, routes: Routes, rows: Rows) -> Work:
     # The tables as they were found when the sink was named, for the same transaction.
     listed: Listed | None = None
 
@@ -39,7 +39,7 @@ def _routed(sink_name: str | None, routes: Routes, rows: BatchRows) -> Work:
         return NamedSink(sink_name or routes.sink_name, tables)
 
     def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
-        chosen = rows.since(stored) if stored and rows.positions else rows
+        chosen = rows.not_stored(stored)
         result = publish_routes_in_tx(driver_connection(connection), routes, chosen, listed, batch)
         return Published(
             result.rows,

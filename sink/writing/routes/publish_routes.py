@@ -33,10 +33,10 @@ from ...options.routes import Routes
 from ..bad_rows.bounds import none_fits, too_many
 from ..bad_rows.letters import COUNTED
 from ..bad_rows.recorded_destination import written_as
-from ..batch_rows import BatchRows
 from ..by_key.apply import WRITTEN
 from ..by_key.delete_actions import refuse_actions_between
 from ..publish import Turn, publish_rows_in_tx
+from ..rows import Rows
 from ..table.catalogue import TargetTable
 from ..table.empty_table import replace_all_in_tx
 from ..whole_or_failed import whole_or_failed
@@ -73,7 +73,7 @@ class RoutedResult:
 def publish_routes_in_tx(
     connection: psycopg.Connection,
     routes: Routes,
-    rows: BatchRows,
+    rows: Rows,
     listed: Listed | None = None,
     batch: Batch | None = None,
 ) -> RoutedResult:
@@ -118,7 +118,7 @@ def publish_routes_in_tx(
             except psycopg.Error as error:
                 add_note(error, f"It is for {route.value!r} in tables")
                 raise
-            name, number = result.table.qualified_name, of_one.number - result.put_aside
+            name, number = result.table.qualified_name, of_one.count() - result.put_aside
             targets[name], tables[name] = result.table.oid, number
             written.append((result.table, route.destination.changes))
             why, too_early = why or result.why, too_early + result.too_early

@@ -14,7 +14,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
 from support.fixtures.driver import wait_until
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -59,7 +59,7 @@ def write(connection, mode, writer, batch_id, ids):
     record_batch = pa.record_batch({name: pa.array(values, pa.int64()) for name, values in columns.items()})
     body = CopyEncoder(STRUCT).encode(record_batch)
     keys = ("id",) if mode == "upsert" else ()
-    rows = GivenRows(encoded_columns(STRUCT), len(ids), lambda: [body])
+    rows = given_rows(encoded_columns(STRUCT), len(ids), lambda: [body])
     publish_rows_in_tx(driver_connection(connection), destination("shared", mode, keys, None), rows)
     return Published(len(ids), "test")
 

@@ -20,7 +20,7 @@ from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, ids, rows, settings
 from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.commit import one_try
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -149,7 +149,7 @@ def publishing(*new, then=lambda: None):
             if steps:
                 steps.pop()()
 
-        everything = GivenRows(encoded_columns(STRUCT), len(new), bodies)
+        everything = given_rows(encoded_columns(STRUCT), len(new), bodies)
         publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), everything)
         return Published(len(new), "test")
 

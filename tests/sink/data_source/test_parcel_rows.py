@@ -15,7 +15,7 @@ from pyspark.sql import types as t
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
-from pgonce.sink.data_source.parcel_rows import ParcelRows
+from pgonce.sink.data_source.parcel_rows import has_received, parcel_rows, promise
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
@@ -48,7 +48,7 @@ def inline(partition_id, *ids):
 
 def rows_of(*parcels, positions=None):
     """The rows of these parcels."""
-    return ParcelRows(encoded_columns(STRUCT), positions, parcels, TABLE)
+    return parcel_rows(encoded_columns(STRUCT), positions, parcels, TABLE)
 
 
 STAGED = Parcel(ORIGIN, 1, 5, Staged(((11, 2), (12, 3))))
@@ -90,12 +90,13 @@ def test_rows_below_the_stored_positions_are_left_out():
 
 def test_a_carrier_is_told_of_all_rows():
     """It commits the batch, so it hears of those that it has and of those that it has not."""
-    rows = rows_of(inline(0, 1, 2), STAGED, RECEIVED)
-    assert rows.has_received
-    assert not rows_of(STAGED).has_received
-    promise = rows.promise()
-    assert promise == Promise("inline+received+staged", {2: (9, 4)}, (body(1, 2),), 2, ((11, 2), (12, 3)))
-    assert promise.rows == rows.count() == 11
+    parcels = [inline(0, 1, 2), STAGED, RECEIVED]
+    rows = rows_of(*parcels)
+    assert has_received(parcels)
+    assert not has_received([STAGED])
+    promised = promise(parcels, rows)
+    assert promised == Promise("inline+received+staged", {2: (9, 4)}, (body(1, 2),), 2, ((11, 2), (12, 3)))
+    assert promised.rows == rows.count() == 11
 
 
 def unfit(offset):
@@ -108,11 +109,12 @@ def test_rows_that_could_not_be_encoded_are_not_among_the_others():
     parcels = [
         replace(parcel, unfit=(unfit(number),)) for number, parcel in enumerate([inline(0, 1), STAGED, RECEIVED])
     ]
-    rows = rows_of(*parcels, inline(3, 7))
+    parcels.append(inline(3, 7))
+    rows = rows_of(*parcels)
     assert rows.unfit() == (unfit(0), unfit(1), unfit(2))
     assert rows.count() == 1 + 5 + 4 + 1
-    assert rows.promise().unfit == rows.unfit()
-    assert rows.promise().rows == rows.count()
+    assert promise(parcels, rows).unfit == rows.unfit()
+    assert promise(parcels, rows).rows == rows.count()
     assert rows_of(replace(inline(0), unfit=(unfit(1),)), STAGED).transport == "staged"
 
 

@@ -17,7 +17,7 @@ from support.patience import PATIENCE_SECONDS
 from support.received_batch import origin
 
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel_rows import ParcelRows
+from pgonce.sink.data_source.parcel_rows import parcel_rows, promise
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -81,9 +81,9 @@ def test_they_come_to_the_commit_by_every_way(way, target, receiver_options, par
     written, parcels = parcels_of(options, COLUMNS)
     columns = encoded_columns(written)
     assert {parcel.payload.way for parcel in parcels} == {way}
-    rows = ParcelRows(columns, None, parcels, staging_table(options, origin()))
+    rows = parcel_rows(columns, None, parcels, staging_table(options, origin()))
     assert rows.count() == ROWS - len(BAD)
-    for unfit in (rows.unfit(), rows.promise().unfit):
+    for unfit in (rows.unfit(), promise(parcels, rows).unfit):
         assert sorted((json.loads(row.row_data)["id"], row.column_name, row.code, row.place) for row in unfit) == [
             (BAD[0], "name", "NUL_IN_TEXT", None),
             (BAD[1], "name", "NUL_IN_TEXT", None),
@@ -111,7 +111,7 @@ def test_their_places_are_asked_as_those_of_other_rows(way, written, target, rec
         {"t": {"0": (0, half), "1": (0, half)}},
         {"t": {"0": (half, whole), "1": (half, whole)}},
     ]
-    rows = ParcelRows(encoded_columns(struct), options.positions, parcels, staging_table(options, origin()))
+    rows = parcel_rows(encoded_columns(struct), options.positions, parcels, staging_table(options, origin()))
     places = {n: ("t", n % 2, n // 2) for n in BAD}
     assert {json.loads(row.row_data)["id"]: row.place for row in rows.unfit()} == places
     assert all(("offset" in json.loads(row.row_data)) is (written == "true") for row in rows.unfit())

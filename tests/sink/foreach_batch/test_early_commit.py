@@ -9,14 +9,13 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 
 import psycopg
 import pytest
 from support.batches import make_batch
 from support.committed_rows import TABLE, ids, rows, settings
 from support.fixtures.driver import wait_until
-from support.rows import GivenRows
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.sink.foreach_batch import early_commit
@@ -51,17 +50,6 @@ class Job:
         return is_over
 
 
-@dataclass(frozen=True)
-class RowsOfJob(GivenRows):
-    """Rows that cannot be counted before the job has ended."""
-
-    job: Job | None = None
-
-    def count(self):
-        """Wait for them."""
-        return self.job.wait() and self.number
-
-
 class Writer:
     """Commits batches of one row each, whose id is the batch's, while the test goes on."""
 
@@ -73,8 +61,9 @@ class Writer:
     def commit(self, batch, job):
         """Begin; the result waits until the batch is committed."""
         made = rows(batch.batch_id)
-        source = RowsOfJob(
-            made.columns, made.number, made.make, None, POSITIONS if self._by_position else None, job=job
+        # They cannot be counted before the job has ended.
+        source = replace(
+            made, count=lambda: job.wait() and made.count(), positions=POSITIONS if self._by_position else None
         )
         result = Future()
 

@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -45,7 +45,7 @@ def published(url, promised):
     rows = sum(count for _, count in promised)
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE events (id bigint)")
-        everything = GivenRows(encoded_columns(STRUCT), rows, list, StagedRows(TABLE, promised))
+        everything = given_rows(encoded_columns(STRUCT), rows, list, StagedRows(TABLE, promised))
         publish_rows_in_tx(connection, destination("events", "append", (), None), everything)
         return [row[0] for row in connection.execute("SELECT id FROM events ORDER BY id").fetchall()]
 

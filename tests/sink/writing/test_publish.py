@@ -1,7 +1,7 @@
 """
 Rows into tables, without Spark: both transports do the same to every kind of target, in every mode.
 
-Covers: sink.writing.batch_rows, sink.writing.table.catalogue, sink.writing.checked_table,
+Covers: sink.writing.rows, sink.writing.table.catalogue, sink.writing.checked_table,
 sink.writing.statements, sink.writing.table.table_name.
 """
 
@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -44,7 +44,7 @@ def arrow(rows):
 
 def inline(rows):
     """Rows that travelled in commit messages."""
-    return GivenRows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
+    return given_rows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
 
 
 def stage(url, rows, attempt, table=STAGING):
@@ -62,7 +62,7 @@ def sent(transport, url, rows):
     # An attempt that died left rows too; nobody promised them.
     stage(url, [(999, "of a dead attempt", 0)], attempt=2)
     staged = StagedRows(STAGING, ((3, len(rows) - half),))
-    return GivenRows(COLUMNS, len(rows), inline(rows[:half]).bodies if half else list, staged)
+    return given_rows(COLUMNS, len(rows), inline(rows[:half]).bodies if half else list, staged)
 
 
 def publish(url, rows, mode="append", keys=(), order_by=None, **options):
@@ -188,7 +188,7 @@ def test_what_fails_in_making_rows_is_no_business_of_the_server(admin, url, monk
         raise RuntimeError("the value 'a secret' is malformed")
 
     with pytest.raises(RuntimeError, match="a secret"):
-        publish(url, GivenRows(COLUMNS, 6, failing))
+        publish(url, given_rows(COLUMNS, 6, failing))
     assert len(heard) == 1
     assert "secret" not in heard[0]
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
@@ -199,7 +199,7 @@ def test_staged_rows_that_are_not_those_promised_are_refused(promised, admin, ur
     """Fewer rows than promised, or more, mean that the staging table is not to be trusted."""
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
     stage(url, ROWS, attempt=3)
-    rows = GivenRows(COLUMNS, promised, list, StagedRows(STAGING, ((3, promised),)))
+    rows = given_rows(COLUMNS, promised, list, StagedRows(STAGING, ((3, promised),)))
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
         publish(url, rows)
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
@@ -225,7 +225,7 @@ def test_a_staging_table_that_is_gone_is_refused(admin, url):
     with psycopg.connect(url, autocommit=True) as connection:
         drop_staging_table(connection, STAGING.name)
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, GivenRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+        publish(url, given_rows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
 
 
 def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres_server, admin):
@@ -236,7 +236,7 @@ def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres
     stage(url, ROWS, attempt=3)
     postgres_server.embedded.crash()
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, GivenRows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+        publish(url, given_rows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
 
 
 def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -13,7 +14,7 @@ from support.batches import make_batch, make_planned_batch
 from support.dead_letters import replayed
 from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
-from support.rows import GivenRows
+from support.rows import given_rows
 from support.sent_rows import arrow_rows
 from support.typed_rows import commit_typed, struct_of, typed_rows
 
@@ -78,9 +79,7 @@ def test_rows_that_could_not_be_encoded_are_there_too(url, admin):
     unfit = UnfitRow(
         json.dumps({"id": 5, "name": {"base64": "AA=="}}), "name", "NUL_IN_TEXT", "A NUL.", ("orders", 0, 3)
     )
-    rows = typed_rows(COLUMNS, ROWS)
-    object.__setattr__(rows, "not_encoded", (unfit,))
-    commit(url, rows)
+    commit(url, replace(typed_rows(COLUMNS, ROWS), unfit=lambda: (unfit,)))
     found = admin.execute(
         "SELECT position, row_data, column_name, code, message FROM pgonce.dead_letters ORDER BY code"
     ).fetchall()
@@ -119,7 +118,7 @@ def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, 
     body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, rows))
     stage_rows(url, table, encoded_columns(struct), [body])
     staged = StagedRows(table, ((3, len(rows)),), positions, {"0": {"orders": {"0": 2}}})
-    given = GivenRows(encoded_columns(struct), len(rows), list, staged, positions)
+    given = given_rows(encoded_columns(struct), len(rows), list, staged, positions)
     with psycopg.connect(url) as connection:
         result = publish_rows_in_tx(connection, WHERE, given, batch=make_batch())
     assert result.counts == {"written": 2, "dead_letters": 1}
@@ -269,9 +268,7 @@ def test_many_large_rows_are_written_in_several_statements(url, admin, monkeypat
     """However large they are together, all of them are there, in their order."""
     monkeypatch.setattr(letters, "_STATEMENT_CHARACTERS", characters)
     admin.execute(TABLE.encode())
-    rows = typed_rows(COLUMNS, ROWS[:1])
-    object.__setattr__(rows, "not_encoded", not_encoded(20))
-    commit(url, rows)
+    commit(url, replace(typed_rows(COLUMNS, ROWS[:1]), unfit=lambda: not_encoded(20)))
     found = admin.execute("SELECT row_data -> 'id' FROM pgonce.dead_letters ORDER BY dead_letter_id").fetchall()
     assert found == [(n,) for n in range(20)]
 
@@ -281,9 +278,8 @@ def test_a_row_that_jsonb_cannot_hold_refuses_the_batch(url, admin, monkeypatch)
     monkeypatch.setattr(letters, "_LARGEST_JSONB", 1000)
     admin.execute(TABLE.encode())
     rows = typed_rows(COLUMNS, ROWS[:1])
-    object.__setattr__(rows, "not_encoded", not_encoded(1, 1000))
     with pytest.raises(TargetError) as refused:
-        commit(url, rows)
+        commit(url, replace(rows, unfit=lambda: not_encoded(1, 1000)))
     assert refused.value.code == "ROW_TOO_LARGE"
     assert "'name' (NUL_IN_TEXT)" in refused.value.what
     assert admin.execute("SELECT id FROM events").fetchall() == []

@@ -274,7 +274,7 @@ def test_who_swallows_the_error_commits_nothing(why, url, admin):
     admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3))")
     name, unfit, options, code = REFUSED[why]
     encoded = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1, "a"), (2, name)])
-    rows = replace(encoded, not_encoded=tuple(unfit_row(id=n) for n in unfit))
+    rows = replace(encoded, unfit=lambda: [unfit_row(id=n) for n in unfit])
     where = destination("events", **{"dead_letters": True, **options})
     with psycopg.connect(url) as connection:
         with pytest.raises(TargetError, match=code):

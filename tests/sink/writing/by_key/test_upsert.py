@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.fixtures.driver import wait_until
-from support.rows import GivenRows
+from support.rows import given_rows
 
 import pgonce.sink.writing.by_key.upsert
 from pgonce.offsets_store.postgres.refused_rows import target_error
@@ -53,7 +53,7 @@ def upsert(connection, rows, keys=("id",), order_by=None, table="events", **how)
         [pa.array(column, ty) for column, ty in zip(zip(*rows, strict=True), TYPES, strict=True)], names=STRUCT.names
     )
     bodies = [CopyEncoder(STRUCT).encode(batch)]
-    rows = GivenRows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
+    rows = given_rows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
     publish_rows_in_tx(connection, destination(table, "upsert", keys, order_by, **how), rows)
 
 

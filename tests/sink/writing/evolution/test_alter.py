@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -238,9 +239,9 @@ def test_the_rows_are_brought_before_readers_are_locked_out(admin, url):
     def slowly():
         locks = "SELECT mode FROM pg_locks WHERE relation = 'events'::regclass AND pid <> pg_backend_pid()"
         seen.extend(admin.execute(locks).fetchall())
-        return rows.make()
+        return rows.bodies()
 
-    given = type(rows)(rows.columns, rows.number, slowly)
+    given = replace(rows, bodies=slowly)
     with connect(url) as connection:
         publish_rows_in_tx(connection, ADD, given)
         connection.commit()

@@ -17,7 +17,7 @@ from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.meanwhile import meanwhile
 from support.routed_rows import COLUMNS, STRUCT, TABLES, arrow, commit, routed, routes
-from support.rows import GivenRows
+from support.rows import given_rows
 from support.typed_rows import typed_rows
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
@@ -118,7 +118,7 @@ def test_staged_rows_are_routed(admin, url):
         body = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt}).encode(arrow(rows))
         stage_rows(url, table, COLUMNS, [body])
     inline = [CopyEncoder(STRUCT).encode(arrow([("clicks", 4, "d"), ("taxes", 5, "e")]))]
-    rows = GivenRows(COLUMNS, 4, lambda: inline, StagedRows(table, ((3, 2),)))
+    rows = given_rows(COLUMNS, 4, lambda: inline, StagedRows(table, ((3, 2),)))
     commit(url, make_planned_batch(0), routes(BOTH, unknown_routes="deadLetters", dead_letters=True), rows)
     assert contents(admin) == ([(1, "a")], [(2, "b", "clicks"), (4, "d", "clicks")])
     assert admin.execute("SELECT row_data FROM pgonce.dead_letters").fetchall() == [

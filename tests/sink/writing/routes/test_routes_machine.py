@@ -221,7 +221,7 @@ class Routed(RuleBasedStateMachine):
             for row in batch.rows
             if row.name == UNFIT
         )
-        rows = replace(sent(self.url, batch.transport, STRUCT, fit), not_encoded=unfit)
+        rows = replace(sent(self.url, batch.transport, STRUCT, fit), unfit=lambda: unfit)
         settings = CommitSettings(self.url, Remedies(), lock_timeout=2, retry_timeout=patience)
         with sessions_end(self.url, strikes):
             return commit_batch(settings, batch.planned, publication_into(None, self.where, rows)).name

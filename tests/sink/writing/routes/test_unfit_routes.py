@@ -42,7 +42,7 @@ def test_a_row_that_a_table_refuses_is_put_aside_for_this_table(admin, url):
 
 def test_a_row_that_could_not_be_encoded_is_put_aside_for_its_table(admin, url):
     """If its route is not in the list, it is one of the sink, and nothing says how it was to be written."""
-    rows = replace(routed(("orders", 1, "a")), not_encoded=unfit("clicks", "taxes", None))
+    rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("clicks", "taxes", None))
     commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True), rows)
     letters = "SELECT target, destination = '{}' FROM pgonce.dead_letters ORDER BY target, 2"
     assert admin.execute(letters).fetchall() == [("public.clicks", False), ("route:kind", True), ("route:kind", True)]
@@ -51,7 +51,7 @@ def test_a_row_that_could_not_be_encoded_is_put_aside_for_its_table(admin, url):
 
 def test_more_than_are_allowed_refuse_the_batch(admin, url):
     """No table has a row of it."""
-    rows = replace(routed(("orders", 1, "a")), not_encoded=unfit("clicks", "taxes"))
+    rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("clicks", "taxes"))
     with pytest.raises(TargetError, match="TOO_MANY_DEAD_LETTERS"):
         commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True, max_dead_letters=1), rows)
     assert admin.execute("SELECT id FROM orders").fetchall() == []
@@ -68,7 +68,7 @@ def test_the_bad_rows_of_all_tables_are_counted_together(admin, url):
 
 def test_a_batch_of_which_no_row_could_be_encoded_is_refused(admin, url):
     """No table gets a row, and this is no fault of single rows."""
-    rows = replace(routed(), not_encoded=unfit("orders", "orders"))
+    rows = replace(routed(), unfit=lambda: unfit("orders", "orders"))
     with pytest.raises(TargetError, match="ALL_ROWS_REFUSED"):
         commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True), rows)
     assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (0,)

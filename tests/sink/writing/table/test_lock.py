@@ -16,7 +16,7 @@ from support.batches import make_batch
 from support.committed_rows import settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
-from support.rows import GivenRows
+from support.rows import given_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -105,9 +105,9 @@ def work_of(transport: str, pair: Pair, url: str) -> Work:
     if transport == "staged":
         encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
         stage_rows(url, STAGING, columns, [encoder.encode(rows)])
-        sent = GivenRows(columns, len(rows), list, StagedRows(STAGING, ((3, len(rows)),)))
+        sent = given_rows(columns, len(rows), list, StagedRows(STAGING, ((3, len(rows)),)))
     else:
-        sent = GivenRows(columns, len(rows), lambda: [CopyEncoder(struct).encode(rows)])
+        sent = given_rows(columns, len(rows), lambda: [CopyEncoder(struct).encode(rows)])
     mode, keys = {"upserted": ("upsert", ("id",)), "replaced": ("complete", ())}.get(transport, ("append", ()))
     where = destination("events", mode, keys, None)
     if transport != "by a function":
@@ -276,7 +276,7 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
             other.execute(b"ALTER TABLE events ATTACH PARTITION second FOR VALUES FROM (1) TO (9)")
         yield CopyEncoder(struct).encode(rows)
 
-    sent = GivenRows(encoded_columns(struct), len(rows), bodies)
+    sent = given_rows(encoded_columns(struct), len(rows), bodies)
     assert outcome(settings(url), publication(None, destination("events", "append", (), None), sent)) == (
         "TARGET_NOT_DURABLE"
     )
@@ -301,7 +301,9 @@ def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy)
     """It travels with the question what the table is; with a name of the sink's own or without, trips are the same."""
     pair = PAIRS[1]
     create(admin, pair)
-    sent = GivenRows(encoded_columns(struct_of(pair)), 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))])
+    sent = given_rows(
+        encoded_columns(struct_of(pair)), 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))]
+    )
     work = publication(sink_name, destination("events", "append", (), None), sent)
     commit_batch(settings(proxy.url), make_batch(0, end=None), work)
     admin.execute(b"TRUNCATE events")
