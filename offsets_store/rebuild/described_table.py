@@ -19,6 +19,10 @@ from psycopg.rows import dict_row
 from ..ledger.tables import SCHEMA
 from ..postgres.qualified_name import qualified_name
 
+EVERYBODY = "PUBLIC"
+Grants = Mapping[tuple[str, str], bool]
+"""Role (or everybody) and privilege, and whether the role may grant it to others."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -31,7 +35,7 @@ class Column:
     default: str | None
     generated: str
     comment: str | None
-    grants: frozenset[tuple[str, str, bool]]
+    grants: Grants
 
 
 @dataclass(frozen=True)
@@ -51,14 +55,13 @@ class Sequence:
     name: str
     column: str
     is_identity: bool
-    comment: str | None
-    grants: frozenset[tuple[str, str, bool]]
+    grants: Grants
 
 
 @dataclass(frozen=True)
 class Table:
     """
-    A table as the catalogue has it. Grants are a role (``public`` in capitals is everybody), a privilege, grantable.
+    A table as the catalogue has it.
 
     ``borrowed`` are the columns whose default is the next value of a sequence that belongs to another table, with the
     oid of that sequence.
@@ -71,7 +74,7 @@ class Table:
     kind: str
     persistence: str
     comment: str | None
-    grants: frozenset[tuple[str, str, bool]]
+    grants: Grants
     columns: tuple[Column, ...]
     parts: tuple[Part, ...]
     sequences: tuple[Sequence, ...]
@@ -86,9 +89,6 @@ class Table:
     def identifier(self) -> sql.Identifier:
         """Its qualified name, quoted."""
         return sql.Identifier(self.schema, self.name)
-
-
-EVERYBODY = "PUBLIC"
 
 
 def find_table(connection: psycopg.Connection, name: str) -> int | None:
@@ -116,8 +116,12 @@ def _of(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "grants": _grants(row["grants"])}
 
 
-def _grants(found: list[list[Any]] | None) -> frozenset[tuple[str, str, bool]]:
-    return frozenset((str(role), str(privilege), bool(grantable)) for role, privilege, grantable in found or ())
+def _grants(found: list[list[Any]] | None) -> Grants:
+    grants: dict[tuple[str, str], bool] = {}
+    # Two roles may have granted the same.
+    for role, privilege, grantable in found or ():
+        grants[role, privilege] = grantable or grants.get((role, privilege), False)
+    return grants
 
 
 def _acl(acl: str) -> str:
@@ -169,7 +173,6 @@ ORDER BY 3, 1
 
 _SEQUENCES = f"""
 SELECT s.oid::bigint AS oid, s.relname AS name, a.attname AS column, d.deptype = 'i' AS is_identity,
-       obj_description(s.oid, 'pg_class') AS comment,
        {_acl("coalesce(s.relacl, acldefault('s', s.relowner))")} AS grants
 FROM pg_depend AS d JOIN pg_class AS s ON s.oid = d.objid AND s.relkind = 'S'
 JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid

@@ -1,9 +1,9 @@
 """
-Compare two tables, and let them change places: their names, and what people know by the names.
+Compare two tables, and let them change places: their names, and those of their sequences, indexes and constraints.
 
-Pure: runs in the command ``pgonce swap``. Invariant: what a query or a writer of the living table may rely on, and the
-new one does not have, is named. Each statement does something to one of the two, to a part of one, or to a sequence
-that belongs to one. What is the same for both stays.
+Pure: runs in the command ``pgonce swap``. Invariant: what people or queries may rely on with the living table, and the
+new one does not have, is named: columns, keys, indexes, grants, comments. Where a statement removes the difference, it
+is shown. Grants and comments stay with their table, so the names change places only if these are alike.
 """
 
 from __future__ import annotations
@@ -14,12 +14,17 @@ from uuid import uuid4
 
 from psycopg import sql
 
-from .described_table import EVERYBODY, Column, Part, Sequence, Table
+from .described_table import EVERYBODY, Column, Grants, Part, Table
 
 
 def differences(living: Table, new: Table) -> list[str]:
-    """What may break, in words."""
-    return [*_columns(living, new), *_order(living, new), *_lacking(living, new)]
+    """What may break, in words, with the statements that remove a difference in grants or comments."""
+    found = [*_columns(living, new), *_order(living, new), *_lacking(living, new)]
+    if grants := list(_grants(living, new)):
+        found.append(f"its grants differ, run: {'; '.join(grants)}")
+    if comments := list(_comments(living, new)):
+        found.append(f"its comments differ, run: {'; '.join(comments)}")
+    return found
 
 
 def _columns(living: Table, new: Table) -> Iterator[str]:
@@ -61,13 +66,50 @@ def _lacking(living: Table, new: Table) -> Iterator[str]:
             yield f"it lacks {part.name} ({part.definition.strip()})"
 
 
-Grants = frozenset[tuple[str, str, bool]]
+def _grants(living: Table, new: Table) -> Iterator[str]:
+    """The statements that give the new table the grants of the living one, on what both of them have."""
+    table = sql.SQL("TABLE {}").format(new.identifier)
+    yield from _alike(table, living.grants, new.grants)
+    of_columns = {column.name: column.grants for column in living.columns}
+    for column in new.columns:
+        yield from _alike(table, of_columns.get(column.name, column.grants), column.grants, column.name)
+    of_sequences = {sequence.column: sequence.grants for sequence in living.sequences}
+    for sequence in new.sequences:
+        what = sql.SQL("SEQUENCE {}").format(sql.Identifier(new.schema, sequence.name))
+        yield from _alike(what, of_sequences.get(sequence.column, sequence.grants), sequence.grants)
+
+
+def _alike(what: sql.Composed, wanted: Grants, there: Grants, column: str | None = None) -> Iterator[str]:
+    on = sql.SQL(" ({}) ON {}").format(sql.Identifier(column), what) if column else sql.SQL(" ON {}").format(what)
+    for (role, privilege), grantable in sorted(there.items()):
+        if (role, privilege) not in wanted or (grantable and not wanted[role, privilege]):
+            how = "REVOKE GRANT OPTION FOR " if (role, privilege) in wanted else "REVOKE "
+            yield (sql.SQL(how + privilege) + on + sql.SQL(" FROM {}").format(_role(role))).as_string(None)
+    for (role, privilege), grantable in sorted(wanted.items()):
+        if (role, privilege) not in there or (grantable and not there[role, privilege]):
+            how = " TO {} WITH GRANT OPTION" if grantable else " TO {}"
+            yield (sql.SQL("GRANT " + privilege) + on + sql.SQL(how).format(_role(role))).as_string(None)
+
+
+def _role(name: str) -> sql.Composable:
+    return sql.SQL(EVERYBODY) if name == EVERYBODY else sql.Identifier(name)
+
+
+def _comments(living: Table, new: Table) -> Iterator[str]:
+    """The statements that give the new table the comments of the living one, on what both of them have."""
+    comment = sql.SQL("COMMENT ON {} {} IS {}")
+    if living.comment != new.comment:
+        yield comment.format(sql.SQL("TABLE"), new.identifier, sql.Literal(living.comment)).as_string(None)
+    of_columns = {column.name: column.comment for column in living.columns}
+    for column in new.columns:
+        theirs = of_columns.get(column.name, column.comment)
+        if theirs != column.comment:
+            name = sql.Identifier(new.schema, new.name, column.name)
+            yield comment.format(sql.SQL("COLUMN"), name, sql.Literal(theirs)).as_string(None)
 
 
 def exchange(living: Table, new: Table) -> Iterator[sql.Composed]:
     """The statements that exchange both tables; run under our search_path, in this order."""
-    yield from _grants(living, new)
-    yield from _comments(living, new)
     yield from _sequences(living, new)
     yield from _parts(living, new)
     yield from _names(sql.SQL("ALTER TABLE {} RENAME TO {}"), living.schema, living.name, new.name)
@@ -80,83 +122,17 @@ def _names(rename: sql.SQL, schema: str, one: str, other: str) -> Iterator[sql.C
             yield rename.format(sql.Identifier(schema, old), sql.Identifier(name))
 
 
-def _grants(living: Table, new: Table) -> Iterator[sql.Composed]:
-    if living.grants == new.grants and all(
-        column.grants == wanted
-        for table, other in ((living, new), (new, living))
-        for column, wanted in _wanted(table, other)
-    ):
-        return
-    for table, other in ((living, new), (new, living)):
-        what = sql.SQL("TABLE {}").format(table.identifier)
-        # To revoke all on the table revokes what was granted on each of its columns, too, from these roles.
-        of_columns = {grant for column in table.columns for grant in column.grants}
-        yield from _granted(what, table.grants | of_columns, other.grants)
-        for column, wanted in _wanted(table, other):
-            for role, privilege, grantable in sorted(wanted):
-                on_column = sql.SQL("{} ({})").format(sql.SQL(privilege), sql.Identifier(column.name))
-                yield _grant(on_column, what, role, grantable=grantable)
-
-
-def _wanted(table: Table, other: Table) -> Iterator[tuple[Column, Grants]]:
-    """Each column, with the grants that it gets: those of the other table's column, or its own if there is none."""
-    theirs = {column.name: column.grants for column in other.columns}
-    for column in table.columns:
-        yield column, theirs.get(column.name, column.grants)
-
-
-def _granted(what: sql.Composable, before: Grants, wanted: Grants) -> Iterator[sql.Composed]:
-    for role in sorted({role for role, _, _ in before}):
-        yield sql.SQL("REVOKE ALL ON {} FROM {} CASCADE").format(what, _role(role))
-    for role, privilege, grantable in sorted(wanted):
-        yield _grant(sql.SQL(privilege), what, role, grantable=grantable)
-
-
-def _grant(privilege: sql.Composable, what: sql.Composable, role: str, *, grantable: bool) -> sql.Composed:
-    how = sql.SQL(" WITH GRANT OPTION" if grantable and role != EVERYBODY else "")
-    return sql.SQL("GRANT {} ON {} TO {}{}").format(privilege, what, _role(role), how)
-
-
-def _role(name: str) -> sql.Composable:
-    return sql.SQL(EVERYBODY) if name == EVERYBODY else sql.Identifier(name)
-
-
-def _comments(living: Table, new: Table) -> Iterator[sql.Composed]:
-    if living.comment != new.comment:
-        for table, comment in ((living, new.comment), (new, living.comment)):
-            yield sql.SQL("COMMENT ON TABLE {} IS {}").format(table.identifier, sql.Literal(comment))
-    of_columns = {column.name: column.comment for column in living.columns}
-    for column in new.columns:
-        theirs = of_columns.get(column.name, column.comment)
-        if theirs != column.comment:
-            for table, comment in ((living, column.comment), (new, theirs)):
-                name = sql.Identifier(table.schema, table.name, column.name)
-                yield sql.SQL("COMMENT ON COLUMN {} IS {}").format(name, sql.Literal(comment))
-
-
 def _sequences(living: Table, new: Table) -> Iterator[sql.Composed]:
-    """Sequences of the same column change names and grants; one that both tables use belongs to the new one."""
+    """Sequences of the same column change names; one that both tables use belongs to the new one."""
     theirs = {sequence.column: sequence for sequence in new.sequences}
     for ours in living.sequences:
         other = theirs.get(ours.column)
         if other is not None:
-            yield from _both_sequences(living.schema, ours, other)
+            yield from _names(sql.SQL("ALTER SEQUENCE {} RENAME TO {}"), living.schema, ours.name, other.name)
             continue
         for column in (column for column, oid in new.borrowed.items() if oid == ours.oid and not ours.is_identity):
             owner = sql.Identifier(new.schema, new.name, column)
             yield sql.SQL("ALTER SEQUENCE {} OWNED BY {}").format(sql.Identifier(living.schema, ours.name), owner)
-
-
-def _both_sequences(schema: str, ours: Sequence, other: Sequence) -> Iterator[sql.Composed]:
-    if ours.grants != other.grants:
-        for sequence, wanted in ((ours, other.grants), (other, ours.grants)):
-            what = sql.SQL("SEQUENCE {}").format(sql.Identifier(schema, sequence.name))
-            yield from _granted(what, sequence.grants, wanted)
-    if ours.comment != other.comment:
-        for sequence, comment in ((ours, other.comment), (other, ours.comment)):
-            name = sql.Identifier(schema, sequence.name)
-            yield sql.SQL("COMMENT ON SEQUENCE {} IS {}").format(name, sql.Literal(comment))
-    yield from _names(sql.SQL("ALTER SEQUENCE {} RENAME TO {}"), schema, ours.name, other.name)
 
 
 def _parts(living: Table, new: Table) -> Iterator[sql.Composed]:

@@ -1,9 +1,9 @@
 """
 Exchange a table for one that another query has filled beside it.
 
-Runs in the command ``pgonce swap``. Invariant: names, grants, comments, sequences and the ledger change in one
-transaction, in which no writer of either table is in the middle of a batch. Each writer goes on with the table that has
-its rows, so no row is lost or doubled, whichever query runs on.
+Runs in the command ``pgonce swap``. Invariant: names, sequences and the ledger change in one transaction, in which no
+writer of either table is in the middle of a batch. Each writer goes on with the table that has its rows, so no row is
+lost or doubled, whichever query runs on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .moved_records import (
 )
 
 LOCK_SECONDS = 10.0
-"""How long it waits for each lock. Behind the last ones, those of the tables, readers wait, too."""
+"""How long it waits for each lock. Behind the last ones, those of the tables, readers wait too."""
 
 
 @dataclass(frozen=True)
@@ -219,10 +219,10 @@ def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
     if found and not allowed.despite_differences:
         raise RecoveryError(
             "SWAP_DIFFERS",
-            f"{swap.new.qualified_name} is not like {swap.living.qualified_name}: {'; '.join(found)}. Whoever reads or "
-            "writes the living table now may fail afterwards.",
+            f"{swap.new.qualified_name} is not like {swap.living.qualified_name}: {'; '.join(found)}. Queries that "
+            "read or write the living table now may fail after the swap, or read what they may not read now.",
             UNCHANGED,
-            "Alter it. If this is meant, give --despite-differences.",
+            "Run these statements, and alter what else differs. If this is meant, give --despite-differences.",
         )
     return replace(swap, jobs_behind=keys_of_one_only(connection, swap.living, swap.new))
 

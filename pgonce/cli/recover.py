@@ -35,8 +35,6 @@ def recover(
     *,
     url: Url = "",
     yes: Yes = False,
-    # The name of --yes in earlier versions.
-    apply: Annotated[bool, typer.Option("--apply", hidden=True)] = False,
     undo: Annotated[bool, typer.Option("--undo", help="Bring back what the newest recovery replaced.")] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
@@ -45,8 +43,7 @@ def recover(
     """Make a stopped query's checkpoint agree with the ledger, forward or back. What it replaces is kept."""
     with errors_as_text():
         work = undo_recovery if undo else recover_checkpoint
-        dry_run = not (yes or apply)
-        done = work(checkpoint, url, dry_run=dry_run, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
+        done = work(checkpoint, url, dry_run=not yes, quiet_seconds=quiet_for, wait_seconds=wait, retry_timeout=wait)
         if done.query_id is None:
             raise no_checkpoint(read_checkpoint(open_location(checkpoint)))
         if as_json:
@@ -207,7 +204,7 @@ def swap(
 
 def _lines(found: Swap) -> Iterator[str]:
     living, new = found.living.qualified_name, found.new.qualified_name
-    yield f"{new} takes the place of {living}, and the other way round: names, grants, comments, sequences, indexes."
+    yield f"{new} takes the place of {living}, and the other way round: names, sequences, indexes and constraints."
     for feeder in (*found.of_new, *found.of_living):
         yield f"{feeder.label[0].upper()}{feeder.label[1:]}: stands at batch {feeder.last_batch_id}."
         name = found.names[feeder.oid]

@@ -60,10 +60,8 @@ class TestCommands:
         assert json.loads(pgonce("recover", behind, "--json").stdout)["is_needed"] is False
         assert pgonce("recover", behind, "--undo").exit_code == ExitCode.OK
         assert (behind / "offsets/9").exists()
-        # The word of earlier versions still does it.
-        assert pgonce("recover", behind, "--undo", "--apply", "--quiet-for", 0).exit_code == ExitCode.OK
+        assert pgonce("recover", behind, "--undo", "--yes", "--quiet-for", 0).exit_code == ExitCode.OK
         assert files_of(behind) == before
-        assert "--apply" not in pgonce("recover", "--help").stdout
 
     def test_recover_refuses(self, pgonce, ahead, tmp_path):
         """Refusals have an exit code of their own, and so has a place without a checkpoint."""

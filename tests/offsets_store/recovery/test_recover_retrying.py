@@ -70,9 +70,9 @@ class TestAway:
         monkeypatch.setenv("PGONCE_URL", proxy.url)
         proxy.stop()
         began = time.monotonic()
-        refused = CliRunner().invoke(app, ["recover", str(behind), "--apply"])
+        refused = CliRunner().invoke(app, ["recover", str(behind), "--yes"])
         assert "[CONNECT_FAILED]" in refused.stderr
         assert time.monotonic() - began < 60
         threading.Timer(1.0, proxy.start).start()
-        done = CliRunner().invoke(app, ["recover", str(behind), "--apply", "--quiet-for", "0", "--wait", "600"])
+        done = CliRunner().invoke(app, ["recover", str(behind), "--yes", "--quiet-for", "0", "--wait", "600"])
         assert done.exit_code == ExitCode.OK
