@@ -11,7 +11,7 @@ import traceback
 
 from typing_extensions import Self
 
-from .shown import one_line
+from .log_lines import one_line
 
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."

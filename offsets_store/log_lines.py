@@ -1,11 +1,10 @@
 """
-Keep each line of pgonce's log one line, and say when it was written if nobody has configured logging.
+Show text that came from outside in one line: in a terminal, in an error, and in pgonce's log.
 
-Runs in every process that imports pgonce. Invariant: no handler and no level is set. If the user's process has a
-handler, the user decides how a line looks. Whatever a name or a message of somebody else holds, it begins no line of
-its own, and makes no terminal obey.
-
-Without a handler, as in Spark's Python workers, Python writes only the text of a warning to stderr.
+Runs in every process that imports pgonce. Invariants: nothing in the text makes a terminal obey or hide anything, and
+a name can forge neither a line of an answer nor one of a log. No handler and no level is set; if the user's process has
+a handler, the user decides how a line looks. Without a handler, as in Spark's Python workers, Python writes only the
+text of a warning to stderr, so the time is put before it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,13 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timezone
 
-from .shown import one_line
+
+def one_line(text: str) -> str:
+    """``text`` with escapes for what ends a line, what a terminal obeys, and marks that turn text around."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
 
 LOGGERS = ("pgonce", "pgonce.staging", "pgonce.receiver")
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pgonce.offsets_store.errors import PgonceError
     from pgonce.offsets_store.offsets.compare import CurrentOffset
-    from pgonce.offsets_store.postgres.passwords.login import Login
-    from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+    from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
     from pgonce.offsets_store.progress.listener import OffsetsListener
     from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
     from pgonce.offsets_store.status.batch_jobs import StoredJob
@@ -29,13 +28,13 @@ else:
     _MODULES = {
         "BatchTransaction": "pgonce.sink.foreach_batch.transaction",
         "CurrentOffset": "pgonce.offsets_store.offsets.compare",
-        "Login": "pgonce.offsets_store.postgres.passwords.login",
+        "Login": "pgonce.offsets_store.postgres.postgres_url",
         "OffsetsListener": "pgonce.offsets_store.progress.listener",
         "OffsetsStore": "pgonce.offsets_store.status.store",
         "PartitionLag": "pgonce.offsets_store.status.stored",
         "PgonceError": "pgonce.offsets_store.errors",
         "PostgresBatchWriter": "pgonce.sink.foreach_batch.batch_writer",
-        "PostgresUrl": "pgonce.offsets_store.postgres.passwords.postgres_url",
+        "PostgresUrl": "pgonce.offsets_store.postgres.postgres_url",
         "Recovery": "pgonce.offsets_store.recovery.recover",
         "StoredBatch": "pgonce.offsets_store.status.stored",
         "StoredJob": "pgonce.offsets_store.status.batch_jobs",

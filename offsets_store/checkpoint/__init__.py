@@ -1,1 +1,1 @@
-"""What does Spark's checkpoint say, and how is it written?"""
+"""Read and repair Spark's checkpoint."""

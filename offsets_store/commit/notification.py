@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from ..errors import bad_option
 from ..ledger.published import Published
 from ..postgres.connect import driver_connection
-from ..postgres.storable import refuse_unstorable
+from ..postgres.text import refuse_unstorable
 
 # Postgres's own bounds: NOTIFY_PAYLOAD_MAX_LENGTH and NAMEDATALEN, each less the byte that ends the text.
 _LONGEST_PAYLOAD = 7999

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ..errors import bad_option
 from ..postgres.backoff import RETRY_SECONDS
 from ..postgres.connect import parse_url
-from ..postgres.storable import refuse_unstorable
+from ..postgres.text import refuse_unstorable
 from ..verdict.facts import Remedies
 from .notification import refuse_unfit_channel
 

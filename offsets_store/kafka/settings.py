@@ -1,9 +1,9 @@
 """
-Which Kafka brokers are meant, and how does one log in to them?
+Translate Kafka's settings, as people write them for Spark, into librdkafka's.
 
-Pure: runs wherever brokers are asked. People give Kafka's own settings, as Spark has them (``kafka.security.protocol``
-and so on), and librdkafka has others: this says the same in its words. Invariant: a setting is translated or refused,
-never ignored, and no error repeats a value, which may be a password.
+Pure: runs wherever brokers are named. People write ``kafka.security.protocol`` and so on, and a JAAS text
+(``sasl.jaas.config``) for user and password, as Kafka's clients in Java take it. Invariant: a setting is translated or
+refused, never ignored, and no error repeats a value, which may be a password.
 
 Source: librdkafka's CONFIGURATION.md, and "Java security settings" in Apache Kafka's documentation.
 """
@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import ConfigurationError, bad_option
-from .jaas import user_and_password
 
 PREFIX = "kafka."
 
@@ -203,4 +202,51 @@ def _unreadable_store(store: str, kind: str) -> ConfigurationError:
         "BAD_OPTION",
         f"{store} is a {kind} file, or is taken for one. Brokers are asked by librdkafka here, which cannot read that.",
         _TO_PEM.format(store=store),
+    )
+
+
+_WHOLE = re.compile(r"\s*([\w.$]+)\s+(?:required|requisite|sufficient|optional)\b(.*);\s*", re.IGNORECASE | re.DOTALL)
+_OPTION = re.compile(r"""\s*([\w.$-]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|'((?:[^'\\]|\\.)*)'|([^\s;"']+))""", re.DOTALL)
+# Some distributions of Spark bring Kafka's classes under other packages.
+_MODULES = (".PlainLoginModule", ".ScramLoginModule")
+
+
+def user_and_password(text: str) -> tuple[str, str]:
+    """
+    What a login by PLAIN or SCRAM needs.
+
+    :raises ConfigurationError: BAD_OPTION, for a text that says something else.
+    """
+    module, options = _parsed(text)
+    # With tokenauth, user and password are those of a delegation token, which librdkafka cannot use.
+    if not module.endswith(_MODULES) or options.get("tokenauth", "").lower() == "true":
+        raise bad_option(
+            "BAD_OPTION",
+            "sasl.jaas.config names a login module that cannot be used here.",
+            "Use PlainLoginModule or ScramLoginModule, with username and password.",
+        )
+    for name in ("username", "password"):
+        if name not in options:
+            raise bad_option(
+                "BAD_OPTION", f"sasl.jaas.config has no {name}.", f'Add {name}="...", before the semicolon.'
+            )
+    return options["username"], options["password"]
+
+
+def _parsed(text: str) -> tuple[str, dict[str, str]]:
+    whole = _WHOLE.fullmatch(text)
+    options: dict[str, str] = {}
+    if whole is not None:
+        rest = whole[2]
+        while option := _OPTION.match(rest):
+            quoted = option[2] if option[2] is not None else option[3]
+            options[option[1]] = option[4] if quoted is None else re.sub(r"\\(.)", r"\1", quoted, flags=re.DOTALL)
+            rest = rest[option.end() :]
+        if not rest.strip():
+            return whole[1], options
+    raise bad_option(
+        "BAD_OPTION",
+        "sasl.jaas.config cannot be read.",
+        "Write it as Kafka's documentation does: org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="..." password="...";',
     )

@@ -15,7 +15,7 @@ import logging
 
 import psycopg
 
-from ..postgres.qualified_name import QUALIFIED_NAME
+from ..postgres.text import QUALIFIED_NAME
 
 _log = logging.getLogger("pgonce")
 

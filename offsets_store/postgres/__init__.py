@@ -1,1 +1,1 @@
-"""How do we speak to Postgres, and what do its errors mean?"""
+"""Connections to Postgres, the settings of their transactions, and the meaning of Postgres's errors."""

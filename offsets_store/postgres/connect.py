@@ -23,8 +23,8 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 
 from ..errors import ConfigurationError, ConnectError
 from .bounds import with_line_bounds
-from .passwords.connect_asking import connect_asking
-from .passwords.postgres_url import PostgresUrl
+from .passwords import connect_asking
+from .postgres_url import PostgresUrl
 from .search_path import SET_OURS
 from .translate import connect_error
 

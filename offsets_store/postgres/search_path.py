@@ -4,7 +4,7 @@ In which schemas do our own statements look names up? In ``pg_catalog``, and in 
 Runs wherever Postgres is spoken to. Invariant: a statement of ours runs under :data:`SEARCH_PATH`, or names the schema
 of every table, function, operator and type in it. A statement of the user, and triggers on the user's tables, run under
 the user's search_path. Other settings on which our statements rely come and go with it
-(:mod:`~pgonce.offsets_store.postgres.our_settings`).
+(:mod:`~pgonce.offsets_store.postgres.settings`).
 
 To qualify functions is not enough: an operator such as ``=``, and a type such as ``text``, are looked up along the
 search_path too. And an unqualified function whose argument types fit better wins even if ``pg_catalog`` comes first.
@@ -17,8 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from .local_settings import LocalSettings
-from .our_settings import FOR_NAMES, OF_VALUES, OURS
+from .settings import FOR_NAMES, OF_VALUES, OURS, LocalSettings
 
 SET_OURS = "; ".join(
     f"SET LOCAL {name} = {value if name == 'search_path' else repr(value)}" for name, value in OURS.items()

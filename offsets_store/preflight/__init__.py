@@ -1,1 +1,1 @@
-"""Would the promises of pgonce hold on this server?"""
+"""Ask a server whether the promises of pgonce would hold there."""

@@ -17,7 +17,7 @@ from ..ledger.pruning import is_pruned_at
 from ..ledger.tables import batches, progress, writers
 from ..postgres.bounds import server_settings
 from ..postgres.connect import driver_connection
-from ..postgres.our_settings import OURS
+from ..postgres.settings import OURS
 from .event import Heard, LedgerSide, disagreement
 
 KEPT_A_QUERY = 1000

@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from ..ledger.tables import SCHEMA
-from ..postgres.qualified_name import qualified_name
+from ..postgres.text import qualified_name
 
 EVERYBODY = "PUBLIC"
 Grants = Mapping[tuple[str, str], bool]

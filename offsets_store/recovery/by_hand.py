@@ -20,7 +20,7 @@ from ..checkpoint.writer import CheckpointWriter
 from ..errors import CheckpointError, ConfigurationError, RecoveryError
 from ..ledger.session import reading
 from ..ledger.tables import writers
-from ..postgres.qualified_name import QUALIFIED_NAME
+from ..postgres.text import QUALIFIED_NAME
 from ..status.store import OffsetsStore
 from ..verdict.decide import ACCEPTABLE, Verdict
 from .fence import QUIET_SECONDS, holding, note, refuse_running

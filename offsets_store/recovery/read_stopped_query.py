@@ -14,8 +14,7 @@ from dataclasses import replace
 from sqlalchemy import Connection, RowMapping, or_, select
 
 from ..checkpoint.files import CheckpointFiles, open_location
-from ..checkpoint.reader import Checkpoint
-from ..checkpoint.state_files import state_files
+from ..checkpoint.reader import Checkpoint, state_files
 from ..errors import CheckpointError, LedgerError
 from ..ledger.acceptances import is_open
 from ..ledger.lock import recorded

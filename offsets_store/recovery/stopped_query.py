@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
-from ..checkpoint.state_files import StateFile
+from ..checkpoint.reader import StateFile
 from ..offsets.compare import Offsets
 from ..verdict.facts import Guarantee, Ledger, Recorded, Writer
 

@@ -19,7 +19,7 @@ from ..kafka.settings import brokers
 from ..ledger.session import reading
 from ..offsets.compare import kafka_topics
 from ..postgres.connect import engine_for
-from ..postgres.passwords.postgres_url import PostgresUrl
+from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import passes
 from .batch_jobs import StoredJob, newest_jobs
 from .dead_letters import StoredLetter, as_letters, letters_of, letters_table

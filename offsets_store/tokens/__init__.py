@@ -1,1 +1,1 @@
-"""Which tokens of clouds are there in the place of passwords? One module a cloud."""
+"""Tokens of clouds in the place of passwords, one module for each cloud."""

@@ -15,9 +15,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from ..postgres.passwords.login import Login
-from .client_library import client_library, not_there
-from .quiet_logs import quiet
+from ..postgres.postgres_url import Login
+from .client_library import client_library, not_there, quiet
 
 _REGION_IN_HOST = re.compile(r"\.([a-z]{2}(?:-[a-z]+)+-\d)\.rds\.amazonaws\.com(?:\.cn)?$", re.IGNORECASE)
 

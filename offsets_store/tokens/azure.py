@@ -14,9 +14,8 @@ import os
 from functools import lru_cache
 from typing import Any
 
-from ..postgres.passwords.login import Login
-from .client_library import client_library
-from .quiet_logs import quiet
+from ..postgres.postgres_url import Login
+from .client_library import client_library, quiet
 
 _PUBLIC = "https://ossrdbms-aad.database.windows.net/.default"
 # By the end of the host's name.

@@ -1,11 +1,17 @@
 """
-Is the client library of a cloud installed in this process?
+Import the client library of a cloud, and keep what it logs about tokens out of the logs.
 
-Runs wherever a connection is made. Invariant: a library is imported only when its cloud is asked for a token.
+Runs wherever a connection is made. Invariants: a library is imported only when its cloud is asked for a token. While a
+function of pgonce asks for one, what the library logs at DEBUG in that thread is dropped, because it holds the token,
+or the credentials with which it is made; nothing else of its log is touched.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
@@ -32,3 +38,34 @@ def client_library(module: str, package: str, extra: str) -> Any:
 def not_there(what: str, remedy: str) -> ConfigurationError:
     """The error for something that a token cannot be made without."""
     return ConfigurationError("PASSWORD_SOURCE_MISSING", what, "Nothing was written.", remedy)
+
+
+_asks: ContextVar[bool] = ContextVar("asks_for_a_token", default=False)
+
+
+def _may_be_written(record: logging.LogRecord) -> bool:
+    return record.levelno > logging.DEBUG or not _asks.get()
+
+
+def _listen_to(libraries: tuple[str, ...]) -> None:
+    # A filter of a logger does not hear what those below it have to say.
+    below = tuple(f"{library}." for library in libraries)
+    names = [name for name in list(logging.root.manager.loggerDict) if name.startswith(below)]
+    for name in (*libraries, *names):
+        logging.getLogger(name).addFilter(_may_be_written)
+
+
+@contextmanager
+def quiet(*libraries: str) -> Iterator[None]:
+    """
+    Drop what the loggers of these libraries write at DEBUG in this thread while the block runs.
+
+    These are the loggers that the names stand for, and those below them that are there when the block begins: import
+    the library before.
+    """
+    _listen_to(libraries)
+    before = _asks.set(True)
+    try:
+        yield
+    finally:
+        _asks.reset(before)

@@ -15,9 +15,8 @@ import re
 from functools import lru_cache
 from typing import Any
 
-from ..postgres.passwords.login import Login
-from .client_library import client_library, not_there
-from .quiet_logs import quiet
+from ..postgres.postgres_url import Login
+from .client_library import client_library, not_there, quiet
 
 INSTANCE = "PGONCE_LAKEBASE_INSTANCE"
 """The environment variable for the name of a provisioned instance."""

@@ -15,9 +15,8 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from ..postgres.passwords.login import Login
-from .client_library import client_library
-from .quiet_logs import quiet
+from ..postgres.postgres_url import Login
+from .client_library import client_library, quiet
 
 _SCOPE = "https://www.googleapis.com/auth/sqlservice.login"
 

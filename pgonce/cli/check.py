@@ -15,7 +15,7 @@ import psycopg
 import typer
 
 from pgonce.offsets_store.errors import LedgerError, TargetError
-from pgonce.offsets_store.postgres.passwords.postgres_url import with_source_of
+from pgonce.offsets_store.postgres.postgres_url import with_source_of
 from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
 from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.status.read_stored import find_writers, last_written

@@ -19,8 +19,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets.compare import Offsets, is_kafka
-from pgonce.offsets_store.shown import one_line
 from pgonce.offsets_store.status.batch_jobs import StoredJob
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.ends import Status, last_known_lag, total_lag

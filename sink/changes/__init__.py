@@ -1,1 +1,1 @@
-"""What does each row of a change feed say is to be done?"""
+"""Read what the rows of a change feed say is to be done."""

@@ -19,7 +19,7 @@ from pgonce.offsets_store.errors import NOTHING
 from ..encoding.unfit_rows import UnfitRow
 from ..errors import SparkError
 from ..identity.origin import Origin
-from ..positions.reach import Reach
+from ..positions import Reach
 from .carrier import Carrier
 from .loaded_version import LOADED_VERSION, other_version
 

@@ -13,7 +13,7 @@ from pgonce.offsets_store.offsets.compare import Offsets
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.position_columns import PositionColumns
-from ..positions.drop_stored_arrow import bodies_not_stored, is_stored
+from ..positions import bodies_not_stored, is_stored
 from ..staging.table import StagedRows, StagingTable
 from ..writing.rows import Rows
 from .carrier import Promise

@@ -27,7 +27,7 @@ from ..identity.origin import Origin
 from ..identity.planned_batch import staging_table
 from ..options.position_columns import written_type
 from ..options.sink_options import SinkOptions
-from ..positions.reach import Reach, reach, reach_of, widen
+from ..positions import Reach, reach, reach_of, widen
 from ..staging.stager import Stager
 from .carrier import Carrier
 from .held_rows import HeldRows

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from pyspark.sql import types as t
 
-from pgonce.offsets_store.postgres.storable import is_storable
+from pgonce.offsets_store.postgres.text import is_storable
 
 from ..errors import TypeMappingError
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 
 from ..identity.from_server import as_long_as_planned, batch_from_server

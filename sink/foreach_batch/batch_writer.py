@@ -17,8 +17,8 @@ from typing_extensions import Unpack
 from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.text import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..border import called_by_spark

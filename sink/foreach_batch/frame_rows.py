@@ -25,8 +25,7 @@ from ..encoding.unfit_rows import UnfitRow, UnfitRows
 from ..options.destination import DeadLetters, Destination
 from ..options.position_columns import PositionColumns, written_type
 from ..options.routes import Routes
-from ..positions.drop_stored_arrow import not_stored
-from ..positions.reach import reach, refuse_outside, span_of
+from ..positions import not_stored, reach, refuse_outside, span_of
 from ..writing.rows import Rows
 from .arriving_batches import ArrivingBatches
 

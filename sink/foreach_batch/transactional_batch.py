@@ -21,13 +21,13 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.postgres.connect import driver_connection
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.postgres.text import refuse_unstorable
 from pgonce.offsets_store.verdict.decide import SKIP
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ..border import calls_users_code
 from ..options.hints import only_known_arguments
-from ..positions.drop_stored_spark import stored_already
+from ..positions import stored_already
 from ..writing.first_batch import refuse_first_batch
 from .batch_settings import batch_settings
 from .transaction import BatchTransaction

@@ -1,1 +1,1 @@
-"""Which batch is this? From the checkpoint, or from the running query."""
+"""Find out which batch it is: from the checkpoint, the running query, or a Spark Connect server."""

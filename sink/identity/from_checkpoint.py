@@ -20,7 +20,7 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
 from ..options.sink_options import SinkOptions
-from ..positions.reach import Reach, refuse_outside, span_of
+from ..positions import Reach, refuse_outside, span_of
 from .origin import Origin
 
 # On an object store a file may be listed before it can be read.

@@ -13,7 +13,7 @@ from uuid import UUID
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..options.sink_options import SinkOptions
-from ..positions.reach import Reach
+from ..positions import Reach
 from ..staging.table import StagingTable
 from .from_checkpoint import batch_by_id, batch_from_checkpoint
 from .origin import Origin

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, cast, get_args
 
 from pgonce.offsets_store.errors import bad_option
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.postgres.text import refuse_unstorable
 
 from .hints import column_names
 

@@ -14,7 +14,7 @@ from typing import Literal, cast, get_args
 from typing_extensions import Unpack
 
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.postgres.text import refuse_unstorable
 
 from .by_key import ByKeyOptions, Changes, Existing, changes, existing
 from .values import one_of

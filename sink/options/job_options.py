@@ -19,7 +19,7 @@ from pgonce.offsets_store.commit.settings import (
 )
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.postgres.text import refuse_unstorable
 from pgonce.offsets_store.verdict.facts import Remedies
 
 from .destination import Destination, Mode

@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 from typing_extensions import Unpack
 
 from pgonce.offsets_store.errors import ConfigurationError, bad_option
-from pgonce.offsets_store.postgres.storable import refuse_unstorable
+from pgonce.offsets_store.postgres.text import refuse_unstorable
 
 from .destination import Destination, TableOptions, destination
 from .hints import column_names, refuse_unknown_options

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.postgres.connect import parse_url
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.status.read_stored import who_feeds
 
 _Default = TypeVar("_Default")

@@ -16,7 +16,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.qualified_name import qualified_name
+from pgonce.offsets_store.postgres.text import qualified_name
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination

@@ -1,7 +1,7 @@
 """
 Exactly-once by source position, over Spark Connect: what test_positions.py says of a classic session.
 
-Covers: sink.identity.from_server, sink.positions.drop_stored_spark.
+Covers: sink.identity.from_server, sink.positions.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.identity.planning import newest_uncommitted_entry
 from pgonce.sink.options.sink_options import parse_options
-from pgonce.sink.positions.reach import reach
+from pgonce.sink.positions import reach
 
 POSITIONS = {"positionColumns": "topic,partition,offset"}
 SPARSE = {**POSITIONS, "asyncProgressTrackingEnabled": "true"}

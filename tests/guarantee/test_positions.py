@@ -1,7 +1,7 @@
 """
 Exactly-once by source position: a batch that overlaps what is stored loses those of its rows, and no others.
 
-Covers: sink.options.position_columns, sink.positions.drop_stored_spark.
+Covers: sink.options.position_columns, sink.positions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Names and texts from outside are only names and texts: none becomes SQL, and the legal ones work.
 
-Covers: offsets_store.postgres.storable.
+Covers: offsets_store.postgres.text.
 """
 
 from __future__ import annotations

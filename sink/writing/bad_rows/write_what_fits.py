@@ -15,7 +15,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
+from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ...staging.table import check_staged_rows
 from ..gathering import GatheredRows

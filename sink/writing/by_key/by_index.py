@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.postgres.local_settings import LocalSettings
+from pgonce.offsets_store.postgres.settings import LocalSettings
 
 from .key_plan import ComparedUpsert
 

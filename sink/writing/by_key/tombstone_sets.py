@@ -20,7 +20,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.qualified_name import QUALIFIED_NAME
+from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
 
 from ..table.catalogue import TargetTable
 from ..table.turns import root_of

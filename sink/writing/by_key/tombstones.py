@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.postgres.local_settings import LocalSettings
+from pgonce.offsets_store.postgres.settings import LocalSettings
 
 from ..table.catalogue import TargetTable
 from ..table.turns import turn_of_newer

@@ -18,7 +18,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
-from pgonce.offsets_store.postgres.local_settings import ANSWERS_BEFORE
+from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ..checked_table import ColumnPlan
 from ..fitting.fit import Fit

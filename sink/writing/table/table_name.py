@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.postgres.qualified_name import qualified_name
+from pgonce.offsets_store.postgres.text import qualified_name
 
 TEMPORARY = "pg_temp"
 """An alias: the session's own schema for temporary tables has a number, and is made with the first of them."""

@@ -1,7 +1,7 @@
 """
 Kafka's settings in librdkafka's words, or a refusal that says why not.
 
-Covers: offsets_store.kafka.jaas.
+Covers: offsets_store.kafka.settings.
 """
 
 from __future__ import annotations

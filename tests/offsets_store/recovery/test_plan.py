@@ -15,7 +15,7 @@ import pytest
 from support.stopped_query import COMMIT, checkpoint, entries, entry, kafka, published_to, record, sink
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
-from pgonce.offsets_store.checkpoint.state_files import StateFile
+from pgonce.offsets_store.checkpoint.reader import StateFile
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.offsets.compare import tells_which_rows
 from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on

@@ -1,7 +1,7 @@
 """
 A stopped query's checkpoint is recovered from the ledger, wherever it is cut short; and refusals.
 
-Covers: offsets_store.checkpoint.state_files, offsets_store.checkpoint.writer,
+Covers: offsets_store.checkpoint.reader, offsets_store.checkpoint.writer,
 offsets_store.recovery.read_stopped_query.
 """
 

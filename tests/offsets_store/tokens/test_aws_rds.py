@@ -16,7 +16,7 @@ from support.token_server import serving
 from pgonce import Login, tokens
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.tokens import aws_rds
 
 KEY_ID, KEY, SESSION = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "session/token+with=signs"

@@ -17,7 +17,7 @@ from support.token_server import serving
 from pgonce import Login, tokens
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.tokens import google
 
 ACCOUNT = "streamer@shop.iam.gserviceaccount.com"

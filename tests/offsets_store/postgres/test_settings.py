@@ -1,7 +1,7 @@
 """
 Settings of a role, a database or url change nothing about what is stored and read, and stay the user's for his SQL.
 
-Covers: offsets_store.postgres.our_settings, offsets_store.postgres.search_path.
+Covers: offsets_store.postgres.settings, offsets_store.postgres.search_path.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pgonce import OffsetsStore
 from pgonce.cli.main import app
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.postgres.settings import LocalSettings
 from pgonce.offsets_store.preflight.answers import Holds
 from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx
@@ -168,3 +169,49 @@ def test_the_session_has_them_afterwards(odd_url):
     ensure_ledger(odd_url)
     with psycopg.connect(odd_url) as connection:
         assert connection.execute("SHOW datestyle").fetchone() == ("German, DMY",)
+
+
+OURS = LocalSettings(extra_float_digits="1", search_path="pg_catalog, pg_temp")
+LOOK = "SELECT pg_catalog.current_setting('extra_float_digits'), pg_catalog.current_setting('search_path')"
+USERS = ("-3", "public, pg_catalog")
+
+
+@pytest.fixture
+def connection(url):
+    """A connection whose user has set both settings, in a transaction."""
+    with psycopg.connect(url) as opened:
+        opened.execute("SET extra_float_digits = -3")
+        opened.execute("SET search_path = public, pg_catalog")
+        opened.commit()
+        yield opened
+
+
+def test_the_statement_sees_ours(connection):
+    """In one round trip, after which the cursor is at the statement's answer."""
+    cursor = connection.cursor()
+    OURS.execute_in_tx(cursor, sql.SQL(LOOK))
+    assert cursor.fetchone() == ("1", "pg_catalog, pg_temp")
+    assert connection.execute(LOOK).fetchone() == USERS
+
+
+def test_one_within_another(connection):
+    """One may stand around another that sets something else: each brings back its own."""
+    costs = LocalSettings(seq_page_cost="7")
+    cursor = connection.cursor()
+    OURS.execute_in_tx(cursor, costs.around(sql.SQL("SELECT 1")))
+    asked = connection.execute(f"{LOOK}, pg_catalog.current_setting('seq_page_cost')".encode()).fetchone()
+    assert asked == (*USERS, "1")
+
+
+def test_a_statement_that_fails(connection):
+    """The savepoint that is rolled back brings the user's settings back."""
+    with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
+        OURS.execute_in_tx(connection.cursor(), sql.SQL("SELECT 1 / 0"))
+    assert connection.execute(LOOK).fetchone() == USERS
+
+
+def test_after_the_transaction(connection):
+    """The session has nothing of it."""
+    OURS.execute_in_tx(connection.cursor(), sql.SQL("SELECT 1"))
+    connection.commit()
+    assert connection.execute(LOOK).fetchone() == USERS

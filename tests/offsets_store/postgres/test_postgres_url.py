@@ -1,7 +1,7 @@
 """
 A connection string together with the source of its password.
 
-Covers: offsets_store.postgres.passwords.login
+Covers: offsets_store.postgres.postgres_url
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from pgonce import Login, PostgresUrl
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.postgres.connect import engine_for
-from pgonce.offsets_store.postgres.passwords.postgres_url import with_source_of
+from pgonce.offsets_store.postgres.postgres_url import with_source_of
 
 
 def test_it_is_a_connection_string_and_two_are_equal_only_if_their_sources_are():

@@ -1,19 +1,42 @@
 """
-Which database is meant, and where does the password for it come from?
+A connection string with the source of its password, and the login that such a source is asked for.
 
-Pure: runs wherever settings are made. Invariant: it names the source of a password and never holds one that came from
-there, so it may be pickled, compared and sent to executors.
+Pure: runs wherever settings are made. Invariant: neither holds a password that came from the source, so they may be
+pickled, compared and sent to executors.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from psycopg import Error
 from psycopg.conninfo import conninfo_to_dict
 from typing_extensions import Self
 
-from ...errors import bad_option
+from ..errors import bad_option
+
+
+@dataclass(frozen=True)
+class Login:
+    """
+    One login that is about to be tried.
+
+    :param host: the name of the host, as url, service file or ``PGHOST`` give it; the folder of a Unix socket, or empty
+        for libpq's own. With several hosts, the one that is tried now.
+    :param port: its port.
+    :param user: the role.
+    :param dbname: the database.
+    :param refused: whether Postgres has just refused the password that was given for this login. A function that keeps
+        tokens for a while must make a new one then.
+    """
+
+    host: str
+    port: int
+    user: str
+    dbname: str
+    refused: bool = False
+
 
 _FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 
@@ -26,7 +49,7 @@ class PostgresUrl(str):
 
     :param url: a libpq URI or key=value string without a password; empty for libpq's environment.
     :param password_from: ``module:function``, called for each new connection with a
-        :class:`~pgonce.offsets_store.postgres.passwords.login.Login`; it returns the password.
+        :class:`~pgonce.offsets_store.postgres.postgres_url.Login`; it returns the password.
     :raises ConfigurationError: CLASHING_OPTIONS, BAD_OPTION.
     """
 

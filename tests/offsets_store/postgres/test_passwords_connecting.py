@@ -12,8 +12,8 @@ from support.rotating_password import FILE, Rotation, who_asked
 
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.postgres.connect import checked_out, connect, engine_for
-from pgonce.offsets_store.postgres.passwords.connect_asking import hosts_of, resolved
-from pgonce.offsets_store.postgres.passwords.postgres_url import PostgresUrl
+from pgonce.offsets_store.postgres.passwords import hosts_of, resolved
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
 ASKED = "support.rotating_password:asked"
 KEPT = "support.rotating_password:kept"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from psycopg import sql
 
-from pgonce.offsets_store.postgres.qualified_name import QUALIFIED_NAME, qualified_name
+from pgonce.offsets_store.postgres.text import QUALIFIED_NAME, qualified_name
 
 TABLES = [
     ("public", "events"),

@@ -1,0 +1,275 @@
+"""
+Make a connection whose password comes from the function that ``passwordFrom`` names.
+
+Runs wherever a connection is made, executors and the command line included. Invariants: the function is called once for
+each attempt to log in, for the host that is tried; after Postgres has refused a password it is called once more, and
+never after Postgres has accepted one. What it returns is kept nowhere. An error of it comes out as words, without its
+frames, and these hide too much rather than show a password, a token or a key.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import make_conninfo
+
+from ..errors import ConfigurationError, ConnectError, PgonceError
+from .postgres_url import Login, PostgresUrl
+from .translate import scrub
+
+# libpq reads all that it was told, files and environment included, before it refuses this; it connects to nobody.
+_STOP_BEFORE_CONNECTING = "pgonce only reads"
+_DEFAULT_PORT = 5432
+# Parameters of a connection that libpq does not know.
+_OF_PSYCOPG = frozenset({"autocommit"})
+# What is said after a password was sent, and not because of it. Sources: PQconnectPoll of libpq (the server is not of
+# the wanted kind, or is gone), InitPostgres of Postgres (the login is done: now come role, database and settings), and
+# PgBouncer's handling of logins.
+_NOT_OF_THE_PASSWORD = re.compile(
+    r"session is (not )?read-only|server is (not )?in hot standby mode|server closed the connection|"
+    r'database ".*" does not exist|database ".*" is not currently accepting|connect to invalid database|'
+    r"permission denied for database|is not permitted to log in|too many connections for|slots are reserved|"
+    r'parameter "|the database system is|terminating connection|no such database|query_wait_timeout'
+)
+
+
+def connect_asking(url: PostgresUrl, parameters: Mapping[str, Any], *, was_let_in: bool) -> psycopg.Connection:
+    """
+    A new connection with these parameters of libpq, whose password comes from the source that ``url`` names.
+
+    :param was_let_in: whether this process has connected with the same url before.
+    :raises psycopg.Error: if no host lets us in.
+    :raises PgonceError: as :func:`ask_function`.
+    """
+    refusals: list[psycopg.Error] = []
+    for login, host in hosts_of(parameters):
+        for attempt in (login, replace(login, refused=True)):
+            given = {**parameters, **host, "password": _ask(url, attempt, was_let_in=was_let_in)}
+            try:
+                # Server-side prepared statements fail behind poolers that share sessions.
+                return psycopg.connect(**given, prepare_threshold=None)
+            except psycopg.Error as error:
+                refusals.append(error.with_traceback(None))
+            finally:
+                del given
+            if not is_password_refused(refusals[-1]):
+                break
+    raise _all_of(refusals)
+
+
+def is_password_refused(error: psycopg.Error) -> bool:
+    """
+    Whether Postgres has asked for a password, and did not take the one that it got.
+
+    For a connection that cannot be made, libpq gives no SQLSTATE (28P01 or 28000), only words. Those that are not
+    known, as from a server in another language, count as a refusal: to renew a token that was good costs a question,
+    and never to renew one that was too old costs the connection.
+    """
+    if error.pgconn is None or not error.pgconn.used_password:
+        return False
+    return not _NOT_OF_THE_PASSWORD.search(error.pgconn.error_message.decode(errors="replace"))
+
+
+def _ask(url: PostgresUrl, login: Login, *, was_let_in: bool) -> str:
+    return ask_function(url.password_from or "", login, was_let_in=was_let_in)
+
+
+def hosts_of(parameters: Mapping[str, Any]) -> Iterator[tuple[Login, dict[str, Any]]]:
+    """
+    Each host that libpq would try, in its order: who logs in there, and the parameters that name this host alone.
+
+    A token may be for one host only, so each is tried by itself. What libpq would do with the list is done here.
+    """
+    read = resolved(parameters)
+    names, addresses, ports = (read.get(name, "").split(",") for name in ("host", "hostaddr", "port"))
+    count = max(len(names), len(addresses))
+    hosts: list[tuple[Login, dict[str, Any]]] = []
+    for number in range(count):
+        name, address, port = (
+            part[number] if len(part) == count else part[0] if part is ports else ""
+            for part in (names, addresses, ports)
+        )
+        login = Login(name or address, _port(port), read.get("user", ""), read.get("dbname", ""))
+        hosts.append((login, {"host": name or None, "hostaddr": address or None, "port": port or None}))
+    if read.get("load_balance_hosts") == "random":
+        random.shuffle(hosts)
+    if read.get("target_session_attrs") == "prefer-standby":
+        standby = [(login, {**host, "target_session_attrs": "standby"}) for login, host in hosts]
+        hosts = [*standby, *((login, {**host, "target_session_attrs": "any"}) for login, host in hosts)]
+    yield from hosts
+
+
+def _port(text: str) -> int:
+    if not text:
+        return _DEFAULT_PORT
+    if not text.strip().isdecimal():
+        raise psycopg.OperationalError(f"invalid port number: {text!r}")
+    return int(text)
+
+
+def resolved(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """What libpq makes of these parameters, its environment, the service file and its defaults; without passwords."""
+    of_libpq = {name: value for name, value in parameters.items() if name not in _OF_PSYCOPG}
+    told = make_conninfo("", **{**of_libpq, "sslmode": _STOP_BEFORE_CONNECTING})
+    reader = pq.PGconn.connect_start(told.encode())
+    try:
+        read = {option.keyword.decode(): (option.val or b"").decode(errors="replace") for option in reader.info}
+        objection = reader.error_message.decode(errors="replace").strip()
+    finally:
+        reader.finish()
+    if "sslmode" not in objection:
+        # There is something else that libpq cannot read: no such service, or more ports than hosts.
+        raise psycopg.OperationalError(objection)
+    return {name: value for name, value in read.items() if "password" not in name}
+
+
+def _all_of(refusals: list[psycopg.Error]) -> psycopg.Error:
+    if len(refusals) == 1:
+        return refusals[0]
+    last = refusals[-1]
+    texts = dict.fromkeys(" ".join(str(error).split()) for error in refusals)
+    return type(last)("; ".join(texts), pgconn=last.pgconn)
+
+
+_READY = "pgonce."
+_WHERE_IT_MUST_BE = (
+    "The module must be importable in every process that connects: on the driver, on executors that stage rows "
+    "(install it there, or send it with --py-files), and where the command line runs (PYTHONPATH)."
+)
+
+
+def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
+    """
+    The password that the function called ``name`` (``module:function``) gives.
+
+    :param was_let_in: whether this process has connected to the same url before: then a failure may pass.
+    :raises ConfigurationError: PASSWORD_SOURCE_MISSING.
+    :raises ConnectError: PASSWORD_SOURCE_FAILED.
+    """
+    function = _found(name)
+    given: Any = None
+    failure = ""
+    try:
+        given = function(login)
+    except PgonceError:
+        # One of ours, which says in words what is missing.
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (somebody else's code)
+        failure = f"raised {_described(error, name)}"
+    if not failure:
+        failure = _no_password(given)
+    if failure:
+        # Raised here, where no exception of the function is being handled: its frames may hold secrets.
+        raise source_failed(
+            f"The function {name} of passwordFrom {failure}, so there is no password for role {login.user!r}.",
+            "Call the function by itself in this process; its full error is not repeated here, because it may hold "
+            "secrets. It takes one argument (pgonce.Login) and returns the password as a str.",
+            may_pass=was_let_in,
+        )
+    # Not str(): a type of somebody else's may do anything there.
+    return str.__str__(given)
+
+
+def _found(name: str) -> Callable[[Login], Any]:
+    module_name, _, function_name = name.partition(":")
+    missing = ""
+    found: Any = None
+    try:
+        found = getattr(import_module(module_name), function_name, None)
+    except ModuleNotFoundError as error:
+        is_itself = error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
+        missing = f"there is no module {error.name}" if is_itself else f"module {module_name} needs {error.name}"
+    except PgonceError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (somebody else's code)
+        missing = f"module {module_name} cannot be imported: it raised {_described(error, name)}"
+    if not missing and not callable(found):
+        missing = f"module {module_name} has no function {function_name}"
+    if missing:
+        raise source_missing(f"passwordFrom={name} cannot be used in this process: {missing}.", _WHERE_IT_MUST_BE)
+    function: Callable[[Login], Any] = found
+    return function
+
+
+def _no_password(given: object) -> str:
+    """Why this cannot be a password, in words; nothing where it can."""
+    if given is None:
+        return "returned nothing (None)"
+    if not isinstance(given, str):
+        return f"returned a {type(given).__name__}, not a str"
+    if not given.strip():
+        return "returned an empty text"
+    if "\0" in given:
+        return "returned a text with a NUL, which no password has"
+    # psycopg would raise a UnicodeEncodeError, which holds the whole connection string, and shows it in its repr().
+    if any("\ud800" <= character <= "\udfff" for character in given):
+        return "returned a text that is not valid Unicode (it has surrogates, as bytes that were not UTF-8 leave them)"
+    return ""
+
+
+def _described(error: BaseException, name: str) -> str:
+    # What a user's own function says may be the password itself, and nothing tells it from other words.
+    said = safe_words(str(error)) if name.startswith(_READY) else ""
+    return f"{type(error).__name__}: {said}".rstrip(".") if said else type(error).__name__
+
+
+_LONGEST = 300
+_HIDDEN = "***"
+
+_SECRET = r"(?:secret|token|passw|pwd|credential|assertion|signature|api.?key|access.?key|private.?key)"  # noqa: S105 (names of secrets, none itself)
+_SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
+# The name of a secret, as in JSON, URLs, headers and Python's own representations, and all that follows it: nobody
+# knows where its value ends.
+_NAMED = re.compile(rf"([\w.-]*{_SECRET}[\w.-]*['\"]?\s*(?:=|:|=>|\bis\b)\s*)\S.*", re.IGNORECASE | re.DOTALL)
+_AFTER_SCHEME = re.compile(r"(?i)\b((?:bearer|basic|negotiate|digest)\s+)\S+")
+_IN_ADDRESS = re.compile(r"(?i)(\w+://)[^/@\s]*@")
+_QUERY = re.compile(r"(?i)(\w+://[^\s?'\"]*\?)[^\s'\"]*")
+# Tokens look like nothing else: many characters without a space, in which digits and letters are mixed.
+_WORD = re.compile(r"[A-Za-z0-9+/=_~%.-]{16,}")
+_HOST = re.compile(r"[a-z0-9-]{1,24}(\.[a-z0-9-]{1,24}){2,}")
+_KEY_BLOCK = re.compile(r"-----BEGIN.*?(?:-----END[^-]*-----|\Z)", re.DOTALL)
+
+_SHORTEST_KNOWN = 6
+
+
+def safe_words(text: str) -> str:
+    """``text``, as one line of bounded length, without what may be a secret."""
+    for secret in sorted(_secrets_of_environment(), key=len, reverse=True):
+        if len(secret) >= _SHORTEST_KNOWN:
+            text = text.replace(secret, _HIDDEN)
+    text = scrub(_KEY_BLOCK.sub(_HIDDEN, text))
+    text = _QUERY.sub(rf"\1{_HIDDEN}", _IN_ADDRESS.sub(rf"\1{_HIDDEN}@", text))
+    text = _AFTER_SCHEME.sub(rf"\1{_HIDDEN}", _NAMED.sub(rf"\1{_HIDDEN}", text))
+    text = " ".join(_WORD.sub(_hidden_if_mixed, text).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+
+
+def _hidden_if_mixed(found: re.Match[str]) -> str:
+    word = found[0]
+    if _HOST.fullmatch(word):
+        return word
+    is_path = word.startswith(("/", "./")) and all(len(part) < _SHORTEST_KNOWN * 4 for part in word.split("/"))
+    has_both = any(c.isdigit() for c in word) and any(c.isalpha() for c in word)
+    return _HIDDEN if has_both and not is_path else word
+
+
+def _secrets_of_environment() -> list[str]:
+    return [value for name, value in os.environ.items() if _SECRET_NAME.search(name) and not name.startswith("PGONCE_")]
+
+
+def source_missing(what: str, remedy: str) -> ConfigurationError:
+    """The error for a password source that is not there in this process."""
+    return ConfigurationError("PASSWORD_SOURCE_MISSING", what, "Nothing was written.", remedy)
+
+
+def source_failed(what: str, remedy: str, *, may_pass: bool) -> ConnectError:
+    """The error for a password source that gave no password."""
+    return ConnectError("PASSWORD_SOURCE_FAILED", what, "Nothing was written.", remedy, may_pass=may_pass)

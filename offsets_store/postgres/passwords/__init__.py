@@ -1,1 +1,0 @@
-"""Where do passwords come from that are made anew for each connection?"""

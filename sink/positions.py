@@ -1,0 +1,173 @@
+"""
+Kafka positions of rows: the range that they span, and which of them the target has already.
+
+Runs in tasks, which report the span; in the commit worker, which compares it with the batch's range; and on the driver
+for foreachBatch. Invariants: a row is dropped only if its position is below what is stored; columns that hold anything
+but Kafka's positions are refused before a row could be dropped because of them; and a row without a complete position
+fails the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import Column
+from pyspark.sql import functions as f
+
+from pgonce.offsets_store.errors import NOTHING
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets.positions import Span, places
+from pgonce.offsets_store.verdict.facts import PlannedBatch
+
+from .encoding.copy_encoder import body_rows
+from .errors import EncodingError
+from .options.position_columns import PositionColumns
+
+
+def refuse_outside(span: Span, batch: PlannedBatch) -> None:
+    """
+    Compare the positions of some of a batch's rows with its range, as far as that is known.
+
+    :raises EncodingError: naming the first partition whose rows say that they come from elsewhere.
+    """
+    after = places(span.next)
+    # If Spark writes down only some batches, an earlier batch's end is still a bound.
+    begins, ends = places(batch.start or batch.resumes_at), places(batch.end)
+    for place, first in places(span.first).items():
+        last = after[place] - 1
+        begin = begins.get(place, 0)
+        end = ends.get(place, 0 if batch.end is not None else last + 1)
+        if first < begin or last >= end:
+            _, topic, partition = place
+            raise EncodingError(
+                "POSITION_OUTSIDE",
+                f"Rows say that they are records {first} to {last} of partition {partition} of topic {topic!r}, but "
+                f"the batch reads from {begin}" + (f" and ends before {end}." if batch.end is not None else " on."),
+                NOTHING,
+                "Name the columns that hold topic, partition and offset as the Kafka source gives them, unchanged.",
+            )
+
+
+# Topic to partition to (least position, one past the greatest): what a parcel says about its rows.
+Reach = dict[str, dict[str, tuple[int, int]]]
+
+
+def reach(parts: Iterable[pa.RecordBatch]) -> Reach:
+    """How far rows reach, by topic and partition."""
+    found: Reach = {}
+    for part in parts:
+        topic = part["topic"].dictionary_decode()
+        plain = pa.table({"topic": topic, "partition": part["partition"], "offset": part["offset"]})
+        for row in plain.group_by(["topic", "partition"]).aggregate([("offset", "min"), ("offset", "max")]).to_pylist():
+            ends = row["offset_min"], row["offset_max"] + 1
+            widen(found, {row["topic"]: {str(row["partition"]): ends}})
+    return found
+
+
+def reach_of(records: Iterable[tuple[str, int, int]]) -> Reach:
+    """How far single rows reach, each given as topic, partition and offset."""
+    found: Reach = {}
+    for topic, partition, offset in records:
+        widen(found, {topic: {str(partition): (offset, offset + 1)}})
+    return found
+
+
+def widen(found: Reach, further: Reach) -> None:
+    """Extend ``found`` so that it reaches as far as ``further`` does."""
+    for topic, partitions in further.items():
+        known = found.setdefault(topic, {})
+        for partition, (first, after) in partitions.items():
+            least, most = known.get(partition, (first, after))
+            known[partition] = min(first, least), max(after, most)
+
+
+def span_of(source_id: str, reaches: Iterable[Reach]) -> Span:
+    """What all parcels together say about a batch's rows."""
+    whole: Reach = {}
+    for one in reaches:
+        widen(whole, one)
+    if not whole:
+        return Span({}, {})
+    first, after = (
+        {topic: {p: ends[side] for p, ends in partitions.items()} for topic, partitions in whole.items()}
+        for side in (0, 1)
+    )
+    return Span({source_id: first}, {source_id: after})
+
+
+def not_stored(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:
+    """Which rows are at or past what is stored."""
+    keep = pa.repeat(pa.scalar(value=True), len(part))
+    topic_of_row = part["topic"].dictionary_decode()
+    for topics in stored.values():
+        for topic, partitions in topics.items():
+            # One look-up for all rows, however many partitions there are: a comparison with each of 1,000 took 25 ms
+            # even for a single row, and a batch may have thousands of tasks.
+            known = pa.array(map(int, partitions), part["partition"].type)
+            stored_end = pc.take(pa.array(partitions.values(), pa.int64()), pc.index_in(part["partition"], known))
+            old = pc.and_(pc.equal(topic_of_row, topic), pc.less(part["offset"], stored_end))
+            # A partition of which nothing is stored has no end.
+            keep = pc.and_not(keep, pc.fill_null(old, fill_value=False))
+    return keep
+
+
+def is_stored(place: tuple[str, int, int] | None, stored: Offsets) -> bool:
+    """Whether a row with this topic, partition and offset is below what is stored."""
+    if place is None:
+        return False
+    topic, partition, offset = place
+    positions = [topics.get(topic, {}).get(str(partition)) for topics in stored.values()]
+    return any(position is not None and offset < position for position in positions)
+
+
+def bodies_not_stored(
+    bodies: Sequence[bytes], parts: Sequence[pa.RecordBatch], stored: Offsets
+) -> Iterator[tuple[bytes, int]]:
+    """The bodies of a binary COPY without the rows that are stored already, each with its number of rows."""
+    for body, part in zip(bodies, parts, strict=True):
+        keep = not_stored(part, stored)
+        count = pc.sum(keep).as_py() or 0
+        if count == len(part):
+            yield body, count
+        elif count:
+            rows = memoryview(body)
+            places = zip(body_rows(rows), keep, strict=True)
+            yield b"".join(rows[start:end] for (start, end), wanted in places if wanted.as_py()), count
+
+
+def stored_already(columns: PositionColumns, stored: Offsets | None, span: Span | None) -> Column:
+    """
+    Whether a row is stored already, being below the stored positions; if there are none, no row is.
+
+    :param span: where the batch begins and ends, as far as that is known.
+    """
+    topic, partition, offset = (f.col(_quoted(name)) for name in columns.names)
+    key = f.concat_ws(" ", partition.cast("string"), topic)
+    lacks = topic.isNull() | partition.isNull() | offset.isNull()
+    condition = f.when(lacks, _raising("NULL_POSITION", "A row has no complete position in Kafka", columns))
+    if span is not None:
+        # A partition that is not named may begin anywhere, but has no end: none of its rows belongs to the batch.
+        begins, ends = _position_of(key, span.first), _position_of(key, span.next)
+        is_outside = (offset < f.coalesce(begins, f.lit(0))) | (offset >= f.coalesce(ends, f.lit(0)))
+        outside = _raising(
+            "POSITION_OUTSIDE", "A row's position in Kafka is not in the range that its batch reads", columns
+        )
+        condition = condition.when(is_outside, outside)
+    return condition.otherwise(f.coalesce(offset < _position_of(key, stored), f.lit(False)))
+
+
+def _position_of(key: Column, positions: Offsets | None) -> Column:
+    """The position of a row's partition; null if the partition is not named."""
+    pairs = [part for (_, t, p), position in places(positions).items() for part in (f.lit(f"{p} {t}"), f.lit(position))]
+    # One look-up in a map, however many partitions there are.
+    return f.element_at(f.create_map(*pairs), key) if pairs else f.lit(None).cast("bigint")
+
+
+def _raising(name: str, what: str, columns: PositionColumns) -> Column:
+    return f.raise_error(f.lit(f"[{name}] {what}: " + ", ".join(columns.names))).cast("boolean")
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"

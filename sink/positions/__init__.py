@@ -1,1 +1,0 @@
-"""Which rows are stored already, if each carries its position in Kafka?"""
