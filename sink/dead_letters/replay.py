@@ -44,9 +44,11 @@ from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
 from ..writing.publish import publish_rows_in_tx
 from ..writing.rows import Rows
 from ..writing.table.table_name import resolve_table
-from .kept_letters import Kept, LetterRows, Replay
 from .mended_rows import ids_in_order_in_tx, mended_rows_in_tx, only
 from .replay_rules import (
+    Kept,
+    LetterRows,
+    Replay,
     refuse_begun_again,
     refuse_other_table,
     refuse_other_target,

@@ -22,11 +22,19 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import DEAD_LETTERS, DeadLetters, Destination
 from ..options.routes import Routes
 from .bad_rows.letters import checked_letters_table
-from .by_key.delete_actions import refuse_actions_between
-from .by_key.key_plan import plan_upsert
+from .by_key.keys import (
+    plan_upsert,
+    refuse_actions_between,
+)
 from .checked_table import check_table, plan_columns, refuse_nested_keys
-from .evolution.new_columns import as_altered, changes_for, without_extra
-from .evolution.obstacles import refuse_what_stands_in_the_way
+from .evolution.alter import (
+    refuse_what_stands_in_the_way,
+)
+from .evolution.new_columns import (
+    as_altered,
+    changes_for,
+    without_extra,
+)
 from .privileges import refuse_missing_privileges
 from .routes.listed_tables import refuse_doubled
 from .table.catalogue import TargetTable, look_up_table

@@ -15,7 +15,9 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ..options.destination import BY_KEY, Destination
-from .by_key.key_plan import Upsert
+from .by_key.keys import (
+    Upsert,
+)
 from .checked_table import ColumnPlan
 from .table.catalogue import TargetTable
 

@@ -26,7 +26,9 @@ from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded, written_as
 from .bad_rows.write_what_fits import Constraints
 from .by_key.apply import WRITTEN
-from .by_key.unread_rows import VALUE_NOT_READ
+from .by_key.deciding_changes import (
+    VALUE_NOT_READ,
+)
 from .checked_table import not_durable, target_for
 from .evolution.too_narrow import written_to_wider
 from .gathering import Gathered, GatheredRows, Gathering

@@ -30,10 +30,18 @@ from ..encoding.copy_encoder import body_fields, body_rows
 from ..encoding.encoded_types import EncodedColumn
 from ..options.by_key import Changes
 from ..options.position_columns import PositionColumns
-from .by_key.key_plan import ComparedUpsert, Upsert
+from .by_key.keys import (
+    ComparedUpsert,
+    Upsert,
+)
+from .by_key.statements import (
+    doubled_key_statement,
+    value_of,
+)
 from .checked_table import ColumnPlan
-from .fitting.fit import Fit
-from .statements import doubled_key_statement, value_of
+from .fitting.fit import (
+    Fit,
+)
 from .table.catalogue import TargetTable
 from .whole_or_failed import fail_in_tx
 

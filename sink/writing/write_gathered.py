@@ -15,11 +15,15 @@ from psycopg import sql
 
 from ..staging.table import check_staged_rows
 from .by_key.apply import apply_in_tx, needs_changes
-from .by_key.in_order import write_in_order_in_tx
+from .by_key.in_order import (
+    write_in_order_in_tx,
+)
+from .by_key.statements import (
+    insert_statement,
+)
 from .by_key.upsert import upsert_in_tx
 from .gathering import GatheredRows
 from .refused_values import RELEASE, SAVEPOINT, Written
-from .statements import insert_statement
 
 
 def write_gathered_in_tx(

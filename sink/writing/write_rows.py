@@ -17,9 +17,13 @@ from ..options.destination import Destination
 from .bad_rows.bad_row import BadRow, RowsRefusedError
 from .bad_rows.refusals import may_be_a_rows
 from .bad_rows.write_what_fits import Constraints, go_back, write_what_fits_in_tx
-from .by_key.key_plan import plan_upsert
+from .by_key.keys import (
+    plan_upsert,
+)
 from .checked_table import ColumnPlan
-from .fitting.fit import Fit
+from .fitting.fit import (
+    Fit,
+)
 from .gathering import Gathered, GatheredRows, copy_rows
 from .refused_values import Written, note_copied, note_gathered
 from .rows import Rows

@@ -30,7 +30,9 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.evolution.new_columns import left_out
+from pgonce.sink.writing.evolution.new_columns import (
+    left_out,
+)
 from pgonce.sink.writing.table.catalogue import TargetColumn, TargetTable
 
 MEGABYTE = 1_000_000

@@ -14,9 +14,12 @@ from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
 
+from ..by_key.statements import (
+    that_write,
+    value_of,
+)
 from ..gathering import GatheredRows
 from ..refused_values import Written
-from ..statements import that_write, value_of
 from .bad_row import BadRow
 from .refusals import FOREIGN_KEY, UNIQUE
 

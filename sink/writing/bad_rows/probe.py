@@ -19,12 +19,18 @@ import psycopg
 from psycopg import sql
 
 from ...options.by_key import Existing
-from ..by_key.unread_values import unread_columns, value_if_read
+from ..by_key.statements import (
+    that_write,
+    unread_columns,
+    value_if_read,
+    value_of,
+)
 from ..checked_table import ColumnPlan
-from ..fitting.fit import Fit
+from ..fitting.fit import (
+    Fit,
+)
 from ..gathering import GatheredRows
 from ..refused_values import Written
-from ..statements import that_write, value_of
 from .bad_row import FIRST, BadRow, after, at, refused_by
 from .bounds import SearchBound
 from .probe_table import PROBE, ProbeTable, made_in_tx, may_refuse_value

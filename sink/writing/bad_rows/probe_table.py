@@ -17,7 +17,9 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 
 from ..checked_table import ColumnPlan
-from ..fitting.fit import Fit
+from ..fitting.fit import (
+    Fit,
+)
 from ..refused_values import Written
 
 PROBE = "pgonce_probe"

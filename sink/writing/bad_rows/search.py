@@ -16,7 +16,9 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 
-from ..by_key.moved_values import refuse_moved_values
+from ..by_key.in_order import (
+    refuse_moved_values,
+)
 from ..gathering import GatheredRows
 from ..refused_values import Written
 from .bad_row import BadRow, RowsRefusedError, after, refused_by, up_to

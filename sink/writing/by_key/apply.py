@@ -31,23 +31,21 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from ...options.by_key import Changes
 from ..refused_values import Written, doubled_key
 from ..table.catalogue import TargetTable
-from .by_index import execute_joined
 from .change_table import ChangeTable
 from .deciding_changes import (
+    UNREAD,
     all_changes,
     create_deciding,
     create_from,
     create_of_all,
+    refuse_unread_in_tx,
     wanted_changes,
 )
-from .delete_changes import (
-    count_deletes_in_tx,
-    delete_in_tx,
-    delete_softly_in_tx,
-    refuse_soft_column,
+from .keys import (
+    ComparedUpsert,
+    Upsert,
+    execute_joined,
 )
-from .key_plan import ComparedUpsert, Upsert
-from .merge_changes import may_merge_changes, merge_changes_in_tx
 from .tombstone_sets import Tombstones, tombstones_in_tx
 from .tombstones import (
     is_traceable,
@@ -57,9 +55,16 @@ from .tombstones import (
     refuse_untraceable,
 )
 from .trigger_outcome import Outcome
-from .unread_rows import UNREAD, refuse_unread_in_tx
 from .upsert import compare_in_tx, null_keys
-from .write_changes import write_in_tx
+from .write_changes import (
+    count_deletes_in_tx,
+    delete_in_tx,
+    delete_softly_in_tx,
+    may_merge_changes,
+    merge_changes_in_tx,
+    refuse_soft_column,
+    write_in_tx,
+)
 
 WRITTEN = "written"
 STAGES = (WRITTEN, "deleted", "superseded", "passed_over", "not_found", "ignored")

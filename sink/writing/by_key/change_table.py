@@ -22,11 +22,21 @@ from psycopg import sql
 from ...encoding.encoded_types import EncodedColumn
 from ...options.by_key import Changes
 from ..checked_table import ColumnPlan
-from ..fitting.fit import Fit, Fitting
-from ..statements import key_order, not_older, value_as_assigned
+from ..fitting.fit import (
+    Fit,
+    Fitting,
+)
 from ..table.catalogue import TargetColumn, TargetTable
-from .key_plan import ComparedUpsert
-from .unread_values import unread_columns, value_if_read
+from .keys import (
+    ComparedUpsert,
+)
+from .statements import (
+    key_order,
+    not_older,
+    unread_columns,
+    value_as_assigned,
+    value_if_read,
+)
 
 DELETED = sql.Identifier("pgonce: deleted")
 NEW = sql.Identifier("pgonce: new")

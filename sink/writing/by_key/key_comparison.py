@@ -15,7 +15,10 @@ from typing import NamedTuple
 from psycopg import sql
 
 from ..table.catalogue import TargetTable
-from .key_plan import Comparison, Upsert
+from .keys import (
+    Comparison,
+    Upsert,
+)
 
 
 class ComparedColumn(NamedTuple):

@@ -13,8 +13,10 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 
-from .by_index import execute_joined
 from .change_table import DELETED, ChangeTable
+from .keys import (
+    execute_joined,
+)
 
 # Bits 0 and 1 of tgtype: FOR EACH ROW, BEFORE.
 _HAS_ROW_TRIGGERS = sql.SQL("""

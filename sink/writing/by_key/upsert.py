@@ -21,11 +21,11 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ..checked_table import ColumnPlan
-from ..fitting.fit import Fit
+from ..fitting.fit import (
+    Fit,
+)
 from ..refused_values import RELEASE, SAVEPOINT, note_doubled
-from ..statements import insert_statement, key_facts_statement, merge_statement
 from ..table.catalogue import TargetTable
-from .by_index import execute_by_index
 from .key_comparison import (
     ComparedColumn,
     compared_statement,
@@ -33,7 +33,16 @@ from .key_comparison import (
     has_index_by_equality,
     has_unique_index,
 )
-from .key_plan import ComparedUpsert, Upsert
+from .keys import (
+    ComparedUpsert,
+    Upsert,
+    execute_by_index,
+)
+from .statements import (
+    insert_statement,
+    key_facts_statement,
+    merge_statement,
+)
 
 MERGED_ROWS = 50_000
 """With fewer rows, the difference in speed does not matter."""

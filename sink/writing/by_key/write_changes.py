@@ -1,18 +1,141 @@
 """
-Which rows do the writes of a batch insert or update, when each key has one?
+Delete and write the rows of a batch of changes, when each key has one.
 
-Runs in the commit, once deletes are done. Invariant: a stored row that is newer stays, and so does a stored value that
-the source could not read.
+Runs in the commit, once the stored rows are locked. Invariant: a stored row that is newer stays, and so does a stored
+value that the source could not read; a delete is counted as deleted, as not found, or as passed over, and where only
+newer rows are written, it is remembered.
+
+Deletes, writes, and the locks that come before them each look up all rows. A large batch does it once, in one
+``MERGE``, but only where nobody can tell it from deletes that writes follow: all that a row has comes from the batch,
+and nothing refers to the target's rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
+
 import psycopg
 from psycopg import sql
 
+from pgonce.offsets_store.errors import (
+    NOTHING,
+    TargetError,
+)
+
+from ...options.by_key import (
+    Changes,
+)
 from ..refused_values import RELEASE
-from .change_table import DELETED, NEW, ChangeTable
-from .upsert import is_large, write_by_key_in_tx
+from ..table.catalogue import (
+    TargetTable,
+)
+from .change_table import (
+    DELETED,
+    NEW,
+    ChangeTable,
+)
+from .deciding_changes import (
+    create_deciding,
+)
+from .keys import (
+    Upsert,
+    execute_joined,
+)
+from .tombstones import (
+    remember_in_tx,
+)
+from .upsert import (
+    is_large,
+    may_merge,
+    merged,
+    write_by_key_in_tx,
+)
+
+_SOFT_TYPES = {
+    "boolean": "true",
+    "timestamp with time zone": "pg_catalog.transaction_timestamp()",
+    "timestamp without time zone": "pg_catalog.timezone('UTC', pg_catalog.transaction_timestamp())",
+}
+"""What a soft delete sets a column of this type to."""
+
+
+def refuse_soft_column(table: TargetTable, changes: Changes | None, upsert: Upsert) -> None:
+    """:raises TargetError: SOFT_COLUMN, if soft deletes have no column to set."""
+    if changes is None or changes.soft_column is None:
+        return
+    if changes.soft_column in {column.target for column in (*upsert.keys, upsert.order_by) if column}:
+        raise TargetError(
+            "SOFT_COLUMN",
+            f"deletes=soft:{changes.soft_column} names a column of keys or orderBy: each delete would give the row "
+            "another key, or another place in the order.",
+            NOTHING,
+            "Name a column that says only whether, or when, the row was deleted.",
+        )
+    found = next((c for c in table.columns if c.column_name == changes.soft_column), None)
+    if found is None or found.base_type not in _SOFT_TYPES:
+        raise TargetError(
+            "SOFT_COLUMN",
+            f"deletes=soft:{changes.soft_column} names "
+            + (f"a column of type {found.full_type}" if found else "a column that the table does not have")
+            + f" ({table.qualified_name}).",
+            NOTHING,
+            "Name a column of type boolean, timestamp or timestamptz.",
+        )
+
+
+def count_deletes_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
+    """How many changes of the batch delete, now that each key has one."""
+    query = sql.SQL("SELECT pg_catalog.count(*) FROM {} WHERE {}").format(batch.name, DELETED)
+    row = connection.execute(query).fetchone()
+    return row[0] if row else 0
+
+
+def delete_in_tx(
+    connection: psycopg.Connection, batch: ChangeTable, deletes: int, counts: MutableMapping[str, int], *, traced: bool
+) -> None:
+    """Remove the rows of the batch's deletes; if ``traced``, the deletes are remembered."""
+    deleted = delete_rows_in_tx(connection, batch)
+    counts["deleted"] = deleted
+    # What was deleted is absent now, and so is what was not found.
+    counts["not_found"] = _absent(connection, batch, deletes, deleted, traced=traced) - deleted
+    counts["passed_over"] += deletes - deleted - counts["not_found"]
+
+
+def delete_rows_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
+    """Remove the rows of the batch's deletes that are there; return how many were."""
+    delete = sql.SQL("DELETE FROM {} AS target USING {} AS change WHERE change.{} AND {} AND {}").format(
+        batch.only_target, batch.name, DELETED, batch.same_key(), batch.not_older()
+    )
+    return execute_joined(connection, delete, batch.upsert).rowcount
+
+
+def delete_softly_in_tx(
+    connection: psycopg.Connection, batch: ChangeTable, deletes: int, counts: MutableMapping[str, int], *, traced: bool
+) -> None:
+    """Mark the rows of the batch's deletes as deleted; what was never there is remembered, if it is ``traced``."""
+    soft = next(c for c in batch.target.columns if batch.changes and c.column_name == batch.changes.soft_column)
+    sets = [sql.SQL("{} = {}").format(sql.Identifier(soft.column_name), sql.SQL(_SOFT_TYPES[soft.base_type]))]
+    if batch.upsert.newer_by:
+        sets.append(sql.SQL("{0} = change.{0}").format(sql.Identifier(batch.upsert.newer_by)))
+    mark = sql.SQL("UPDATE {} AS target SET {} FROM {} AS change WHERE change.{} AND {} AND {}").format(
+        batch.only_target, sql.SQL(", ").join(sets), batch.name, DELETED, batch.same_key(), batch.not_older()
+    )
+    deleted = execute_joined(connection, mark, batch.upsert).rowcount
+    counts["deleted"] = deleted
+    counts["not_found"] = 0 if deleted == deletes else _absent(connection, batch, deletes, 0, traced=traced)
+    counts["passed_over"] += deletes - deleted - counts["not_found"]
+
+
+def _absent(connection: psycopg.Connection, batch: ChangeTable, deletes: int, deleted: int, *, traced: bool) -> int:
+    """How many of the deleted keys have no row in the target now."""
+    absent = sql.SQL("NOT {}").format(batch.exists())
+    if traced:
+        return remember_in_tx(connection, batch, absent)
+    if deleted == deletes:
+        return deleted
+    count = sql.SQL("SELECT pg_catalog.count(*) FROM {} AS change WHERE change.{} AND {}")
+    row = execute_joined(connection, count.format(batch.name, DELETED, absent), batch.upsert).fetchone()
+    return row[0] if row else 0
 
 
 def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int) -> int:
@@ -81,4 +204,80 @@ def _update(batch: ChangeTable, changed: list[str]) -> sql.Composed:
         NEW,
         batch.same_key(),
         batch.not_older(),
+    )
+
+
+# Types of which equal values are the same: of 1 and 1.00, an update of a numeric key would leave the stored one.
+_SAME_IF_EQUAL = frozenset({
+    "smallint", "integer", "bigint", "text", "character varying", "uuid", "boolean", "date",
+    "timestamp without time zone", "timestamp with time zone", "bytea",
+})  # fmt: skip
+
+# Others refer to the table, or rows of it refer to some that are not there: an update does not look, an insert does.
+_HAS_REFERENCES = sql.SQL(
+    "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint AS r "
+    "WHERE r.confrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid "
+    "OR r.conrelid OPERATOR(pg_catalog.=) {oid}::pg_catalog.oid AND NOT r.convalidated)"
+)
+
+
+def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: int) -> bool:
+    """Whether one statement may do all, for which only the last change of each key counts."""
+    if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
+        return False
+    if batch.puts_together or batch.upsert.newer_by or not batch.upsert.finds_by_index:
+        return False
+    types = {column.column_name: column.base_type for column in batch.target.columns}
+    if types.keys() != {column.target for column in batch.written}:
+        return False
+    if not all(types[key.target] in _SAME_IF_EQUAL for key in batch.upsert.keys):
+        return False
+    if not may_merge(connection, batch.target, batch.written, batch.reduced_upsert):
+        return False
+    row = connection.execute(_HAS_REFERENCES.format(oid=batch.target.oid)).fetchone()
+    return row is not None and not row[0]
+
+
+def merge_changes_in_tx(
+    connection: psycopg.Connection, batch: ChangeTable, source: sql.Identifier, wanted: sql.Composable, rows: int
+) -> dict[str, int] | None:
+    """
+    Write and delete what the ``rows`` wanted ones of ``source`` say; return how many came to which stage.
+
+    None if nothing was written, because other statements are needed, or can tell better what is wrong.
+    """
+    create = create_deciding(batch, source, wanted, deletes_matter=False)
+    kept = connection.execute(create, prepare=False).rowcount
+    is_doubled = kept < rows and batch.upsert.order_by is None
+    deletes = count_deletes_in_tx(connection, batch)
+    writes = kept - deletes
+    changed = None if is_doubled else merged(connection, _merge(batch))
+    if changed is None:
+        return None
+    # Each write inserts a row or updates one, because no stored row is newer.
+    deleted = changed - writes
+    if deleted < deletes:
+        # MERGE passes a row that another session has deleted and inserted again while it waited for that session.
+        deleted += delete_rows_in_tx(connection, batch)
+    connection.execute(RELEASE)
+    return {"written": writes, "deleted": deleted, "superseded": rows - kept, "not_found": deletes - deleted}
+
+
+def _merge(batch: ChangeTable) -> sql.Composed:
+    names = [sql.Identifier(column.target) for column in batch.written]
+    changed = map(sql.Identifier, batch.reduced_upsert.changed(batch.written))
+    return sql.SQL(
+        "MERGE INTO ONLY {target} AS target "
+        "USING (SELECT * FROM {changes} ORDER BY {in_order}) AS change ON {same_key} "
+        "WHEN MATCHED AND change.{deleted} THEN DELETE WHEN MATCHED THEN UPDATE SET {sets} "
+        "WHEN NOT MATCHED AND NOT change.{deleted} THEN INSERT ({names}) VALUES ({values})"
+    ).format(
+        target=batch.target.identifier,
+        changes=batch.name,
+        in_order=batch.keys_in_order(),
+        same_key=batch.same_key(),
+        deleted=DELETED,
+        sets=sql.SQL(", ").join(sql.SQL("{0} = change.{0}").format(name) for name in changed),
+        names=sql.SQL(", ").join(names),
+        values=sql.SQL(", ").join(sql.SQL("change.{}").format(name) for name in names),
     )

@@ -1,8 +1,8 @@
 """
-What must be altered about a table so that it takes columns that it lacks, or for which it is too narrow?
+Find what must be altered about a table that lacks columns of the rows, or is too narrow for them.
 
 Pure; runs before Spark's job and in the commit. Invariant: a table is altered only where its batch would be refused
-otherwise, and only in ways in which Postgres does not rewrite it.
+otherwise, and only in ways in which no Postgres from 14 to 18 rewrites it or its indexes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,77 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
-from ...encoding.encoded_types import EncodedColumn
+from ...encoding.encoded_types import (
+    EncodedColumn,
+)
 from ...options.destination import BY_KEY, Destination
-from ..fitting.fit import Fit
-from ..fitting.fit_column import fit_column
-from ..table.catalogue import TargetColumn, TargetTable
-from .widening import wider_type
+from ..fitting.fit import (
+    Fit,
+    fit,
+)
+from ..fitting.fit_column import (
+    fit_column,
+)
+from ..table.catalogue import (
+    TargetColumn,
+    TargetTable,
+)
+
+# An array of any of these is rewritten, and so is a char(n), and a numeric that gets more digits after the point.
+_FRACTIONS_OF_SECONDS = (
+    "time without time zone",
+    "time with time zone",
+    "timestamp without time zone",
+    "timestamp with time zone",
+    "interval",
+)
+_DIGITS_OF_INTEGERS = {"int2": 5, "int4": 10, "int8": 19}
+_MOST_DIGITS = 1000
+
+
+def wider_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
+    """The type in which ``column`` would hold whatever ``encoded`` may bring; None if there is none, or it has it."""
+    wider = _wider(column, encoded)
+    if wider is None or wider == column.full_type:
+        return None
+    base = "text" if wider == "text" else column.base_type
+    return None if fit(encoded, base, wider).fit is Fit.REFUSED else wider
+
+
+def is_limited(column: TargetColumn) -> bool:
+    """
+    Whether there are values of the column's kind that are too large for it, so that Postgres refuses them.
+
+    Of an array this is not asked, because it has no wider type.
+    """
+    return re.fullmatch(r"(character varying|numeric|bit varying)\([-\d, ]+\)", column.full_type) is not None
+
+
+def _wider(column: TargetColumn, encoded: EncodedColumn) -> str | None:
+    modifiers = re.search(r"\(([-\d, ]+)\)", column.full_type)
+    numbers = [int(number) for number in modifiers[1].split(",")] if modifiers else []
+    if column.base_type in _FRACTIONS_OF_SECONDS:
+        return column.base_type
+    if not numbers:
+        return None
+    if column.base_type == "character varying":
+        length = re.fullmatch(r"(?:var)?char\((\d+)\)", encoded.ddl_type)
+        if length is None:
+            return "text"
+        return f"character varying({length[1]})" if int(length[1]) > numbers[0] else None
+    if column.base_type == "bit varying":
+        return column.base_type
+    if column.base_type == "numeric":
+        precision, scale = numbers
+        digits = _digits_before_the_point(encoded) + scale
+        return f"numeric({digits},{scale})" if precision < digits <= _MOST_DIGITS else None
+    return None
+
+
+def _digits_before_the_point(encoded: EncodedColumn) -> int:
+    declared = re.fullmatch(r"numeric\((\d+),(\d+)\)", encoded.ddl_type)
+    return int(declared[1]) - int(declared[2]) if declared else _DIGITS_OF_INTEGERS.get(encoded.postgres_type, 0)
+
 
 _SYSTEM_COLUMNS = frozenset({"ctid", "xmin", "xmax", "cmin", "cmax", "tableoid"})
 

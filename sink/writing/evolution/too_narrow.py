@@ -22,9 +22,13 @@ from ..bad_rows.refusals import may_be_a_rows
 from ..gathering import Gathered
 from ..table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..whole_or_failed import whole_or_failed
-from .new_columns import changes_for
-from .obstacles import refuse_what_stands_in_the_way
-from .widening import is_limited
+from .alter import (
+    refuse_what_stands_in_the_way,
+)
+from .new_columns import (
+    changes_for,
+    is_limited,
+)
 
 _BEFORE = "SAVEPOINT pgonce_narrow"
 _KEEP = "RELEASE SAVEPOINT pgonce_narrow"

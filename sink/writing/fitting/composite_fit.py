@@ -14,8 +14,14 @@ from psycopg import sql
 from pyspark.sql import types as t
 
 from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
-from .fit import Expression, Fit, Fitting, refused
-from .user_types import Attribute, UserType
+from .fit import (
+    Attribute,
+    Expression,
+    Fit,
+    Fitting,
+    UserType,
+    refused,
+)
 
 FitPart = Callable[[EncodedColumn, Attribute], Fitting]
 

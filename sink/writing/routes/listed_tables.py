@@ -17,7 +17,9 @@ from pgonce.offsets_store.errors import TargetError
 from ...encoding.encoded_types import EncodedColumn
 from ...options.route_options import twice
 from ...options.routes import Route, Routes
-from ..evolution.alter import lock_with_new_columns
+from ..evolution.alter import (
+    lock_with_new_columns,
+)
 from ..table.lock import lock_tables
 from ..table.table_name import ResolvedName, resolve_tables
 from ..table.turns import take_turns_in_tx

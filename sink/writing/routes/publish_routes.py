@@ -34,7 +34,9 @@ from ..bad_rows.bounds import none_fits, too_many
 from ..bad_rows.letters import COUNTED
 from ..bad_rows.recorded_destination import written_as
 from ..by_key.apply import WRITTEN
-from ..by_key.delete_actions import refuse_actions_between
+from ..by_key.keys import (
+    refuse_actions_between,
+)
 from ..publish import Turn, publish_rows_in_tx
 from ..rows import Rows
 from ..table.catalogue import TargetTable

@@ -39,9 +39,14 @@ from support.spark_values import (
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.errors import EncodingError
+from pgonce.sink.writing.by_key.statements import (
+    value_of,
+)
 from pgonce.sink.writing.checked_table import ColumnPlan
-from pgonce.sink.writing.fitting.fit import Fit, fit
-from pgonce.sink.writing.statements import value_of
+from pgonce.sink.writing.fitting.fit import (
+    Fit,
+    fit,
+)
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 

@@ -1,7 +1,7 @@
 """
 What a batch of changes leaves in the table, and what becomes of each of its rows.
 
-Covers: sink.writing.by_key.change_table, sink.writing.by_key.delete_changes, sink.writing.by_key.key_plan,
+Covers: sink.writing.by_key.change_table, sink.writing.by_key.write_changes, sink.writing.by_key.keys,
 sink.writing.by_key.tombstones, sink.writing.by_key.trigger_outcome, sink.writing.by_key.write_changes.
 """
 

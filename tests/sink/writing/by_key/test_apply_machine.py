@@ -6,7 +6,7 @@ is counted once. Hypothesis chooses the changes, the batches and what is sent ag
 real. ``PGONCE_MODEL_EXAMPLES=5000 pytest tests/sink/writing/by_key/test_apply_machine.py -m thorough`` runs longer.
 
 Covers: sink.writing.by_key.apply, sink.writing.by_key.change_table, sink.writing.by_key.deciding_changes,
-sink.writing.by_key.merge_changes, sink.writing.by_key.tombstone_sets, sink.writing.by_key.tombstones.
+sink.writing.by_key.write_changes, sink.writing.by_key.tombstone_sets, sink.writing.by_key.tombstones.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Rows are written one after the other where what one statement for all would do is not what they say.
 
-Covers: sink.writing.by_key.moved_values, sink.writing.by_key.delete_actions.
+Covers: sink.writing.by_key.in_order, sink.writing.by_key.keys.
 """
 
 from __future__ import annotations

@@ -9,7 +9,12 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.checked_table import plan_columns
-from pgonce.sink.writing.evolution.new_columns import as_altered, changes_for, left_out, without_extra
+from pgonce.sink.writing.evolution.new_columns import (
+    as_altered,
+    changes_for,
+    left_out,
+    without_extra,
+)
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 
 KINDS = {

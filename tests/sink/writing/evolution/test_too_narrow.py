@@ -13,7 +13,10 @@ from support.typed_rows import commit_typed, typed_rows
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.evolution import alter, too_narrow
+from pgonce.sink.writing.evolution import (
+    alter,
+    too_narrow,
+)
 from pgonce.sink.writing.publish import publish_rows_in_tx
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "price": t.DecimalType(12, 2), "bits": t.StringType()}

@@ -6,9 +6,14 @@ import pytest
 from pyspark.sql import types as t
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
+from pgonce.sink.writing.by_key.statements import (
+    value_of,
+)
 from pgonce.sink.writing.checked_table import ColumnPlan
-from pgonce.sink.writing.fitting.fit import Fit, fit
-from pgonce.sink.writing.statements import value_of
+from pgonce.sink.writing.fitting.fit import (
+    Fit,
+    fit,
+)
 
 
 def encoded(data_type: t.DataType) -> EncodedColumn:

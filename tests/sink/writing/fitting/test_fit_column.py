@@ -1,7 +1,7 @@
 """
 Types of extensions, and types of the user's own, hold what Spark held: round trips on real servers.
 
-Covers: sink.writing.fitting.composite_fit, sink.writing.fitting.extension_fit, sink.writing.fitting.user_types.
+Covers: sink.writing.fitting.composite_fit, sink.writing.fitting.fit_column, sink.writing.fitting.fit.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from support.ways_in import WAYS, Sink
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.encoded_types import encoded_column
-from pgonce.sink.writing.fitting.fit_column import fit_column
+from pgonce.sink.writing.fitting.fit_column import (
+    fit_column,
+)
 from pgonce.sink.writing.table.catalogue import look_up_table
 
 TEXT, LONG, INT, DOUBLE, FLOAT = t.StringType(), t.LongType(), t.IntegerType(), t.DoubleType(), t.FloatType()

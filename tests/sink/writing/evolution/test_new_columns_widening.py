@@ -6,7 +6,10 @@ import pytest
 from pyspark.sql import types as t
 
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.writing.evolution.widening import is_limited, wider_type
+from pgonce.sink.writing.evolution.new_columns import (
+    is_limited,
+    wider_type,
+)
 from pgonce.sink.writing.table.catalogue import TargetColumn, look_up_table
 
 TEXT, MOMENT, INSTANT = t.StringType(), t.TimestampNTZType(), t.TimestampType()

@@ -13,8 +13,8 @@ from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes
 from support.fixtures.driver import wait_until
 from support.sent_rows import publish
 
-import pgonce.sink.writing.by_key.merge_changes
 import pgonce.sink.writing.by_key.upsert
+import pgonce.sink.writing.by_key.write_changes
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.by_key import DELETED_COLUMN
 from pgonce.sink.writing.by_key.upsert import merged
@@ -40,7 +40,7 @@ def merges(admin, monkeypatch):
         return outcomes[-1]
 
     monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 0)
-    monkeypatch.setattr(pgonce.sink.writing.by_key.merge_changes, "merged", noted)
+    monkeypatch.setattr(pgonce.sink.writing.by_key.write_changes, "merged", noted)
     return outcomes
 
 

@@ -1,26 +1,50 @@
 """
-Which columns tell rows apart, which say what is newer, and which does an update change?
+Find the columns that tell rows apart, say what is newer, and are changed by an update; and look rows up by them.
 
-Pure; runs in the commit and before Spark's job. Invariant: every name is one that the rows have, and is found in the
-table by the same rules as all columns are.
+Runs in the commit, and before Spark's job. Invariant: every name is one that the rows have, and is found in the table
+by the same rules as all columns are. A batch deletes before it writes, so foreign keys whose actions would change a row
+that has moved away from its parent are refused, unless the changes are written in their order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import (
+    NOTHING,
+    TargetError,
+)
+from pgonce.offsets_store.postgres.settings import (
+    LocalSettings,
+)
 
-from ...encoding.encoded_types import EncodedColumn
-from ...options.by_key import Existing
-from ...options.destination import BY_KEY, Destination
-from ..checked_table import ColumnPlan, nested_key
-from ..fitting.fit import Fit, Fitting
-from ..table.catalogue import TargetTable
-from .delete_actions import refuse_unordered_actions
+from ...encoding.encoded_types import (
+    EncodedColumn,
+)
+from ...options.by_key import (
+    Changes,
+    Existing,
+)
+from ...options.destination import (
+    BY_KEY,
+    Destination,
+)
+from ..checked_table import (
+    ColumnPlan,
+    nested_key,
+)
+from ..fitting.fit import (
+    Fit,
+    Fitting,
+)
+from ..table.catalogue import (
+    TargetTable,
+)
 
 
 @dataclass(frozen=True)
@@ -165,3 +189,81 @@ def find_column(name: str, plan: Sequence[ColumnPlan], option: str = "keys or or
             f"The rows have {', '.join(column.source for column in plan)}.",
         )
     return found[0]
+
+
+# Random reads cost the same as others. Otherwise Postgres might read the whole table for a batch that is small beside
+# it, because it assumes that the table is on a slow disk.
+_COSTS = {"seq_page_cost": "1", "random_page_cost": "1"}
+_FROM_INDEX = LocalSettings(**_COSTS)
+# So that MERGE reads only as much of the index as rows are looked up, as ON CONFLICT does.
+_BY_INDEX_ALONE = LocalSettings(**_COSTS, enable_hashjoin="off")
+
+
+def execute_joined(
+    connection: psycopg.Connection, statement: sql.Composed, upsert: ComparedUpsert
+) -> psycopg.Cursor[Any]:
+    """
+    Execute a statement that joins a batch's rows with the target's by key; the cursor is at its answer.
+
+    Where Postgres believes that the table is almost empty, because it was when it was analyzed, an inner join without
+    hashes would read all of it for each row. So hashes are left to Postgres here.
+    """
+    if not upsert.finds_by_index:
+        return connection.execute(statement)
+    cursor = connection.cursor()
+    _FROM_INDEX.execute_in_tx(cursor, statement)
+    return cursor
+
+
+def execute_by_index(connection: psycopg.Connection, statement: sql.Composable) -> psycopg.Cursor[Any]:
+    """Execute a ``MERGE`` by keys for which there is an index; the cursor is at its answer."""
+    cursor = connection.cursor()
+    _BY_INDEX_ALONE.execute_in_tx(cursor, statement)
+    return cursor
+
+
+_ACTIONS = "ON DELETE CASCADE, SET NULL or SET DEFAULT"
+
+
+def deletes_act_on_itself(table: TargetTable, changes: Changes | None) -> bool:
+    """Whether a delete may change rows of the same table that the batch writes."""
+    return _deletes_and_writes(changes) and table.root in table.deletes_reach
+
+
+def refuse_unordered_actions(table: TargetTable, destination: Destination) -> None:
+    """:raises TargetError: DELETE_ACTION, if deletes change other rows of the table, and changes have no order."""
+    if deletes_act_on_itself(table, destination.changes) and destination.order_by is None:
+        raise delete_action(
+            f"Deleting rows of {table.qualified_name} changes other rows of it, by a foreign key with {_ACTIONS}, and "
+            "orderBy is not set: nothing says whether a row had moved away from its parent before the parent was "
+            "deleted.",
+            "Set orderBy to a column that gives each change a place of its own. Or let",
+        )
+
+
+def refuse_actions_between(tables: Sequence[tuple[TargetTable, Changes | None]]) -> None:
+    """:raises TargetError: DELETE_ACTION, if deletes from one of these tables change rows of another one."""
+    for table, changes in tables:
+        reached = [other for other, _ in tables if other.root != table.root and other.root in table.deletes_reach]
+        if reached and _deletes_and_writes(changes):
+            raise delete_action(
+                f"Deleting rows of {table.qualified_name} changes rows of {reached[0].qualified_name}, by a foreign "
+                f"key with {_ACTIONS}, and the query writes both tables. They are written one after the other, so the "
+                "delete of a parent would change a row that had moved to another parent before.",
+                "Let",
+            )
+
+
+def delete_action(what: str, remedy: str) -> TargetError:
+    """The error; ``remedy`` is how the way out begins."""
+    return TargetError(
+        "DELETE_ACTION",
+        what,
+        NOTHING,
+        f"{remedy} the foreign key have no action here (ON DELETE NO ACTION DEFERRABLE INITIALLY DEFERRED): a change "
+        "feed sends the rows that the source's own foreign keys have deleted or changed as changes of their own.",
+    )
+
+
+def _deletes_and_writes(changes: Changes | None) -> bool:
+    return changes is not None and changes.deletes == "hard" and not changes.all_delete
