@@ -29,8 +29,8 @@ from screen import about_this_run, write_results
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
+from pgonce.sink.data_source.commit_parcels import parcel_rows
 from pgonce.sink.data_source.parcel import Inline, Parcel
-from pgonce.sink.data_source.parcel_rows import parcel_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin

@@ -1,33 +1,46 @@
 """
-Commit the parcels of one batch.
+Commit the parcels of one batch of a stream, or of one run of a batch job.
 
 Runs in the commit worker. Invariant: rows that came inline, were staged or were received go into the target in the one
-transaction that records the batch, and only the rows that the parcels promised do.
+transaction that records the batch or the key, and only the rows that the parcels promised do.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from uuid import UUID
 
 import psycopg
 from pyspark.sql.datasource import WriterCommitMessage
+from sqlalchemy import Connection
 
+from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.postgres.connect import connect
+from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.postgres.connect import connect, driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..encoding.encoded_types import EncodedColumn
-from ..identity.origin import Origin
 from ..identity.planned_batch import planned_batch, staging_table
+from ..options.job_options import JobOptions
+from ..options.position_columns import PositionColumns
 from ..options.sink_options import SinkOptions
-from ..staging.table import sweep
+from ..positions import bodies_not_stored, is_stored
+from ..staging.table import StagedRows, StagingTable, sweep, sweep_jobs
+from ..writing.publish import Turn, publish_rows_in_tx
 from ..writing.routes.publication import publication_into
-from .parcel import open_parcels
-from .parcel_rows import has_received, parcel_rows, promise
+from ..writing.rows import Rows
+from ..writing.table.table_name import ResolvedName, resolve_table
+from .content_hash import content_hash
+from .parcel import Inline, Parcel, Received, Staged, open_parcels
+from .receiver.messages import Promise
 
 _log = logging.getLogger("pgonce")
 
@@ -45,43 +58,136 @@ def commit_parcels(
     batch_id: int,
 ) -> Verdict:
     """
-    Publish the batch that ``messages`` carry, or skip it.
+    Publish the batch of a stream that ``messages`` carry, or skip it.
 
     :raises PgonceError: if neither can be done.
     """
     origin, parcels = open_parcels(messages, batch_id)
-    carrier = next((parcel.carrier for parcel in parcels if parcel.carrier), None)
+    rows = parcel_rows(columns, options.positions, parcels, staging_table(options, origin))
+    receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
 
     def identified() -> PlannedBatch:
         reaches = [parcel.reach for parcel in parcels] if options.positions else None
-        return planned_batch(options, origin, reaches, carrier.token if carrier else None)
+        return planned_batch(options, origin, reaches, receiver.token if receiver else None)
 
-    rows = parcel_rows(columns, options.positions, parcels, staging_table(options, origin))
     work = publication_into(options.sink_name, options.destination, rows)
     may_be_left = bool(rows.staged)
-    if carrier and has_received(parcels):
-        # Attempts that Spark did not choose may have staged rows because they could not reach the carrier.
-        carried = carrier.commit(options, origin, promise(parcels, rows), identified, work.name_sink)
-        verdict, may_be_left = carried.verdict, may_be_left or carried.may_sweep
+    if receiver and any(isinstance(parcel.payload, Received) for parcel in parcels):
+        verdict, may_sweep = receiver.commit(options, origin, promise(parcels, rows), identified, work.name_sink)
+        # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
+        may_be_left = may_be_left or may_sweep
     else:
-        if carrier and rows.staged:
-            # An attempt that Spark did not choose may have begun a transaction in the carrier, and this one would have
+        if receiver and rows.staged:
+            # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would have
             # to wait for it.
-            carrier.give_up()
+            receiver.give_up()
         verdict = commit_batch(options.commit, identified(), work)
-    _sweep(options, origin, may_be_left=may_be_left)
+    # Now and then in any case, because no message tells of what failed tries have staged.
+    run = origin.run_id, options.sink_label
+    if may_be_left or time.monotonic() >= _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
+        _sweep(options, lambda c: sweep(c, origin.query_id, options.sink_label, origin.run_id, origin.batch_id))
+        _swept[run] = time.monotonic()
     return verdict
 
 
-def _sweep(options: SinkOptions, origin: Origin, *, may_be_left: bool) -> None:
-    """Drop staging tables that may be left, now and then in any case: no message tells of what failed tries staged."""
-    run = origin.run_id, options.sink_label
-    if not may_be_left and time.monotonic() < _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
-        return
+def commit_job_parcels(
+    options: JobOptions, columns: tuple[EncodedColumn, ...], messages: Sequence[WriterCommitMessage | None]
+) -> JobVerdict:
+    """
+    Publish the rows of a batch job that ``messages`` carry, or skip them because their key was published.
+
+    :raises PgonceError: if neither can be done.
+    """
+    origin, parcels = open_parcels(messages, 0)
+    rows = parcel_rows(columns, None, parcels, staging_table(options, origin))
+    work = _RowsIntoTable(options, rows)
+    sums = [parcel.row_sum or 0 for parcel in parcels]
+    content = content_hash(columns, rows.count(), sums) if options.batch_hash else None
+    job = Job(options.batch_key, UUID(origin.run_id), content, rows.count())
+    verdict = commit_job(options.commit, job, JobWork(work.name_sink, work.publish))
+    # What this run, and runs of keys that are published, have staged: no message tells of what failed.
+    _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, work.sink_name))
+    return verdict
+
+
+def parcel_rows(
+    columns: tuple[EncodedColumn, ...],
+    positions: PositionColumns | None,
+    parcels: Sequence[Parcel],
+    table: StagingTable,
+    stored: Offsets | None = None,
+) -> Rows:
+    """
+    Return the rows of ``parcels``, except those below the positions ``stored``; ``table`` is their staging table.
+
+    Staged rows are all counted: Postgres picks those at or past what is stored.
+    """
+    marks = tuple(mark for one in parcels if isinstance(one.payload, Staged) for mark in one.payload.promised)
+    inline = [parcel.payload for parcel in parcels if isinstance(parcel.payload, Inline)]
+    bodies = [body for payload in inline for body in payload.bodies]
+    number = sum(parcel.rows for parcel in parcels)
+    unfit = [row for parcel in parcels for row in parcel.unfit]
+    if stored:
+        kept = [pair for payload in inline for pair in bodies_not_stored(payload.bodies, payload.positions, stored)]
+        bodies = [body for body, _ in kept]
+        number = sum(rows for _, rows in (*kept, *marks))
+        unfit = [row for row in unfit if not is_stored(row.place, stored)]
+    return Rows(
+        columns,
+        count=lambda: number,
+        bodies=lambda: bodies,
+        transport="+".join(sorted({parcel.payload.way for parcel in parcels if parcel.rows})) or "inline",
+        staged=StagedRows(table, marks, positions, stored) if marks else None,
+        unfit=lambda: tuple(unfit),
+        positions=positions,
+        since=lambda ends: parcel_rows(columns, positions, parcels, table, ends),
+    )
+
+
+def promise(parcels: Sequence[Parcel], rows: Rows) -> Promise:
+    """The ``rows`` of ``parcels``, for the receiver that has some of them."""
+    return Promise(
+        rows.transport,
+        {
+            parcel.partition_id: (parcel.payload.attempt_id, parcel.rows)
+            for parcel in parcels
+            if isinstance(parcel.payload, Received)
+        },
+        tuple(rows.bodies()),
+        sum(parcel.rows for parcel in parcels if isinstance(parcel.payload, Inline)),
+        rows.staged.promised if rows.staged else (),
+        tuple(rows.unfit()),
+    )
+
+
+@dataclass
+class _RowsIntoTable:
+    """The work of a job's commit; ``found`` is the table after which the sink was named, for the same transaction."""
+
+    options: JobOptions
+    rows: Rows
+    found: ResolvedName | None = None
+    sink_name: str = ""
+
+    def name_sink(self, connection: Connection) -> str:
+        """The sink's name is the one that the user gave it, else the qualified target table."""
+        self.found = resolve_table(driver_connection(connection), self.options.destination.table)
+        self.sink_name = self.options.sink_name or self.found.qualified_name
+        return self.sink_name
+
+    def publish(self, connection: Connection) -> Published:
+        """Write all rows."""
+        driver = driver_connection(connection)
+        result = publish_rows_in_tx(driver, self.options.destination, self.rows, turn=Turn(self.found))
+        targets = {result.table.qualified_name: result.table.oid}
+        return Published(self.rows.count(), self.rows.transport, targets=targets, counts=result.counts)
+
+
+def _sweep(options: SinkOptions | JobOptions, drop: Callable[[psycopg.Connection], None]) -> None:
+    """Drop staging tables that nobody needs any more."""
     try:
         with connect(options.commit.url, autocommit=True) as connection:
-            sweep(connection, origin.query_id, options.sink_label, origin.run_id, origin.batch_id)
+            drop(connection)
     except (psycopg.Error, PgonceError) as error:
-        # The batch is published, and the next batch's sweep finds what is left over.
+        # The batch is published, and the next sweep finds what is left over.
         _log.warning("staging tables are left for the next sweep: %s", error)
-    _swept[run] = time.monotonic()

@@ -1,5 +1,5 @@
 """
-What does a task hand to the commit? Its rows, or the promise that they are elsewhere, and which batch they belong to.
+What a task hands to the commit: its rows, or the promise that they are elsewhere, and which batch they belong to.
 
 Made in tasks, opened in the commit worker. Invariant: the batch's identity travels in the parcels, because Spark tells
 the commit worker nothing but the batch id.
@@ -20,8 +20,8 @@ from ..encoding.unfit_rows import UnfitRow
 from ..errors import SparkError
 from ..identity.origin import Origin
 from ..positions import Reach
-from .carrier import Carrier
-from .loaded_version import LOADED_VERSION, other_version
+from .receiver.client import Receiver
+from .workers import LOADED_VERSION, other_version
 
 _PARTITIONS_AT_FULL_SIZE = 8
 # What a task reports to Spark is as large. To stage so few rows takes a connection and 28 ms on a busy machine, and to
@@ -59,7 +59,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Received:
-    """Rows that the parcel's carrier took from this attempt of the task."""
+    """Rows that the parcel's receiver took from this attempt of the task."""
 
     way: ClassVar[str] = "received"
 
@@ -71,10 +71,11 @@ class Parcel(WriterCommitMessage):
     """
     One task's rows: how many there are, and the ``payload``, which holds them or says where they are.
 
-    If rows carry their position in Kafka, ``reach`` says how far they reach. ``carrier`` is the one that the batch was
+    If rows carry their position in Kafka, ``reach`` says how far they reach. ``receiver`` is the one that the batch was
     planned with, even if the rows did not go through it. ``unfit`` are rows that could not be encoded; they are not
-    among ``rows``, and travel here whatever becomes of the others. ``made_by`` is the version of the code that encoded
-    the rows: another version may encode them otherwise, and order the fields of a parcel otherwise.
+    among ``rows``, and travel here whatever becomes of the others. ``row_sum`` is the sum of the rows' hashes, if a
+    batch job asks for them. ``made_by`` is the version of the code that encoded the rows: another version may encode
+    them otherwise, and order the fields of a parcel otherwise.
     """
 
     origin: Origin
@@ -82,8 +83,9 @@ class Parcel(WriterCommitMessage):
     rows: int
     payload: Inline | Staged | Received
     reach: Reach = field(default_factory=dict)
-    carrier: Carrier | None = None
+    receiver: Receiver | None = None
     unfit: tuple[UnfitRow, ...] = ()
+    row_sum: int | None = None
     # By a factory, so that the class has no such attribute: unpickling a parcel that lacks it must not find ours.
     made_by: str = field(default_factory=lambda: LOADED_VERSION)
 

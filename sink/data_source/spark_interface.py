@@ -1,9 +1,11 @@
 """
-``df.writeStream.format("pgonce")``: what Spark calls, and where. (``df.write`` is handed on to ``batch_jobs``.)
+``format("pgonce")``: what Spark calls, and where.
 
-The planner's worker and the commit worker both build the writer, for every batch; tasks run ``write``; the commit
-worker runs ``commit`` or ``abort``. Invariant: nothing is kept between calls but connections and receivers; identity
-comes with the commit messages, offsets from the checkpoint.
+Of a stream, the planner's worker and the commit worker both build the writer, for every batch. Of a batch job, the
+planner's worker builds it, once for each ``save()``, and Spark sends that same writer on. Tasks run ``write``; the
+commit worker runs ``commit`` or ``abort``. Invariant: nothing is kept between calls but connections and receivers. A
+stream's identity comes with the commit messages, its offsets from the checkpoint; a job's run is a random id, drawn
+when its writer is built.
 """
 
 from __future__ import annotations
@@ -11,16 +13,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, MutableMapping
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import psycopg
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, WriterCommitMessage
+from pyspark.sql import datasource
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, PgonceError
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
@@ -31,20 +37,32 @@ from ..errors import SparkError
 from ..identity.origin import Origin
 from ..identity.planned_batch import planned_batch, staging_table
 from ..identity.planning import planned_entry
+from ..options.job_options import JobOptions, parse_job_options
 from ..options.position_columns import written_type
 from ..options.sink_options import SinkOptions, parse_options
-from ..staging.table import drop_staging_table
+from ..staging.table import OF_JOB, drop_staging_table, give_up_job
 from ..writing.first_batch import refuse_first_batch
 from ..writing.first_look import look_once
-from .batch_jobs.job_writer import JobWriter, job_writer
-from .carrier import Carrier
-from .commit_parcels import commit_parcels
-from .freeze_heap import settle
-from .on_executors import reduced
+from .commit_parcels import commit_job_parcels, commit_parcels
 from .parcel import Parcel, Staged
+from .receiver.client import Receiver
 from .receiver.launch import receiver_for
-from .stream_arrow_writer import StreamArrowWriter
-from .task_writer import TaskWriter
+from .task_writer import MicroBatch, TaskWriter
+from .workers import reduced, settle
+
+if TYPE_CHECKING or hasattr(datasource, "DataSourceStreamArrowWriter"):
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+else:
+
+    class DataSourceStreamArrowWriter(datasource.DataSourceStreamWriter, datasource.DataSourceArrowWriter):
+        """
+        The same for PySpark 4.0, which has no such class, so that tasks get Arrow's batches on every PySpark.
+
+        Its planner looks only for the class of batch jobs before it hands Arrow to a writer, a stream's writer
+        included (write_into_data_source.py); and its commit worker calls ``commit(messages, batch_id)`` of whatever
+        ``streamWriter`` returns.
+        """
+
 
 _log = logging.getLogger("pgonce")
 
@@ -78,7 +96,15 @@ class PgonceDataSource(DataSource):
 
         :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
         """
-        return job_writer(self.options, schema, overwrite=overwrite)
+        options = parse_job_options(self.options, overwrite=overwrite)
+        encoded = reader_of(options.destination, schema).struct_type
+        columns = encoded_columns(encoded)
+        # Refused at once, not only when a partition is too large to travel inline.
+        refuse_more_columns_than(encoded, STAGED_COLUMNS, "rows may have to be staged, which takes a column more")
+        look_once(options, options.commit.url, options.destination, columns)
+        refuse_first_batch(options.commit, None, options.sink_name, options.destination)
+        run = Origin(OF_JOB + options.batch_key, str(uuid4()), 0, None)
+        return JobWriter(options, run, TaskWriter(options, schema, run))
 
     @called_by_spark
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:
@@ -100,12 +126,13 @@ class PgonceDataSource(DataSource):
         planned = planned_entry(options) if self._plans else None
         # If Spark writes an entry for this batch, it has dated it before this moment.
         planned_by_ms = int(time.time() * 1000)
-        carrier: Carrier | None = None
+        receiver: Receiver | None = None
         if self._plans:
             written = written_type(encoded, options.positions, options.destination)
             _look_first(options, written, planned)
-            carrier = receiver_for(options, written)
-        writer = StreamWriter(TaskWriter(options, schema, planned, planned_by_ms, carrier))
+            receiver = receiver_for(options, written)
+        task_writer = TaskWriter(options, schema, MicroBatch(planned, planned_by_ms), receiver)
+        writer = StreamWriter(options, task_writer)
         settle("planning")
         return writer
 
@@ -125,16 +152,16 @@ def _first_batch(options: SinkOptions, planned: OffsetLogEntry | None) -> Planne
     return planned_batch(options, Origin(query_id, "", 0, planned))
 
 
-class StreamWriter(StreamArrowWriter):
+class StreamWriter(DataSourceStreamArrowWriter):
     """One batch's writer: Spark sends it to the tasks, and builds another one for the commit."""
 
-    def __init__(self, task_writer: TaskWriter) -> None:
-        self.options = task_writer.options
+    def __init__(self, options: SinkOptions, task_writer: TaskWriter) -> None:
+        self.options = options
         self.task_writer = task_writer
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle it in such a way that a task where pgonce is missing says so in plain words."""
-        return reduced(self)
+        return reduced(self, __name__)
 
     @called_by_spark
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
@@ -146,23 +173,69 @@ class StreamWriter(StreamArrowWriter):
     @called_by_spark
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the commit worker: publish the batch, or skip it."""
-        commit_parcels(self.options, encoded_columns(self.task_writer.written_type), messages, batchId)
+        commit_parcels(self.options, self.task_writer.columns, messages, batchId)
         settle("committing")
 
     @called_by_spark
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002
         """
-        In the commit worker, when a batch failed: drop what its tasks staged, and what a carrier took.
+        In the commit worker, when a batch failed: drop what its tasks staged, and what a receiver took.
 
         A commit that is still under way holds a lock on that table, so the table is never dropped under it.
         """
         parcels = [message for message in messages if isinstance(message, Parcel)]
-        for carrier in {parcel.carrier for parcel in parcels if parcel.carrier}:
-            carrier.give_up()
-        origins = {parcel.origin for parcel in parcels if isinstance(parcel.payload, Staged)}
-        try:
-            for origin in origins:
+        for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:
+            receiver.give_up()
+        with _left_for_the_next_sweep():
+            for origin in {parcel.origin for parcel in parcels if isinstance(parcel.payload, Staged)}:
                 with connect(self.options.commit.url, autocommit=True) as connection:
                     drop_staging_table(connection, staging_table(self.options, origin).name)
-        except (psycopg.Error, PgonceError) as error:
-            _log.warning("a staging table is left for the next sweep: %s", error)
+
+
+class JobWriter(DataSourceArrowWriter):
+    """The writer of one run of a batch job: the same in the planner's worker, in the tasks and in the commit."""
+
+    def __init__(self, options: JobOptions, run: Origin, task_writer: TaskWriter) -> None:
+        self.options = options
+        self.run = run
+        self.task_writer = task_writer
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As of a stream's writer."""
+        return reduced(self, __name__)
+
+    @called_by_spark
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Parcel:
+        """In a task: encode the partition."""
+        return self.task_writer.write(iterator)
+
+    @called_by_spark
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        """In the commit worker: publish the rows under their key, or skip them."""
+        commit_job_parcels(self.options, self.task_writer.columns, messages)
+
+    @called_by_spark
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        """
+        In the commit worker, when a task or the commit has failed: drop what this run has staged.
+
+        A commit that is still under way holds a lock on that table, so the table is never dropped under it.
+        """
+        # A task that failed has sent no message, and may have staged rows all the same.
+        parcels = [message for message in messages if isinstance(message, Parcel)]
+        is_complete = 0 < len(parcels) == len(messages)
+        if is_complete and not any(isinstance(parcel.payload, Staged) for parcel in parcels):
+            return
+        url = self.options.commit.url
+        with _left_for_the_next_sweep(), connect(url, autocommit=True) as connection:
+            # A task that Spark is still killing may be about to create it, and to stage its rows.
+            ensure_ledger(url, connection)
+            give_up_job(connection, staging_table(self.options, self.run))
+
+
+@contextmanager
+def _left_for_the_next_sweep() -> Iterator[None]:
+    try:
+        yield
+    except (psycopg.Error, PgonceError) as error:
+        _log.warning("a staging table is left for the next sweep: %s", error)

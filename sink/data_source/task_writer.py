@@ -1,5 +1,5 @@
 """
-What happens to the rows of one partition?
+Write one partition of a stream's micro-batch, or of a batch job.
 
 Runs in a task, on an executor. Invariant: a task touches neither the target nor the ledger's verdicts; all that it
 does may be done twice, or in vain.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import pyarrow as pa
@@ -21,119 +21,38 @@ from pgonce.offsets_store.errors import NOTHING
 
 from ..changes.reader import ChangeReader, reader_of
 from ..encoding.copy_encoder import CopyEncoder
+from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import SparkError
 from ..identity.origin import Origin
 from ..identity.planned_batch import staging_table
-from ..options.position_columns import written_type
+from ..options.job_options import JobOptions
+from ..options.position_columns import PositionColumns, written_type
 from ..options.sink_options import SinkOptions
 from ..positions import Reach, reach, reach_of, widen
 from ..staging.stager import Stager
-from .carrier import Carrier
-from .held_rows import HeldRows
+from .content_hash import RowSum
 from .parcel import Inline, Parcel, Received, Staged, inline_cap
+from .receiver.client import Receiver
 
 
 @dataclass(frozen=True)
-class TaskWriter:
+class MicroBatch:
     """
-    Encodes a partition and sends it inline or, if it is too large, to the carrier or the batch's staging table.
+    A batch of a stream, as far as its planner knows it; Spark tells each task the rest.
 
-    ``frame_type`` has the columns of the frame.
+    The fields are those of :class:`~pgonce.sink.identity.origin.Origin`.
     """
 
-    options: SinkOptions
-    frame_type: StructType
     planned: OffsetLogEntry | None
     planned_by_ms: int | None = None
-    carrier: Carrier | None = None
 
-    @cached_property
-    def reader(self) -> ChangeReader:
-        """What reads the frame's rows."""
-        return reader_of(self.options.destination, self.frame_type)
-
-    @property
-    def written_type(self) -> StructType:
-        """The columns that go to the target."""
-        return written_type(self.reader.struct_type, self.options.positions, self.options.destination)
-
-    def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
+    def origin(self, context: TaskContext) -> Origin:
         """
-        Encode ``batches``, and return the parcel that Spark brings to the commit.
+        The batch that a task belongs to.
 
-        Rows with a value that Postgres cannot hold go with it, if the query puts them aside.
-
-        :raises EncodingError: for a value that Postgres cannot hold, and a change that says not what to do.
-        :raises StagingError: if rows must be staged and this executor cannot.
-        :raises ConnectError: if Postgres stayed away while rows were to be staged.
-        :raises PgonceError: if the carrier was lost while it took the rows.
+        :raises SparkError: NO_IDENTITY.
         """
-        task = self._task()
-        letters, columns = self.options.destination.dead_letters, self.options.positions
-        written = self.written_type
-        unfit = UnfitRows(written, letters.most if letters else None, columns)
-        held = HeldRows(CopyEncoder(written), unfit, columns)
-        cap = inline_cap(self.options.inline_bytes, task.partition_id)
-        batches = map(self.reader.read, batches)
-        for batch in batches:
-            held.take(batch)
-            if held.size > cap:
-                return self._carried(task, held, batches) or self._staged(task, held, batches)
-        rows = sum(batch.num_rows for batch in held.batches)
-        payload = Inline(tuple(held.bodies), tuple(held.positions))
-        return self._parcel(task, rows, payload, unfit, reach(held.positions))
-
-    def _carried(self, task: _Task, held: HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel | None:
-        if self.carrier is None:
-            return None
-        encoded = itertools.chain(zip(held.bodies, held.batches, strict=True), map(held.encoded, batches))
-        sent = ((body, batch.num_rows) for body, batch in encoded)
-        rows = self.carrier.send_rows(task.origin, task.partition_id, task.attempt_id, sent)
-        if rows is None:
-            return None
-        return self._parcel(task, rows, Received(task.attempt_id), held.unfit, {})
-
-    def _staged(self, task: _Task, held: HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel:
-        # They are encoded again, with their mark.
-        held.bodies.clear()
-        held.positions.clear()
-        stager = Stager(
-            self.options.staging_url,
-            staging_table(self.options, task.origin),
-            self.reader.struct_type,
-            task.attempt_id,
-            self.options.commit.retry_timeout,
-            self.options.commit.lock_timeout,
-            held.unfit,
-        )
-        columns = self.options.positions
-        reached: Reach = {}
-
-        def noted() -> Iterator[pa.RecordBatch]:
-            for batch in itertools.chain(held.batches, batches):
-                if columns:
-                    widen(reached, reach([columns.of(batch)]))
-                yield batch
-
-        staged = Staged(stager.stage(noted()))
-        rows = sum(count for _, count in staged.promised)
-        return self._parcel(task, rows, staged, held.unfit, reached)
-
-    def _parcel(
-        self, task: _Task, rows: int, payload: Inline | Staged | Received, unfit: UnfitRows, reached: Reach
-    ) -> Parcel:
-        # Rows that were put aside are rows of the batch: where they come from is asked of them, too.
-        widen(reached, reach_of(row.place for row in unfit.rows if row.place))
-        return Parcel(task.origin, task.partition_id, rows, payload, reached, self.carrier, tuple(unfit.rows))
-
-    def _task(self) -> _Task:
-        context = TaskContext.get()
-        if context is None:
-            raise SparkError("NO_TASK", "write() was called outside a Spark task.", NOTHING, "Let Spark call it.")
-        return _Task(self._origin(context), context.partitionId(), context.taskAttemptId())
-
-    def _origin(self, context: TaskContext) -> Origin:
         query_id = context.getLocalProperty("sql.streaming.queryId")
         batch_id = context.getLocalProperty("streaming.sql.batchId")
         run_id = context.getLocalProperty("spark.jobGroup.id")
@@ -148,9 +67,162 @@ class TaskWriter:
 
 
 @dataclass(frozen=True)
+class TaskWriter:
+    """
+    Encodes a partition and sends it inline or, if it is too large, to the receiver or the staging table.
+
+    ``frame_type`` has the columns of the frame. ``identity`` says which batch the rows belong to: for a batch job, all
+    of it is known before.
+    """
+
+    options: SinkOptions | JobOptions
+    frame_type: StructType
+    identity: MicroBatch | Origin
+    receiver: Receiver | None = None
+
+    @cached_property
+    def reader(self) -> ChangeReader:
+        """What reads the frame's rows."""
+        return reader_of(self.options.destination, self.frame_type)
+
+    @property
+    def written_type(self) -> StructType:
+        """The columns that go to the target."""
+        return written_type(self.reader.struct_type, self.options.positions, self.options.destination)
+
+    @property
+    def columns(self) -> tuple[EncodedColumn, ...]:
+        """The same columns as they are encoded."""
+        return encoded_columns(self.written_type)
+
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Parcel:
+        """
+        Encode ``batches``, and return the parcel that Spark brings to the commit.
+
+        Rows with a value that Postgres cannot hold go with it, if the query puts them aside.
+
+        :raises EncodingError: for a value that Postgres cannot hold, and a change without an operation.
+        :raises StagingError: if rows must be staged and this executor cannot.
+        :raises ConnectError: if Postgres stayed away while rows were to be staged.
+        :raises PgonceError: if the receiver was lost while it took the rows.
+        """
+        context = TaskContext.get()
+        if context is None:
+            raise SparkError("NO_TASK", "write() was called outside a Spark task.", NOTHING, "Let Spark call it.")
+        origin = self.identity if isinstance(self.identity, Origin) else self.identity.origin(context)
+        task = _Task(origin, context.partitionId(), context.taskAttemptId())
+        held = self._nothing_held()
+        cap = inline_cap(self.options.inline_bytes, task.partition_id)
+        batches = map(self.reader.read, batches)
+        for batch in batches:
+            held.take(batch)
+            if held.size > cap:
+                return self._sent(task, held, batches) or self._staged(task, held, batches)
+        rows = sum(batch.num_rows for batch in held.batches)
+        payload = Inline(tuple(held.bodies), tuple(held.positions))
+        return self._parcel(task, rows, payload, held, reach(held.positions))
+
+    def _nothing_held(self) -> _HeldRows:
+        letters, columns, written = self.options.destination.dead_letters, self.options.positions, self.written_type
+        unfit = UnfitRows(written, letters.most if letters else None, columns)
+        is_hashed = isinstance(self.options, JobOptions) and self.options.batch_hash
+        return _HeldRows(CopyEncoder(written), unfit, columns, RowSum() if is_hashed else None)
+
+    def _sent(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel | None:
+        if self.receiver is None:
+            return None
+        encoded = itertools.chain(zip(held.bodies, held.batches, strict=True), map(held.encoded, batches))
+        sent = ((body, batch.num_rows) for body, batch in encoded)
+        rows = self.receiver.send_rows(task.origin, task.partition_id, task.attempt_id, sent)
+        if rows is None:
+            return None
+        return self._parcel(task, rows, Received(task.attempt_id), held, {})
+
+    def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel:
+        # They are encoded again, with their mark.
+        held.bodies.clear()
+        held.positions.clear()
+        stager = Stager(
+            self.options.staging_url,
+            staging_table(self.options, task.origin),
+            self.reader.struct_type,
+            task.attempt_id,
+            self.options.commit.retry_timeout,
+            self.options.commit.lock_timeout,
+            held.unfit,
+        )
+        reached: Reach = {}
+        # Those that are held have been added to the hash.
+        hashed = (held.encoded(batch)[1] for batch in batches) if held.row_sum else batches
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            for batch in itertools.chain(held.batches, hashed):
+                if held.columns:
+                    widen(reached, reach([held.columns.of(batch)]))
+                yield batch
+
+        staged = Staged(stager.stage(noted()))
+        rows = sum(count for _, count in staged.promised)
+        return self._parcel(task, rows, staged, held, reached)
+
+    def _parcel(
+        self, task: _Task, rows: int, payload: Inline | Staged | Received, held: _HeldRows, reached: Reach
+    ) -> Parcel:
+        unfit = tuple(held.unfit.rows)
+        # Rows that were put aside are rows of the batch: where they come from is asked of them, too.
+        widen(reached, reach_of(row.place for row in unfit if row.place))
+        row_sum = held.row_sum.value if held.row_sum else None
+        return Parcel(task.origin, task.partition_id, rows, payload, reached, self.receiver, unfit, row_sum)
+
+
+@dataclass(frozen=True)
 class _Task:
     """Which attempt of which task this is, and of which batch."""
 
     origin: Origin
     partition_id: int
     attempt_id: int
+
+
+@dataclass
+class _HeldRows:
+    """
+    The rows that were taken so far, as they came and as ``bodies`` of a binary COPY.
+
+    Bodies, batches and positions are of the same rows, those that can be encoded; the others are ``unfit``. ``columns``
+    say where in Kafka each row comes from. ``row_sum`` adds up the hashes of all rows that are encoded.
+    """
+
+    encoder: CopyEncoder
+    unfit: UnfitRows
+    columns: PositionColumns | None = None
+    row_sum: RowSum | None = None
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
+    positions: list[pa.RecordBatch] = field(default_factory=list)
+    size: int = 0
+    """The bytes of bodies and positions."""
+
+    def take(self, batch: pa.RecordBatch) -> None:
+        """
+        Encode these rows, too.
+
+        :raises EncodingError: for a value that Postgres cannot hold, and a row without a position.
+        """
+        # Asked first, since a row that has no position is refused whatever else it has.
+        places = self.columns.of(batch) if self.columns else None
+        body, fit = self.encoded(batch)
+        if self.columns and places is not None:
+            places = places if fit is batch else self.columns.of(fit)
+            self.positions.append(places)
+            self.size += places.nbytes
+        self.batches.append(fit)
+        self.bodies.append(body)
+        self.size += len(body)
+
+    def encoded(self, batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
+        """The body of the rows that can be encoded, and these rows; they are not held."""
+        body, fit = self.unfit.encode_others(self.encoder, batch)
+        if self.row_sum:
+            self.row_sum.add(body)
+        return body, fit

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
+from ..options.job_options import JobOptions
 from ..options.sink_options import SinkOptions
 from ..positions import Reach
 from ..staging.table import StagingTable
@@ -36,6 +37,6 @@ def planned_batch(
     return batch_by_id(origin, options.query_name, options.checkpoint_location, attempt)
 
 
-def staging_table(options: SinkOptions, origin: Origin) -> StagingTable:
-    """The staging table of a batch of this sink."""
+def staging_table(options: SinkOptions | JobOptions, origin: Origin) -> StagingTable:
+    """The staging table of a batch of this sink, or of one run of a batch job."""
     return StagingTable(origin.query_id, options.sink_label, origin.run_id, origin.batch_id, origin.planned_by_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import get_args
+from typing import ClassVar, get_args
 
 from pgonce.offsets_store.commit.settings import (
     LOCK_TIMEOUT_SECONDS,
@@ -66,6 +66,8 @@ class JobOptions:
     sink_name: str | None = None
     inline_bytes: int = DEFAULT_INLINE_BYTES
     executor_url: str | None = field(default=None, repr=False)
+    positions: ClassVar[None] = None
+    """Rows of a batch job do not say where in Kafka they come from."""
 
     @property
     def staging_url(self) -> str:

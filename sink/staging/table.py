@@ -22,7 +22,7 @@ from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.offsets.positions import places
-from pgonce.offsets_store.postgres.bounds import enter_in_tx
+from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 
 from ..encoding.encoded_types import EncodedColumn
 from ..errors import StagingError
@@ -38,6 +38,9 @@ INLINE_ATTEMPT = -1
 
 # What the sweep drops: whoever may register a staging table could name any other table of the schema.
 _NAME = re.compile(r"staged_[0-9a-f]{24}_[0-9]+", re.ASCII)
+
+OF_JOB = "batchKey "
+"""Stands before a batch job's key where a stream's staging table has the id of its query."""
 
 # The next sweep finds what is still in use now.
 _SWEEP_LOCK_SECONDS = 1.0
@@ -199,6 +202,41 @@ def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id:
         drop_staging_table(connection, name)
 
 
+def sweep_jobs(connection: psycopg.Connection, sink_label: str, sink_name: str) -> None:
+    """
+    Drop the sink's staging tables of batch jobs that no run needs: those of published keys, and of runs that Spark has
+    given up.
+
+    A run that was killed has left its table behind, too. Nothing in Postgres tells such a run from one that still
+    computes its rows. But once its key is published, by whichever run, all others can only be skipped.
+    """
+    with connection.transaction():
+        enter_in_tx(connection, LOCK_SECONDS)
+        rows = connection.execute(
+            _NO_RUN_NEEDS, {"sink": sink_name, "label": sink_label, "of_job": OF_JOB, "key_from": len(OF_JOB) + 1}
+        ).fetchall()
+    for (name,) in rows:
+        drop_staging_table(connection, name)
+
+
+def give_up_job(connection: psycopg.Connection, table: StagingTable) -> None:
+    """
+    Drop what one run of a batch job has staged that Spark has given up, and note that the run is over.
+
+    A task of it that is still being killed may stage rows a moment later. Because of the note, a later sweep knows that
+    nobody needs them.
+
+    :raises psycopg.Error: what Postgres says.
+    """
+    with connection.transaction():
+        enter_in_tx(connection, LOCK_SECONDS)
+        connection.execute(
+            "INSERT INTO pgonce.batch_job_aborts (attempt, batch_key) VALUES (%s, %s) ON CONFLICT DO NOTHING",
+            [table.run_id, table.query_id.removeprefix(OF_JOB)],
+        )
+    drop_staging_table(connection, table.name)
+
+
 def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
     """
     Drop one staging table and its registration, unless somebody still writes to it.
@@ -213,3 +251,12 @@ def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
             connection.execute("DELETE FROM pgonce.staged_tables WHERE table_name = %s", [name])
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
         _log.info("staging table %s is still written to; the next sweep drops it", name)
+
+
+_NO_RUN_NEEDS = """
+SELECT s.table_name FROM pgonce.staged_tables AS s
+WHERE s.sink_name = %(label)s AND starts_with(s.query_id, %(of_job)s)
+AND (EXISTS (SELECT FROM pgonce.batch_jobs AS j
+             WHERE j.sink_name = %(sink)s AND j.batch_key = substr(s.query_id, %(key_from)s))
+     OR EXISTS (SELECT FROM pgonce.batch_job_aborts AS a WHERE a.attempt = s.run_id::uuid))
+"""

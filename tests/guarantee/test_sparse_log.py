@@ -16,10 +16,10 @@ from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel, Staged
-from pgonce.sink.data_source.task_writer import staging_table
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions import reach
 from pgonce.sink.staging.stager import stage_rows

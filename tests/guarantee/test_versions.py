@@ -1,7 +1,7 @@
 """
 What does an installed pgonce do on the PySpark that is there, whichever that is?
 
-Covers: sink.data_source.stream_arrow_writer, sink.encoding.encoded_types.
+Covers: sink.data_source.spark_interface, sink.encoding.encoded_types.
 """
 
 from __future__ import annotations

@@ -37,9 +37,8 @@ from pgonce.offsets_store.progress.event import Heard
 from pgonce.offsets_store.progress.record_event import store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.batch_jobs.job_staging import give_up, sweep_jobs
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.table import StagingTable, sweep
+from pgonce.sink.staging.table import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 LEDGER_PAGE = DOCUMENT.with_name("ledger.md")
@@ -178,7 +177,7 @@ def run_batch_jobs(url: str, key: str) -> None:
     for verdict in (JobVerdict.PUBLISHED, JobVerdict.SKIPPED):
         assert commit_job(CommitSettings(url, retry_timeout=0), Job(key, uuid4()), work) is verdict
     with connect(url, autocommit=True) as connection:
-        give_up(connection, key, "sales.orders", uuid4())
+        give_up_job(connection, StagingTable(OF_JOB + key, "sales.orders", str(uuid4()), 0))
         sweep_jobs(connection, "sales.orders", "sales.orders")
     assert [job.skips for job in OffsetsStore(url).batch_jobs(batch_key=key)] == [1]
 

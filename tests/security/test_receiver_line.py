@@ -1,8 +1,7 @@
 """
 The line to a receiver tells strangers nothing and believes none, neither in a receiver's place nor between.
 
-Covers: sink.data_source.receiver.certificate, sink.data_source.receiver.error_messages,
-sink.data_source.receiver.line.
+Covers: sink.data_source.receiver.line, sink.data_source.receiver.messages.
 """
 
 from __future__ import annotations
@@ -27,20 +26,16 @@ from support.committed_rows import STRUCT, ids
 from support.fixtures.receiver import Between
 from support.received_batch import SENT, body, name_of, origin, parcels, send
 
-import pgonce.sink.data_source.receiver.line
+import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel
-from pgonce.sink.data_source.receiver import receptions
-from pgonce.sink.data_source.receiver.certificate import context_for, context_of, new_identity
-from pgonce.sink.data_source.receiver.client import finish, give_up
-from pgonce.sink.data_source.receiver.error_messages import ReceiverError
-from pgonce.sink.data_source.receiver.handle import ReceiverHandle
+from pgonce.sink.data_source.receiver import process
+from pgonce.sink.data_source.receiver.client import Receiver
 from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line
-from pgonce.sink.data_source.receiver.messages import Start
+from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, context_for, context_of, new_identity
+from pgonce.sink.data_source.receiver.messages import Promise, ReceiverError, Start
 from pgonce.sink.encoding.encoded_types import encoded_columns
 
 
@@ -79,7 +74,7 @@ class Stranger:
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.heard = []
         port = self._listening.getsockname()[1]
-        self.taken_for = ReceiverHandle("127.0.0.1", port, new_identity().certificate, secrets.token_bytes(32), uuid4())
+        self.taken_for = Receiver("127.0.0.1", port, new_identity().certificate, secrets.token_bytes(32), uuid4())
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
@@ -165,7 +160,7 @@ NAMES = ["its own certificate", "no TLS", "a mirror", "a go-between"]
 @pytest.mark.parametrize("answer", STRANGERS, ids=NAMES)
 def test_who_listens_where_a_receiver_was_is_told_nothing(answer, monkeypatch):
     """No task sends a row, no commit believes a verdict, and no secret is said, however the stranger answers."""
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.line, "SILENCE_SECONDS", 3)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 3)
     stranger = Stranger(answer)
     told = stranger.taken_for
     try:
@@ -173,11 +168,11 @@ def test_who_listens_where_a_receiver_was_is_told_nothing(answer, monkeypatch):
         with ThreadPoolExecutor() as pool:
             tasks = [pool.submit(send, told, 1, 2, partition_id=n) for n in range(2)]
             assert [task.result() for task in tasks] == [None, None]
-            commits = [pool.submit(finish, told, origin(), SENT) for _ in range(2)]
+            commits = [pool.submit(told.finish, origin(), SENT) for _ in range(2)]
             for committed in commits:
                 with pytest.raises(PgonceError, match="RECEIVER_LOST"):
                     committed.result()
-        give_up(told)
+        told.give_up()
     finally:
         stranger.close()
     heard = b"".join(stranger.heard)
@@ -189,7 +184,7 @@ def test_who_stands_between_reads_no_row_and_no_secret(target, receiver):
     """All that passes on the line is unreadable, and the batch is published all the same."""
     between = Between(receiver)
     assert send(between.receiver, 1, 2) == 2
-    assert finish(between.receiver, origin(), SENT) is Verdict.NEW
+    assert between.receiver.finish(origin(), SENT) is Verdict.NEW
     between.close()
     assert ids(target) == [1, 2]
     assert len(between.heard) == 2
@@ -203,7 +198,7 @@ def test_what_was_recorded_and_is_sent_again_is_not_heard(target, receiver, rece
     """A recording of a batch that was given up, or of a task's rows, is no batch and no row."""
     between = Between(receiver)
     assert send(between.receiver, 1, 2) == 2
-    give_up(between.receiver)
+    between.receiver.give_up()
     between.close()
     last = receiver_for(receiver_options(), STRUCT)
     assert send(last, 1, 2) == 2
@@ -211,7 +206,7 @@ def test_what_was_recorded_and_is_sent_again_is_not_heard(target, receiver, rece
         with socket.create_connection((receiver.host, receiver.port), timeout=30) as again:
             again.sendall(recording)
             hung_up(again)
-    assert finish(last, origin(), SENT) is Verdict.NEW
+    assert last.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
 
 
@@ -231,7 +226,7 @@ def test_a_line_that_is_cut_is_never_taken_for_its_end(target, receiver):
             assert send(between.receiver, 3, 4, **attempt) is None
         between.close()
     assert send(receiver, 5, partition_id=1, attempt_id=99) == 1
-    assert finish(receiver, origin(), Promise("received", {0: (1, 2), 1: (99, 1)})) is Verdict.NEW
+    assert receiver.finish(origin(), Promise("received", {0: (1, 2), 1: (99, 1)})) is Verdict.NEW
     assert ids(target) == [1, 2, 5]
 
 
@@ -245,7 +240,7 @@ def test_a_task_does_not_promise_rows_whose_receipt_was_cut(target, receiver):
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         send(between.receiver, 3, partition_id=1, attempt_id=2)
     between.close()
-    assert finish(receiver, origin(), SENT) is Verdict.NEW
+    assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
 
 
@@ -263,7 +258,7 @@ def test_a_caller_who_says_goodbye_in_the_middle_is_no_end_either(target, receiv
         line._socket.unwrap()
     line.close()
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED"):
-        finish(receiver, origin(), SENT)
+        receiver.finish(origin(), SENT)
     assert (ids(target), recorded(target)) == ([], 0)
 
 
@@ -280,7 +275,7 @@ def test_who_knows_the_certificate_alone_is_not_heard(said, target, receiver):
         with suppress(OSError):
             caller.sendall(said + json.dumps({"say": "give up", "token": str(receiver.token)}).encode())
         hung_up(caller)
-    assert finish(receiver, origin(), SENT) is Verdict.NEW
+    assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
 
 
@@ -290,12 +285,12 @@ def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, 
     assert send(planned, 1, 2) == 2
     assert send(receiver, 3) is None
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED"):
-        finish(receiver, origin(), SENT)
-    give_up(receiver)
-    assert finish(planned, origin(), SENT) is Verdict.NEW
+        receiver.finish(origin(), SENT)
+    receiver.give_up()
+    assert planned.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
-    monkeypatch.setattr(receptions, "_PLAN_SECONDS", 0.1)
-    assert receptions.Receptions().of(uuid4()) is None
+    monkeypatch.setattr(process, "_PLAN_SECONDS", 0.1)
+    assert process.Receptions().of(uuid4()) is None
 
 
 def test_many_silent_callers_keep_nobody_waiting(target, receiver):
@@ -306,7 +301,7 @@ def test_many_silent_callers_keep_nobody_waiting(target, receiver):
     for number in range(0, 100, 2):
         silent[number] = context.wrap_socket(silent[number])
     began = time.monotonic()
-    assert finish(receiver, origin(), SENT) is Verdict.NEW
+    assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert time.monotonic() - began < 10
     assert ids(target) == [1, 2]
     for one in silent:
@@ -367,7 +362,7 @@ def test_no_secret_stands_where_a_log_would_show_it(receiver):
     """Neither in what the plan carries nor in what the receiver is told, as Python shows them."""
     identity = new_identity()
     start = Start(identity, receiver.secret, 1, "0.0.9")
-    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, Inline(), carrier=receiver))
+    shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, Inline(), receiver=receiver))
     for hidden in (identity.key, identity.password, receiver.secret):
         assert repr(hidden)[2:-1] not in shown
     # The key is the receiver's alone: what travels with the plan does not have it.

@@ -14,10 +14,9 @@ from support.ledger_history import QUERY, RUN
 from support.stopped_query import entry
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.parcel import Parcel, Received
-from pgonce.sink.data_source.receiver.client import send_rows
-from pgonce.sink.data_source.receiver.handle import ReceiverHandle
+from pgonce.sink.data_source.receiver.client import Receiver
+from pgonce.sink.data_source.receiver.messages import Promise
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.identity.origin import Origin
 
@@ -44,13 +43,11 @@ def body(one: int) -> tuple[bytes, int]:
     return CopyEncoder(STRUCT).encode(row), 1
 
 
-def send(
-    receiver: ReceiverHandle, *ids: int, partition_id: int = 0, attempt_id: int = 1, batch_id: int = 1
-) -> int | None:
+def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int = 1, batch_id: int = 1) -> int | None:
     """A task attempt that sends these rows; how many were taken."""
-    return send_rows(receiver, origin(batch_id), partition_id, attempt_id, map(body, ids))
+    return receiver.send_rows(origin(batch_id), partition_id, attempt_id, map(body, ids))
 
 
-def parcels(receiver: ReceiverHandle) -> list[Parcel]:
+def parcels(receiver: Receiver) -> list[Parcel]:
     """What the task of :data:`SENT` tells the commit."""
-    return [Parcel(origin(), 0, 2, Received(1), carrier=receiver)]
+    return [Parcel(origin(), 0, 2, Received(1), receiver=receiver)]

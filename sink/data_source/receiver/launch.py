@@ -1,5 +1,5 @@
 """
-How does a planned batch get a receiver?
+Start a receiver, or tell one that runs, for a batch that was planned.
 
 Runs in the planner's worker. Invariant: a receiver only makes a batch faster; if there is none, rows travel as they do
 without the option.
@@ -29,10 +29,9 @@ from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_opt
 from pgonce.offsets_store.postgres.connect import connect
 
 from ...options.sink_options import AUTOMATIC, SinkOptions
-from ..loaded_version import LOADED_VERSION
-from .certificate import new_identity
-from .handle import ReceiverHandle
-from .line import SECRET_BYTES
+from ..workers import LOADED_VERSION
+from .client import Receiver
+from .line import SECRET_BYTES, new_identity
 from .messages import PlannedReception, Start
 
 _log = logging.getLogger("pgonce.receiver")
@@ -96,7 +95,7 @@ class _Running:
 _running: dict[str, _Running] = {}
 
 
-def receiver_for(options: SinkOptions, struct_type: StructType) -> ReceiverHandle | None:
+def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | None:
     """
     A receiver that expects a batch with these columns; None if there can be none, or if none is wanted.
 
@@ -121,7 +120,7 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> ReceiverHandl
             raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
-    return ReceiverHandle(running.host, running.port, running.certificate, running.secret, plan.token)
+    return Receiver(running.host, running.port, running.certificate, running.secret, plan.token)
 
 
 def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:

@@ -1,7 +1,8 @@
 """
-How do tasks and commits talk to the receiver?
+The line between a receiver and those who talk to it, and the certificate by which they recognize it.
 
-Runs at both ends. Invariant: a line uses TLS 1.3 from its first byte. The caller says nothing until it has seen the
+Runs at both ends; the certificate is made in the planner's worker. Invariant: each receiver has a key of its own, which
+no other process is told. A line uses TLS 1.3 from its first byte. The caller says nothing until it has seen the
 certificate that the plan names, and the receiver listens to nobody who does not know the secret. Only bodies of a COPY
 and JSON are sent, never objects, and each is preceded by its length: a line that ends too early is broken.
 """
@@ -10,14 +11,16 @@ from __future__ import annotations
 
 import hmac
 import json
+import secrets
 import socket
 import ssl
 import struct
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from tempfile import NamedTemporaryFile
 from typing import Any, cast
-from uuid import UUID
 
-from .certificate import context_for
+from pgonce.offsets_store.errors import bad_option
 
 CONNECT_SECONDS = 5
 # The receiver reads at once what arrives, and while it commits it says so every second. If it is silent for this long,
@@ -35,37 +38,9 @@ _LENGTH = struct.Struct("!Q")
 # milliseconds: keepalives wait while sent data is not acknowledged) or not.
 _NOTICED = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
-
-@dataclass(frozen=True)
-class Address:
-    """
-    Where the receiver of one planned batch listens, and its certificate.
-
-    ``token`` is the token of the batch's commit, by which the receiver knows the batch. All this travels with the plan
-    to the tasks, and with their commit messages to the commit.
-    """
-
-    host: str
-    port: int
-    certificate: bytes = field(repr=False)
-    secret: bytes = field(repr=False)
-    token: UUID
-
-    def dial(self, patience: int | None = None) -> Line:
-        """
-        Open a line to it, on which no wait takes longer than ``patience`` seconds (else :data:`SILENCE_SECONDS`).
-
-        :raises OSError: or another of :data:`BROKEN`, if that fails.
-        """
-        context = context_for(self.certificate)
-        connected = socket.create_connection((self.host, self.port), timeout=CONNECT_SECONDS)
-        line = Line(connected, context, patience or SILENCE_SECONDS, dialled=True)
-        try:
-            line.show(self.secret)
-        except BaseException:
-            line.close()
-            raise
-        return line
+_PASSWORD_BYTES = 32
+# Valid at any time: callers know this very certificate, it ends with its receiver, and the clocks of two hosts differ.
+_ALWAYS = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
 class Line:
@@ -146,3 +121,76 @@ class Line:
     def close(self) -> None:
         """End it."""
         self._socket.close()
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A certificate (DER), and its private key (PEM), which ``password`` opens."""
+
+    certificate: bytes
+    key: bytes = field(repr=False)
+    password: bytes = field(repr=False)
+
+
+def new_identity() -> Identity:
+    """
+    Make a key, and a certificate that is signed with it.
+
+    :raises ConfigurationError: NO_RECEIVER_TLS, if the library that makes them is missing.
+    """
+    try:
+        # Python's own ssl module reads certificates, but cannot make them.
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
+    except ImportError:
+        raise bad_option(
+            "NO_RECEIVER_TLS",
+            "receiver is set, but the Python package cryptography is not installed on the driver. It makes the "
+            "certificate by which tasks recognize the receiver.",
+            "Install it there (pip install 'pgonce[receiver]'), or leave receiver out; executors do not need it.",
+        ) from None
+    # A curve that hosts in FIPS mode support, too.
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pgonce receiver")])
+    since, until = _ALWAYS
+    certificate = (
+        x509.CertificateBuilder()
+        .issuer_name(name)
+        .subject_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(since)
+        .not_valid_after(until)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    password = secrets.token_bytes(_PASSWORD_BYTES)
+    locked = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(password))
+    return Identity(certificate.public_bytes(Encoding.DER), locked, password)
+
+
+def context_of(identity: Identity) -> ssl.SSLContext:
+    """How a receiver answers: with this certificate, and only with TLS 1.3."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # Nobody resumes a session, and a caller that hangs up without having read a ticket resets the line, so that its
+    # last message is lost.
+    context.num_tickets = 0
+    # Python's ssl loads keys only from files. The password that opens this one is not in a file.
+    with NamedTemporaryFile(prefix="pgonce-") as file:
+        file.write(ssl.DER_cert_to_PEM_cert(identity.certificate).encode() + identity.key)
+        file.flush()
+        context.load_cert_chain(file.name, password=identity.password)
+    return context
+
+
+def context_for(certificate: bytes) -> ssl.SSLContext:
+    """For a caller, which talks only to the process that has the key of this very certificate."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    # The only certificate that is trusted names no host, because callers know the whole certificate.
+    context.check_hostname = False
+    context.load_verify_locations(cadata=certificate)
+    return context

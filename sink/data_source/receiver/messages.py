@@ -1,13 +1,15 @@
 """
-What do the planner's worker and the commit worker tell the receiver?
+What the planner's worker and the commit worker tell the receiver, and the errors that it tells them.
 
-Pure: made in the workers, read in the receiver. Invariant: secrets go through the receiver's standard input, never
-through a command line or the environment; of each partition, all rows of exactly one attempt are wanted.
+Runs at both ends. Invariant: secrets go through the receiver's standard input, never through a command line or the
+environment; of each partition, all rows of exactly one attempt are wanted; an error says on this side of the line what
+it said on the other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from typing import Any
 from uuid import UUID
@@ -15,12 +17,20 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
 
 from ...encoding.unfit_rows import UnfitRow
 from ...identity.origin import Origin
 from ...options.sink_options import SinkOptions
-from ..carrier import Promise
-from .certificate import Identity
+from .line import SILENT, Identity
+
+_log = logging.getLogger("pgonce.receiver")
+
+_ASKED = (
+    "The batch was not committed when the ledger was asked. If that process is still running, it may commit the batch "
+    "yet: rows and offsets together, or neither."
+)
+_REMEDY = "Start the query again: Spark runs the batch again from its source."
 
 
 @dataclass(frozen=True)
@@ -44,6 +54,30 @@ class PlannedReception:
     token: UUID
     options: SinkOptions
     struct_type: StructType
+
+
+@dataclass(frozen=True)
+class Promise:
+    """
+    All rows of a batch, as its parcels promise them.
+
+    ``received`` says for each partition whose rows the receiver took which attempt's rows are wanted, and how many
+    there are; ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count of the rows in
+    the staging table. ``transport`` says in the ledger's words how the rows came. ``unfit`` are rows that could not be
+    encoded, and are none of these.
+    """
+
+    transport: str
+    received: Mapping[int, tuple[int, int]]
+    inline: tuple[bytes, ...] = ()
+    inline_rows: int = 0
+    staged: tuple[tuple[int, int], ...] = ()
+    unfit: tuple[UnfitRow, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """How many rows the batch has."""
+        return self.inline_rows + sum(rows for _, rows in (*self.received.values(), *self.staged))
 
 
 def promise_as_message(promise: Promise) -> dict[str, Any]:
@@ -80,3 +114,74 @@ def origin_from_message(words: Mapping[str, Any]) -> Origin:
     """The origin that was sent, field by field."""
     planned = words["planned"] and OffsetLogEntry(**words["planned"])
     return Origin(**{**words, "planned": planned})
+
+
+class ReceiverError(PgonceError):
+    """The process on the driver that took the rows of a batch does not have them, or does not answer."""
+
+    @property
+    def leaves_unknown(self) -> bool:
+        """Whether the batch may have been committed all the same, which only the ledger tells."""
+        return self.data != NOTHING
+
+
+def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
+    """The error for a receiver that does not answer; ``at_commit`` if it was told already which rows are promised."""
+    why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
+    return ReceiverError(
+        "RECEIVER_LOST",
+        f"The process on the driver that received this batch's rows does not answer: {why}.",
+        _ASKED if at_commit else NOTHING,
+        "Start the query again: if the ledger does not have the batch, Spark runs it again from its source.",
+    )
+
+
+def without_rows(what: str) -> ReceiverError:
+    """The error for a receiver that does not have what the commit messages promise."""
+    return ReceiverError("ROWS_NOT_RECEIVED", what, NOTHING, _REMEDY)
+
+
+def not_in_ledger(verdict: str, batch_id: int) -> ReceiverError:
+    """The error for a batch that the receiver calls done, but that the ledger does not have."""
+    return ReceiverError(
+        "NOT_IN_LEDGER",
+        f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), "
+        "but the ledger does not have it.",
+        _ASKED,
+        f"{_REMEDY} If the database has just been restored or failed over, it may lack other batches too: `pgonce "
+        "doctor` finds out. Otherwise report this.",
+    )
+
+
+def in_words(error: Exception) -> PgonceError:
+    """
+    ``error`` itself if it is one of ours, else one of ours in its place.
+
+    An unexpected error is logged without its text, which may show a row.
+    """
+    if isinstance(error, PgonceError):
+        return error
+    # Not as an argument, which the log keeps to one line.
+    _log.error(without_its_words(error))
+    what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
+    # It may have failed after COMMIT.
+    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
+
+
+def error_as_message(error: Exception) -> list[str]:
+    """``error`` in a form that goes over the line."""
+    said = in_words(error)
+    return [type(said).__name__, said.code, said.what, said.data, said.remedy]
+
+
+def error_from_message(message: list[str]) -> PgonceError:
+    """The error that was sent."""
+    name, *words = message
+    kinds = {kind.__name__: kind for kind in _kinds(PgonceError)}
+    return kinds.get(name, CommitError)(*words)
+
+
+def _kinds(root: type[PgonceError]) -> Iterator[type[PgonceError]]:
+    yield root
+    for kind in root.__subclasses__():
+        yield from _kinds(kind)

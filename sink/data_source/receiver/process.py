@@ -2,7 +2,8 @@
 The receiver: takes the rows of batches that its planner's worker has planned, and commits them.
 
 A process of its own, on the driver, started by the planner's worker (Spark ends idle workers after a minute, and a
-batch may last longer). Invariant: it ends with Spark's daemon, and soon after its planner if nothing is left to do.
+batch may last longer). Invariant: it ends with Spark's daemon, and soon after its planner if nothing is left to do. Of
+each writer, one batch is expected at a time.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import ssl
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from typing import Any
@@ -23,14 +25,19 @@ from uuid import UUID
 from pgonce.offsets_store.verdict.decide import Verdict
 
 from ...identity.origin import Origin
-from ..carrier import Promise
-from ..loaded_version import LOADED_VERSION
-from .certificate import context_of
-from .error_messages import as_message, in_words, without_rows
-from .line import BROKEN, Line
-from .messages import Start, origin_from_message, promise_from_message
+from ..workers import LOADED_VERSION
+from .line import BROKEN, Line, context_of
+from .messages import (
+    PlannedReception,
+    Promise,
+    Start,
+    error_as_message,
+    in_words,
+    origin_from_message,
+    promise_from_message,
+    without_rows,
+)
 from .reception import Reception
-from .receptions import Receptions
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -39,6 +46,14 @@ _SAY_ALIVE_SECONDS = 1.0
 # A stranger may call and say nothing, or keep more lines open than this process may have.
 _IDENTIFY_SECONDS = 10
 _DEAF_SECONDS = 0.1
+# The first large task of a batch may be a slow one.
+IDLE_SECONDS = 600.0
+# Once the planner's worker is gone, no more batches come.
+LEFT_ALONE_SECONDS = 60.0
+# A task may call before the plan has been read, because both are sent at the same time.
+_PLAN_SECONDS = 10.0
+# How many batches that are over are remembered: a call for one of them need not wait for its plan.
+_REMEMBERED = 100
 
 
 def run_receiver() -> None:
@@ -138,7 +153,7 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: 
             verdict = _committed(receptions.of(token), origin_from_message(message["origin"]), promise)
             answers.append({"verdict": verdict.name})
         except Exception as error:  # noqa: BLE001 (the commit worker raises it)
-            answers.append({"error": as_message(error)})
+            answers.append({"error": error_as_message(error)})
 
     try:
         bodies = tuple(line.next_body() for _ in range(message["bodies"]))
@@ -160,3 +175,57 @@ def _committed(reception: Reception | None, origin: Origin, promise: Promise) ->
             "The receiver has no rows of this batch: it drops them when it is told that a batch has failed."
         )
     return reception.finish(origin, promise)
+
+
+class Receptions:
+    """The batches that may still be committed."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._planned: dict[UUID, Reception] = {}
+        self._over: deque[UUID] = deque(maxlen=_REMEMBERED)
+        self._used_at = time.monotonic()
+        self.is_alone = False
+
+    def plan(self, plan: PlannedReception) -> None:
+        """A batch was planned; an earlier one of the same writer is over."""
+        reception = Reception(plan.token, plan.options, plan.struct_type)
+        with self._changed:
+            over = [token for token, other in self._planned.items() if other.writer == reception.writer]
+            for token in over:
+                self._drop(token)
+            self._planned[plan.token] = reception
+            self._used_at = time.monotonic()
+            self._changed.notify_all()
+
+    def of(self, token: UUID) -> Reception | None:
+        """The reception of a planned batch; None if the batch is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: token in self._planned or token in self._over, timeout=_PLAN_SECONDS)
+            return self._planned.get(token)
+
+    def end(self, token: UUID) -> None:
+        """The batch is committed, or has failed."""
+        with self._changed:
+            self._drop(token)
+            self._used_at = time.monotonic()
+
+    def _drop(self, token: UUID) -> None:
+        reception = self._planned.pop(token, None)
+        self._over.append(token)
+        if reception is not None:
+            reception.give_up()
+
+    def wake(self) -> None:
+        """Wake transactions that wait: they may have waited too long."""
+        with self._changed:
+            receptions = list(self._planned.values())
+        for reception in receptions:
+            reception.look_at_clock()
+
+    def has_work(self) -> bool:
+        """Whether a batch may still come, or be finished."""
+        with self._changed:
+            idle_seconds = time.monotonic() - self._used_at
+            is_idle = idle_seconds > (LEFT_ALONE_SECONDS if self.is_alone else IDLE_SECONDS)
+            return not is_idle or any(reception.may_be_finished() for reception in self._planned.values())

@@ -1,5 +1,5 @@
 """
-How far is the commit of a batch whose rows are received?
+The commit of a batch whose rows are received, from its first row to its verdict.
 
 Runs in the receiver. Invariant: no row is committed before the commit worker has said which attempts' rows are wanted,
 and then exactly those are. What was copied before is a guess, and is rolled back if it was wrong.
@@ -30,10 +30,8 @@ from ...options.sink_options import SinkOptions
 from ...staging.table import StagedRows
 from ...writing.routes.publication import publication_into
 from ...writing.rows import Rows
-from ..carrier import Promise
-from .arrived import Arrived, Sending
-from .error_messages import in_words, without_rows
-from .received_rows import guessed_rows, promised_rows
+from .arrived import Arrived, Sending, guessed_rows, promised_rows
+from .messages import Promise, in_words, without_rows
 
 _log = logging.getLogger("pgonce.receiver")
 

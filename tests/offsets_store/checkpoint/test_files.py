@@ -21,7 +21,7 @@ import pytest
 from pgonce.offsets_store.checkpoint.files import open_location, open_recorded, without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import CheckpointError
-from pgonce.sink.data_source.receiver.certificate import context_of, new_identity
+from pgonce.sink.data_source.receiver.line import context_of, new_identity
 
 QUERY_ID = "f4f7c933-216b-4214-a5db-99a58d39e9f0"
 FILES = {

@@ -9,8 +9,6 @@ import pytest
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.sink.data_source.batch_jobs.job_task import JobParcel
-from pgonce.sink.data_source.loaded_version import LOADED_VERSION
 from pgonce.sink.data_source.parcel import (
     ALWAYS_INLINE_BYTES,
     Inline,
@@ -19,7 +17,8 @@ from pgonce.sink.data_source.parcel import (
     inline_cap,
     open_parcels,
 )
-from pgonce.sink.data_source.receiver.handle import ReceiverHandle
+from pgonce.sink.data_source.receiver.client import Receiver
+from pgonce.sink.data_source.workers import LOADED_VERSION
 from pgonce.sink.identity.origin import Origin
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
@@ -58,10 +57,10 @@ def test_parcels_survive_the_trip_and_hide_their_rows():
 
 def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
-    carrier = ReceiverHandle("10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7))
-    sent = parcel(payload=Received(3), carrier=carrier)
+    receiver = Receiver("10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7))
+    sent = parcel(payload=Received(3), receiver=receiver)
     assert pickle.loads(pickle.dumps(sent)) == sent
-    assert "secret" not in repr(sent) + repr(sent.carrier)
+    assert "secret" not in repr(sent) + repr(sent.receiver)
 
 
 @pytest.mark.parametrize("messages", [[], [None], [parcel(), None]])
@@ -85,10 +84,9 @@ def test_parcels_of_another_batch_than_spark_commits_are_refused():
 
 
 @pytest.mark.parametrize("made_by", ["0.0.9", None])
-@pytest.mark.parametrize("kind", [Parcel, JobParcel])
-def test_a_parcel_that_another_version_made_is_refused(kind, made_by):
+def test_a_parcel_that_another_version_made_is_refused(made_by):
     """Its rows may be encoded otherwise; one that does not say which version made it is older than this rule."""
-    other = kind(ORIGIN, 1, 1, Inline())
+    other = Parcel(ORIGIN, 1, 1, Inline())
     vars(other).pop("made_by") if made_by is None else vars(other).update(made_by=made_by)
     arrived = pickle.loads(pickle.dumps(other))
     with pytest.raises(PgonceError) as refused:

@@ -1,8 +1,4 @@
-"""
-Rows that cannot be encoded do not fail their task, and come to the commit by every way that the others take.
-
-Covers: sink.data_source.held_rows, sink.data_source.task_writer.
-"""
+"""Rows that cannot be encoded do not fail their task, and come to the commit by every way that the others take."""
 
 from __future__ import annotations
 
@@ -16,10 +12,9 @@ from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
 from support.received_batch import origin
 
-from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel_rows import parcel_rows, promise
+from pgonce.sink.data_source.commit_parcels import commit_parcels, parcel_rows, promise
 from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.task_writer import TaskWriter
+from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
 
@@ -51,8 +46,8 @@ def parcels_of(spark, small_batches):
 
     def run(options, columns):
         frame = spark.range(0, ROWS, 1, 2).selectExpr(*columns)
-        written = TaskWriter(options, frame.schema, None).written_type
-        writer = TaskWriter(options, frame.schema, origin().planned, None, receiver_for(options, written))
+        written = TaskWriter(options, frame.schema, MicroBatch(None)).written_type
+        writer = TaskWriter(options, frame.schema, MicroBatch(origin().planned), receiver_for(options, written))
 
         def write(batches):
             yield pa.record_batch({"parcel": [pickle.dumps(writer.write(batches))]})

@@ -1,8 +1,7 @@
 """
 The receiver as a process of its own: who is heard, what is left where somebody is killed, and when it ends.
 
-Covers: offsets_store.ledger.recorded_attempt, sink.data_source.receiver.client, sink.data_source.receiver.handle,
-sink.data_source.receiver.launch, sink.data_source.receiver.outcome, sink.data_source.receiver.receptions,
+Covers: offsets_store.ledger.recorded_attempt, sink.data_source.receiver.client, sink.data_source.receiver.launch,
 sink.identity.planned_batch.
 """
 
@@ -29,19 +28,17 @@ from support.ledger_history import RUN
 from support.patience import PATIENCE_SECONDS
 from support.received_batch import SENT, body, name_of, origin, parcels, send
 
-import pgonce.sink.data_source.receiver.line
+import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.carrier import Promise
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel, Received, Staged
-from pgonce.sink.data_source.receiver import launch, receptions
-from pgonce.sink.data_source.receiver.client import finish, give_up, send_rows
+from pgonce.sink.data_source.receiver import launch, process
 from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.receiver.messages import PlannedReception
-from pgonce.sink.data_source.receiver.receptions import Receptions
+from pgonce.sink.data_source.receiver.messages import PlannedReception, Promise
+from pgonce.sink.data_source.receiver.process import Receptions
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
@@ -88,7 +85,7 @@ def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(tar
     assert ids(target) == []
     inline, _ = body(4)
     promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,), inline_rows=1)
-    assert finish(receiver, origin(), promised) is Verdict.NEW
+    assert receiver.finish(origin(), promised) is Verdict.NEW
     assert ids(target) == [1, 2, 3, 4]
     assert target.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
     record = target.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchone()
@@ -104,9 +101,9 @@ def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(target, receive
 
     receiver = receiver_for(receiver_options(), STRUCT)
     with pytest.raises(RuntimeError, match="upstream fails"):
-        send_rows(receiver, origin(), 0, 1, failing())
+        receiver.send_rows(origin(), 0, 1, failing())
     assert send(receiver, 1, 2, attempt_id=2) == 2
-    assert finish(receiver, origin(), Promise("received", {0: (2, 2)})) is Verdict.NEW
+    assert receiver.finish(origin(), Promise("received", {0: (2, 2)})) is Verdict.NEW
     assert ids(target) == [1, 2]
 
 
@@ -116,7 +113,7 @@ def test_an_error_of_the_commit_is_the_one_that_it_would_be_without_a_receiver(t
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     with pytest.raises(PgonceError, match="CHECK_VIOLATION.*small") as refused:
-        finish(receiver, origin(), SENT)
+        receiver.finish(origin(), SENT)
     assert type(refused.value).__name__ == "TargetError"
     assert name_of(2) not in str(refused.value)
     assert ids(target) == []
@@ -129,10 +126,10 @@ def test_who_does_not_know_the_secret_is_not_heard(target, receiver_options, cap
     stranger = replace(receiver, secret=bytes(32))
     assert send(stranger, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        finish(stranger, origin(), SENT)
-    give_up(stranger)
+        stranger.finish(origin(), SENT)
+    stranger.give_up()
     assert ids(target) == []
-    assert finish(receiver, origin(), SENT) is Verdict.NEW
+    assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert receiver.secret.hex() not in caplog.text
     assert repr(receiver.secret) not in repr(receiver)
@@ -159,7 +156,7 @@ def test_strangers_hold_nobody_up(target, receiver_options):
     disturb(receiver)
     assert send(receiver, 1, 2) == 2
     disturb(receiver)
-    assert finish(receiver, origin(), SENT) is Verdict.NEW
+    assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
     for stranger in strangers:
         stranger.close()
@@ -174,8 +171,8 @@ def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(target, rec
     started_receivers[0].wait()
     assert send(receiver, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        finish(receiver, origin(), SENT)
-    give_up(receiver)
+        receiver.finish(origin(), SENT)
+    receiver.give_up()
     with pytest.raises(PgonceError, match="RECEIVER_LOST.*Nothing of this batch was written"):
         commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1)
     assert ids(target) == []
@@ -188,7 +185,7 @@ def test_the_next_batch_gets_another_receiver_where_one_was_killed(target, recei
     started_receivers[0].wait()
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
-    assert finish(receiver, origin(), SENT) is Verdict.NEW
+    assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert len(started_receivers) == 2
 
@@ -198,14 +195,14 @@ def test_a_receiver_that_is_frozen_is_lost(target, receiver_options, started_rec
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     silence = 3
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.line, "SILENCE_SECONDS", silence)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", silence)
     started_receivers[0].send_signal(signal.SIGSTOP)
     assert send(receiver, 3, partition_id=1) is None
     began = time.monotonic()
     assert send(receiver, 4, partition_id=2) is None
     assert time.monotonic() - began < silence
     with pytest.raises(PgonceError, match="RECEIVER_LOST.*silent for too long"):
-        finish(receiver, origin(), SENT)
+        receiver.finish(origin(), SENT)
     assert ids(target) == []
 
 
@@ -252,8 +249,8 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     proxy.start()
     # The next start, which Spark makes of the same offsets.
     again, restarted = receiver_for(receiver_options(), STRUCT), replace(origin(), run_id="run 2")
-    send_rows(again, restarted, 0, 1, map(body, (1, 2)))
-    parcel = Parcel(restarted, 0, 2, Received(1), carrier=again)
+    again.send_rows(restarted, 0, 1, map(body, (1, 2)))
+    parcel = Parcel(restarted, 0, 2, Received(1), receiver=again)
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
 
@@ -316,7 +313,7 @@ def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_option
         row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["x"])})
         Stager(settings.commit.url, staging_table(settings, origin(number)), STRUCT, 9, 10).stage(iter([row]))
         send(receiver, 10 * number, 10 * number + 1, batch_id=number)
-        parcel = Parcel(origin(number), 0, 2, Received(1), carrier=receiver)
+        parcel = Parcel(origin(number), 0, 2, Received(1), receiver=receiver)
         assert commit_parcels(settings, columns, [parcel], number) is Verdict.NEW
         assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
     assert ids(target) == [10, 11, 20, 21]
@@ -328,7 +325,7 @@ def test_a_commit_that_means_another_batch_than_the_tasks_is_refused(target, rec
     assert send(receiver, 1, 2) == 2
     assert send(receiver, 3, partition_id=1, batch_id=2) is None
     with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED.*another batch"):
-        finish(receiver, origin(2), SENT)
+        receiver.finish(origin(2), SENT)
     assert ids(target) == []
 
 
@@ -341,11 +338,11 @@ def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
     send(first, 1, 2)
     commit_parcels(settings, columns, parcels(first), 1)
     again, restarted = receiver_for(settings, STRUCT), replace(origin(), run_id="run 2")
-    send_rows(again, restarted, 0, 1, map(body, (1, 2)))
+    again.send_rows(restarted, 0, 1, map(body, (1, 2)))
     assert wait_until(lambda: target.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
     started_receivers[0].kill()
     started_receivers[0].wait()
-    staged = Parcel(restarted, 0, 2, Staged(((7, 2),)), carrier=again)
+    staged = Parcel(restarted, 0, 2, Staged(((7, 2),)), receiver=again)
     assert commit_parcels(settings, columns, [staged], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
 
@@ -358,8 +355,8 @@ def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
     idle, alone, has_rows, stays, receiver_options, monkeypatch
 ):
     """Ten units of time without a batch end it, or two where its planner is gone; not while a task's rows wait."""
-    monkeypatch.setattr(receptions, "IDLE_SECONDS", 10)
-    monkeypatch.setattr(receptions, "LEFT_ALONE_SECONDS", 2)
+    monkeypatch.setattr(process, "IDLE_SECONDS", 10)
+    monkeypatch.setattr(process, "LEFT_ALONE_SECONDS", 2)
     expected = Receptions()
     token = UUID(int=7)
     expected.plan(PlannedReception(token, receiver_options(inlineBytes="1000"), STRUCT))
@@ -371,10 +368,10 @@ def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
         reception.close(reception.open(origin(), 0, 1))
     expected.is_alone = alone
     later = time.monotonic() + idle
-    monkeypatch.setattr(receptions, "time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: later))
     assert expected.has_work() is stays
     expected.end(token)
-    monkeypatch.setattr(receptions, "time", SimpleNamespace(monotonic=lambda: later + 11))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: later + 11))
     assert not expected.has_work()
 
 
@@ -390,7 +387,7 @@ def test_batches_one_after_another_are_received_by_one_process(target, receiver_
     for batch_id in (1, 2):
         receiver = receiver_for(receiver_options(), STRUCT)
         send(receiver, 10 * batch_id, 10 * batch_id + 1, batch_id=batch_id)
-        assert finish(receiver, origin(batch_id), SENT) is Verdict.NEW
+        assert receiver.finish(origin(batch_id), SENT) is Verdict.NEW
     assert ids(target) == [10, 11, 20, 21]
     assert len(started_receivers) == 1
 
@@ -402,13 +399,13 @@ def test_a_batch_that_has_failed_leaves_its_transaction(how, target, receiver_op
     send(first, 1, 2)
     in_copy(target)
     if how == "given up":
-        give_up(first)
+        first.give_up()
     else:
         receiver_for(receiver_options(), STRUCT)
     assert wait_until(lambda: not transactions(target))
     again = receiver_for(receiver_options(), STRUCT)
     send(again, 1, 2)
-    assert finish(again, origin(), SENT) is Verdict.NEW
+    assert again.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
 
 
@@ -457,7 +454,7 @@ def test_ctrl_c_does_not_end_it(target, receiver_options, started_receivers):
     send(receiver, 1, 2)
     os.kill(started_receivers[0].pid, signal.SIGINT)
     assert not is_gone(started_receivers[0], seconds=1)
-    assert finish(receiver, origin(), SENT) is Verdict.NEW
+    assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
 
 
@@ -491,10 +488,10 @@ def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(target, receiver_o
         "name": pa.array(["secret word".ljust(3_000_000, "."), "good".ljust(3_000_000, ".")], pa.string()),
     })  # fmt: skip
     receiver = receiver_for(receiver_options(), STRUCT)
-    assert send_rows(receiver, origin(), 0, 1, [(CopyEncoder(STRUCT).encode(long), 2)]) == 2
+    assert receiver.send_rows(origin(), 0, 1, [(CopyEncoder(STRUCT).encode(long), 2)]) == 2
     aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
     assert wait_until(lambda: target.execute(aborted).fetchall())
-    give_up(receiver)
+    receiver.give_up()
     assert wait_until(lambda: not target.execute(aborted).fetchall())
     assert "secret word" not in capfd.readouterr().err
 
@@ -511,5 +508,5 @@ def test_tasks_may_ring_before_the_plan_is_read(target, receiver_options):
     for task in tasks:
         task.join()
     assert taken == dict.fromkeys(range(8), 1)
-    assert finish(receiver, origin(), Promise("received", dict.fromkeys(range(8), (1, 1)))) is Verdict.NEW
+    assert receiver.finish(origin(), Promise("received", dict.fromkeys(range(8), (1, 1)))) is Verdict.NEW
     assert ids(target) == list(range(8))

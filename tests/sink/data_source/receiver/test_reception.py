@@ -1,7 +1,7 @@
 """
 The receiver's side of a batch, without Spark: rows are copied on a guess, and only promised ones are committed.
 
-Covers: sink.data_source.receiver.arrived, sink.data_source.receiver.messages, sink.data_source.receiver.received_rows.
+Covers: sink.data_source.receiver.arrived, sink.data_source.receiver.messages.
 """
 
 from __future__ import annotations
@@ -20,13 +20,11 @@ from support.received_batch import OPTIONS, origin
 from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
-import pgonce.sink.data_source.receiver.received_rows
 import pgonce.sink.writing.publish
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.carrier import Promise
-from pgonce.sink.data_source.receiver.messages import promise_as_message, promise_from_message
+from pgonce.sink.data_source.receiver.messages import Promise, promise_as_message, promise_from_message
 from pgonce.sink.data_source.receiver.reception import Reception
 from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
 from pgonce.sink.encoding.unfit_rows import UnfitRow
@@ -227,7 +225,7 @@ def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, target, r
     if has_ended:
         reception.end(sending, 2)
         reception.close(sending)
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.received_rows, "LONGEST_SILENCE_SECONDS", 0)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "LONGEST_SILENCE_SECONDS", 0)
     reception.look_at_clock()
     assert rolled_back(target)
     if not has_ended:

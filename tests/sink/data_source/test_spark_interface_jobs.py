@@ -1,8 +1,4 @@
-"""
-``df.write.format("pgonce")`` on a real Spark: what is published, skipped and refused.
-
-Covers: sink.data_source.batch_jobs.commit_job_parcels, sink.data_source.batch_jobs.job_task.
-"""
+"""``df.write.format("pgonce")`` on a real Spark: what is published, skipped and refused."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ from support.meanwhile import meanwhile
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.sink.data_source.batch_jobs.job_staging import sweep_jobs
+from pgonce.sink.staging.table import sweep_jobs
 
 pytestmark = pytest.mark.spark
 

@@ -1,5 +1,5 @@
 """
-Do two runs of a batch job have the same rows, in whatever order and in however many partitions?
+A hash by which two runs of a batch job have the same rows, in whatever order and in however many partitions.
 
 Pure: rows are hashed in tasks, and the sums are combined in the commit worker. Invariant: the hash depends on the
 columns, the values of each row, and how often each row is there, and on nothing else.
@@ -11,12 +11,10 @@ not see a row that is there twice.)
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-import pyarrow as pa
-
-from ...encoding.copy_encoder import CopyEncoder, body_rows
-from ...encoding.encoded_types import EncodedColumn
+from ..encoding.copy_encoder import body_rows
+from ..encoding.encoded_types import EncodedColumn
 
 _BYTES = 32
 _MODULUS = 1 << 8 * _BYTES
@@ -37,12 +35,6 @@ class RowSum:
             digest = hashlib.blake2b(view[start:end], digest_size=_BYTES).digest()
             total += int.from_bytes(digest, "big")
         self.value = (self.value + total) % _MODULUS
-
-    def adding(self, batches: Iterable[pa.RecordBatch], encoder: CopyEncoder) -> Iterator[pa.RecordBatch]:
-        """The same batches; the rows of each are added as ``encoder`` encodes them."""
-        for batch in batches:
-            self.add(encoder.encode(batch))
-            yield batch
 
 
 def content_hash(columns: Iterable[EncodedColumn], rows: int, sums: Iterable[int]) -> str:

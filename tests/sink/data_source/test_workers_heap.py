@@ -8,7 +8,7 @@ import sys
 # In a process of its own, as what is set aside stays so.
 PROGRAM = """
 import gc
-from pgonce.sink.data_source.freeze_heap import settle
+from pgonce.sink.data_source.workers import settle
 
 counts = [gc.get_freeze_count()]
 for work in ("planning", "planning", "writing"):

@@ -1,8 +1,4 @@
-"""
-What a task says whose Python cannot unpickle the writer.
-
-Covers: sink.data_source.loaded_version.
-"""
+"""What a task says whose Python cannot unpickle the writer."""
 
 from __future__ import annotations
 
@@ -15,12 +11,13 @@ from pyspark.cloudpickle import dumps
 from pyspark.sql import types as t
 
 from pgonce.sink.data_source.spark_interface import StreamWriter
-from pgonce.sink.data_source.task_writer import TaskWriter
+from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.options.sink_options import parse_options
 
 OPTIONS = {"url": "host=db password=hunter2", "table": "events", "checkpointLocation": "/ckpt"}
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
-WRITER = StreamWriter(TaskWriter(parse_options(OPTIONS, overwrite=False), STRUCT, None))
+PARSED = parse_options(OPTIONS, overwrite=False)
+WRITER = StreamWriter(PARSED, TaskWriter(PARSED, STRUCT, MicroBatch(None)))
 
 UNPICKLE = "import pickle, sys; print(type(pickle.loads(sys.stdin.buffer.read())))"
 WITHOUT_PGONCE = "import sys; sys.modules.update(pgonce=None)"

@@ -1,8 +1,4 @@
-"""
-Which rows a batch's parcels promise: each once, whichever way they came.
-
-Covers: sink.data_source.carrier.
-"""
+"""The rows that a batch's parcels promise: each once, whichever way they came."""
 
 from __future__ import annotations
 
@@ -13,9 +9,9 @@ import pytest
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.sink.data_source.carrier import Promise
+from pgonce.sink.data_source.commit_parcels import parcel_rows, promise
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
-from pgonce.sink.data_source.parcel_rows import has_received, parcel_rows, promise
+from pgonce.sink.data_source.receiver.messages import Promise
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
@@ -88,12 +84,10 @@ def test_rows_below_the_stored_positions_are_left_out():
     assert rows.staged == StagedRows(TABLE, ((11, 2), (12, 3)), POSITIONS, stored)
 
 
-def test_a_carrier_is_told_of_all_rows():
+def test_a_receiver_is_told_of_all_rows():
     """It commits the batch, so it hears of those that it has and of those that it has not."""
     parcels = [inline(0, 1, 2), STAGED, RECEIVED]
     rows = rows_of(*parcels)
-    assert has_received(parcels)
-    assert not has_received([STAGED])
     promised = promise(parcels, rows)
     assert promised == Promise("inline+received+staged", {2: (9, 4)}, (body(1, 2),), 2, ((11, 2), (12, 3)))
     assert promised.rows == rows.count() == 11

@@ -11,13 +11,17 @@ from pyspark.sql import types as t
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.sink.data_source.batch_jobs.job_staging import give_up, job_staging_table, sweep_jobs
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable, sweep
+from pgonce.sink.staging.table import ATTEMPT_COLUMN, OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
+
+
+def job_table(key, label, run):
+    """The staging table of one run of a job."""
+    return StagingTable(OF_JOB + key, label, str(run), 0)
 
 
 def stage(url, table):
@@ -30,7 +34,7 @@ def stage(url, table):
 def staged_for(url, key, label="events"):
     """A run of this job that has staged a row: its id."""
     run = uuid.uuid4()
-    stage(url, job_staging_table(key, label, run))
+    stage(url, job_table(key, label, run))
     return run
 
 
@@ -57,7 +61,7 @@ def sweep_events(url):
 
 def test_two_runs_of_one_job_never_share_a_table():
     """Not even with the same key: the run's random id is in the name."""
-    names = {job_staging_table("monday", "events", uuid.uuid4()).name for _ in range(3)}
+    names = {job_table("monday", "events", uuid.uuid4()).name for _ in range(3)}
     assert len(names) == 3
 
 
@@ -81,9 +85,9 @@ def test_a_run_that_is_given_up_leaves_nothing(admin, url):
     """Its table is dropped at once; what a dying task of it stages afterwards is dropped by the next sweep."""
     run = staged_for(url, "monday")
     with connect(url, autocommit=True) as connection:
-        give_up(connection, "monday", "events", run)
+        give_up_job(connection, job_table("monday", "events", run))
     assert runs_with_tables(admin) == set()
-    stage(url, job_staging_table("monday", "events", run))
+    stage(url, job_table("monday", "events", run))
     sweep_events(url)
     assert runs_with_tables(admin) == set()
 
@@ -91,11 +95,11 @@ def test_a_run_that_is_given_up_leaves_nothing(admin, url):
 def test_a_table_that_is_written_to_is_left_for_the_next_sweep(admin, url):
     """A task that is being killed may still hold it: nobody waits for long."""
     run = staged_for(url, "monday")
-    table = job_staging_table("monday", "events", run)
+    table = job_table("monday", "events", run)
     with psycopg.connect(url) as writing:
         writing.execute(f"LOCK TABLE pgonce.{table.name} IN ROW EXCLUSIVE MODE".encode())
         with connect(url, autocommit=True) as connection:
-            give_up(connection, "monday", "events", run)
+            give_up_job(connection, job_table("monday", "events", run))
         assert runs_with_tables(admin) == {str(run)}
     sweep_events(url)
     assert runs_with_tables(admin) == set()

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as t
 
-from pgonce.sink.data_source.batch_jobs.content_hash import RowSum, content_hash
+from pgonce.sink.data_source.content_hash import RowSum, content_hash
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 
@@ -52,15 +52,6 @@ def test_other_columns_have_another_hash():
     """The same values under another name are other rows."""
     renamed = t.StructType([STRUCT[0], t.StructField("title", t.StringType())])
     assert hash_of([(1, "a")]) != hash_of([(1, "a")], struct_type=renamed)
-
-
-def test_batches_pass_through_while_they_are_added():
-    """What a stager takes is what was hashed."""
-    batches = [arrow([(1, "a")]), arrow([(2, None), (1, "a")])]
-    passed, at_once = RowSum(), RowSum()
-    assert list(passed.adding(batches, CopyEncoder(STRUCT))) == batches
-    at_once.add(CopyEncoder(STRUCT).encode(arrow([(1, "a"), (1, "a"), (2, None)])))
-    assert passed.value == at_once.value
 
 
 def test_a_hash_stays_what_it_is():
