@@ -17,8 +17,7 @@ from datetime import datetime, timezone
 
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import CheckpointError, RecoveryError
-from .refused_recovery import NOTHING_CHANGED
-from .stopped_query import Change
+from .stopped_query import NOTHING_CHANGED, Change
 
 FOLDER = "pgonce-kept"
 _MANIFEST = "manifest.json"

@@ -26,8 +26,7 @@ from ..verdict.decide import ACCEPTABLE, Verdict
 from .fence import QUIET_SECONDS, holding, note, refuse_running
 from .next_start import next_start, verdict_on
 from .read_stopped_query import read_checkpoint, read_neighbours, read_sinks
-from .refused_recovery import NOTHING_CHANGED, no_checkpoint
-from .stopped_query import CheckpointFacts, SinkFacts
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts, no_checkpoint
 
 # Records of this many batches are read besides the newest ones: as many as Spark keeps in a checkpoint.
 _LOOK_BACK = 100

@@ -22,8 +22,7 @@ from ..verdict.rivals import Neighbour
 from .next_start import FirstContact, NextStart, begins_at, first_contacts, goes_on, next_start, verdict_on
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
-from .refused_recovery import no_checkpoint
-from .stopped_query import CheckpointFacts, SinkFacts
+from .stopped_query import CheckpointFacts, SinkFacts, no_checkpoint
 
 
 class Finding(Enum):

@@ -31,8 +31,7 @@ from ..ledger.tables import batches, interventions, replays, writers
 from ..postgres.lock_watch import LockWatch
 from ..postgres.translate import driver_error
 from .read_stopped_query import read_checkpoint, with_state
-from .refused_recovery import NOTHING_CHANGED, no_checkpoint
-from .stopped_query import CheckpointFacts, SinkFacts
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts, no_checkpoint
 
 RECOVERY = "recovery-"
 """Begins the run id that a recovery gives to a writer, so that the run before it is refused."""

@@ -24,15 +24,18 @@ from .next_start import goes_on, next_start
 from .plan import FIRST_COMMIT, METADATA_LINE
 from .read_stopped_query import read_sinks
 from .recover import recovered
-from .refused_recovery import (
+from .stopped_query import (
     NOTHING_CHANGED,
-    apart,
-    by_numbers,
-    no_common_text,
-    unknown_query,
+    Change,
+    CheckpointFacts,
+    SinkFacts,
+    common_text,
+    living_sinks,
+    newest_of,
+    proven_text,
+    refuse_ids_alone,
     unproven,
 )
-from .stopped_query import Change, CheckpointFacts, SinkFacts
 
 # Where a writer's rows carry positions, the newest recorded text may be some batches old.
 _LOOK_BACK = 1000
@@ -112,24 +115,15 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
     # First, because without it an older Spark would begin a new query. (A start from it alone would be refused.)
     metadata = Change("metadata", json.dumps({"id": query_id}, separators=(",", ":")))
     empty = CheckpointFacts(f"of query {query_id}", query_id, {}, {}, frozenset(), {}, {}, is_stateful=False)
-    living = [sink for sink in sinks if sink.is_living]
-    if not living:
-        raise unknown_query(empty, sinks)
+    living = living_sinks(empty, sinks)
     if any(sink.stateful is not False for sink in living):
         raise _perhaps_stateful(query_id)
-    if any(sink.guarantee == "ids" for sink in living):
-        raise by_numbers(living)
-    newest = max(sink.last_batch_id for sink in living)
-    behind = [sink for sink in living if sink.last_batch_id < newest]
-    if any(sink.last_batch_id < newest - 1 for sink in behind):
-        raise apart(living)
-    ahead = [sink for sink in living if sink.last_batch_id == newest]
-    text = _recorded_entry(ahead, newest)
+    refuse_ids_alone(living)
+    newest, ahead, behind = newest_of(living)
+    text = common_text(ahead, newest)
     entry, made_up = (text, None) if text is not None else (_entry_at_the_end(ahead, newest),) * 2
     _refuse_opaque(parse_offset_log(entry).offsets)
-    before = _recorded_entry(behind or ahead, newest - 1) if newest else None
-    if before is None and behind:
-        raise no_common_text(behind, newest - 1)
+    before = proven_text(behind, newest - 1) if behind else common_text(ahead, newest - 1)
     files = [metadata]
     if newest:
         # Of a batch that is done Spark reads only the end, but the entry before it must be there.
@@ -146,17 +140,11 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
     return NewCheckpoint(query_id, tuple(files), newest, made_up, f"a checkpoint with batch {newest} {how}")
 
 
-def _recorded_entry(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:
-    """The recorded text of an entry; None where no sink has one, or their texts differ."""
-    texts = {sink.text_of(batch_id) for sink in sinks}
-    return texts.pop() if len(texts) == 1 else None
-
-
 def _entry_at_the_end(sinks: Sequence[SinkFacts], newest: int) -> str:
     """For rows that carry their positions: an entry at the stored end, in the form of the newest recorded one."""
     ends = [stored_end(sink.ledger(newest, None)) for sink in sinks]
     if not all(sink.drops_by_position for sink in sinks) or not all(same(ends[0], end) for end in ends):
-        raise no_common_text(sinks, newest)
+        return proven_text(sinks, newest)
     (source_id, offset), *others = ends[0].items()
     if others:
         raise unproven("The query reads several sources, and no text of offsets/ says in which order.")

@@ -18,20 +18,21 @@ from ..checkpoint.log_entries import parse_offset_log
 from ..offsets.compare import tells_which_rows
 from ..verdict.decide import Verdict
 from .next_start import NextStart, goes_on, next_start, verdict_on
-from .refused_recovery import (
-    apart,
-    by_numbers,
-    common_text,
+from .stateful_query import entry_to_put_back, without_whole_state
+from .stopped_query import (
+    Change,
+    CheckpointFacts,
+    SinkFacts,
+    checksum_of,
+    living_sinks,
+    newest_of,
     no_checkpoint,
-    no_common_text,
-    side_log_behind,
+    proven_text,
+    refuse_ids_alone,
+    side_log_number,
     topic_recreated,
-    unfinished_beside_state,
-    unknown_query,
     unproven,
 )
-from .stateful_query import entry_to_put_back, without_whole_state
-from .stopped_query import Change, CheckpointFacts, SinkFacts, checksum_of, side_log_number
 
 
 @dataclass(frozen=True)
@@ -55,18 +56,16 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     """
     if checkpoint.query_id is None:
         raise no_checkpoint(checkpoint)
-    living = [sink for sink in sinks if sink.is_living]
     if not sinks and checkpoint.newest in (None, 0) and not checkpoint.commits:
         return _before_the_first_batch(checkpoint)
     if not sinks and checkpoint.is_continuous:
         target = fit_for_micro_batches(checkpoint)
         return Plan(tuple(changes_for(checkpoint, target)), target.newest, target.does)
-    if not living:
-        raise unknown_query(checkpoint, sinks)
+    living = living_sinks(checkpoint, sinks)
     start = next_start(checkpoint)
     if _all_go_on(checkpoint, living, start) and start.lacks is None:
         changes = tuple(Change(name, None) for name in checkpoint.orphans)
-        does = "removes checksums whose files are gone" if changes else "changes nothing: checkpoint and ledger agree"
+        does = "removes checksums whose files are gone" if changes else _agreed(checkpoint, living, start)
         return Plan(changes, checkpoint.newest, does)
     if checkpoint.is_stateful or any(sink.stateful for sink in living):
         return _last_batch_again(checkpoint, living, start)
@@ -75,12 +74,22 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     return _proven(checkpoint, living, _target(checkpoint, living, start))
 
 
+def _agreed(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> str:
+    if any(verdict_on(checkpoint, sink, start) is Verdict.ACCEPTED for sink in living):
+        return f"changes nothing: batch {start.batch_id} would be refused, but was accepted by hand (pgonce accept)"
+    return "changes nothing: checkpoint and ledger agree"
+
+
 def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
     """No row has moved yet. But without a first entry Spark starts a query only if ``offsets/`` is empty."""
     if checkpoint.newest is not None or not checkpoint.unfinished:
         return Plan((), checkpoint.newest, "changes nothing: the query's first batch is still to come")
     if checkpoint.is_stateful:
-        raise unfinished_beside_state(checkpoint)
+        raise unproven(
+            f"{', '.join(sorted(checkpoint.unfinished))} are in {checkpoint.location}, offsets/ has no entry, and "
+            "there is a folder state/: a driver that is killed in its first batch leaves less than that.",
+            "Give the query a new checkpoint.",
+        )
     leavings = sorted(checkpoint.unfinished.union(checkpoint.orphans))
     does = "removes the beginning of the first entry: the driver was killed while it wrote it, and no row has followed"
     return Plan(tuple(Change(name, None) for name in leavings), None, does)
@@ -134,16 +143,12 @@ def _dense(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextS
 
 def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
     """At the newest batch that any sink has. It is left uncommitted if another sink still lacks it."""
-    newest = max(sink.last_batch_id for sink in sinks)
-    behind = [sink for sink in sinks if sink.last_batch_id < newest]
-    if any(sink.last_batch_id < newest - 1 for sink in behind):
-        raise apart(sinks)
-    if any(sink.guarantee == "ids" for sink in sinks):
-        raise by_numbers(sinks)
-    entry = common_text([sink for sink in sinks if sink.last_batch_id == newest], newest)
+    newest, ahead, behind = newest_of(sinks)
+    refuse_ids_alone(sinks)
+    entry = proven_text(ahead, newest)
     refuse_unreachable(checkpoint, sinks, newest, entry)
     if behind:
-        before = {newest - 1: common_text(behind, newest - 1)}
+        before = {newest - 1: proven_text(behind, newest - 1)}
         missing = ", ".join(sink.sink_name for sink in behind)
         does = f"leaves batch {newest} to be run again: {missing} has not published it yet, and the others skip it"
     else:
@@ -184,13 +189,10 @@ def _entry_before(
     if newest == 0:
         return {}
     recorded = next((text for sink in sinks if (text := sink.text_of(newest - 1)) is not None), None)
-    if recorded is not None:
-        return {newest - 1: recorded}
-    before = checkpoint.entry_before(newest)
-    text = done if before is None else checkpoint.offsets[before].text
-    if text is None:
-        raise no_common_text(sinks, newest - 1)
-    return {newest - 1: text}
+    if recorded is None:
+        before = checkpoint.entry_before(newest)
+        recorded = done if before is None else checkpoint.offsets[before].text
+    return {newest - 1: recorded or proven_text(sinks, newest - 1)}
 
 
 def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], newest: int, entry: str) -> None:
@@ -207,7 +209,13 @@ def refuse_unreachable(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], 
             raise unproven(f"Source {source_id} stands at {offset!r}, which does not say which rows come next.")
         log = checkpoint.side_logs.get(source_id)
         if (checkpoint.newest or 0) > newest or log is None or not log.covers(number):
-            raise side_log_behind(checkpoint, source_id, number)
+            raise unproven(
+                f"Source {source_id} reads files and keeps the list of them in "
+                f"{checkpoint.location}/sources/{source_id}. The ledger is at entry {number} of that list, and the "
+                "list cannot be moved there, neither back nor past its end.",
+                "Bring back the newest copy of the checkpoint, with all of sources/; or a database of the "
+                "checkpoint's time.",
+            )
         if not _is_of_one_past(checkpoint, sinks):
             raise unproven(
                 f"Source {source_id} reads files, and the newest entry in offsets/ is not the one that the ledger has "

@@ -26,8 +26,7 @@ from .backup import Kept, keep_aside, kept_folder, mark_undone, newest_kept, und
 from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
-from .refused_recovery import NOTHING_CHANGED
-from .stopped_query import SinkFacts
+from .stopped_query import NOTHING_CHANGED, SinkFacts
 
 WAIT_SECONDS = 15.0
 

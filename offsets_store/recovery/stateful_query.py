@@ -13,19 +13,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..checkpoint.log_entries import parse_offset_log
+from ..errors import RecoveryError
 from ..offsets.compare import goes_back, tells_which_rows
 from ..verdict.decide import Verdict
 from .next_start import NextStart, verdict_on
-from .refused_recovery import (
-    common_text,
-    files_of_a_stateful_query,
-    state_went_on,
-    stateful,
-    stateful_once_more,
+from .stopped_query import (
+    NOTHING_CHANGED,
+    Change,
+    CheckpointFacts,
+    SinkFacts,
+    proven_text,
+    side_log_number,
     topic_recreated,
     unproven,
 )
-from .stopped_query import Change, CheckpointFacts, SinkFacts, side_log_number
 
 
 def last_batch(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> int | None:
@@ -51,21 +52,31 @@ def entry_to_put_back(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], s
     living = [sink for sink in sinks if sink.is_living]
     number = last_batch(checkpoint, sinks)
     if number is None:
-        if (again := _runs_again_first(checkpoint, living, start)) is not None:
-            raise stateful_once_more(checkpoint, again)
-        raise stateful(checkpoint)
-    text = common_text(living, number)
+        again = _runs_again_first(checkpoint, living, start)
+        raise _stateful(checkpoint) if again is None else _once_more(checkpoint, again)
+    text = proven_text(living, number)
     before, planned = checkpoint.offsets[number - 1], checkpoint.offsets.get(number)
     entry = parse_offset_log(text)
     if goes_back(before.offsets, entry.offsets) or (planned and goes_back(before.offsets, planned.offsets)):
         raise topic_recreated(number)
     for source_id, offset in entry.offsets.items():
         if side_log_number(offset) is not None:
-            raise files_of_a_stateful_query(source_id)
+            raise unproven(
+                f"The query keeps state, and its source {source_id} reads files: the recorded entry is the number of a "
+                f"list in sources/{source_id}, and nothing proves that the list still holds the files that it held.",
+                "Bring back checkpoint and database of the same time; or, if you know that the next batch is the right "
+                "one, let it through with `pgonce accept`.",
+            )
         if offset is not None and not tells_which_rows(offset):
             raise unproven(f"Source {source_id} stands at {offset!r}, which does not say which rows come next.")
     if checkpoint.state_since is None or any(file.version > number + 1 for file in checkpoint.state_since):
-        raise state_went_on(checkpoint, number)
+        raise RecoveryError(
+            "RECOVERY_STATEFUL",
+            f"The query {checkpoint.query_id} keeps state, and state/ of its checkpoint {checkpoint.location} holds "
+            f"versions that only batches after {number} can have made, of which neither offsets/ nor the ledger knows.",
+            NOTHING_CHANGED,
+            "Bring back checkpoint and database of the same time.",
+        )
     return {number: text}
 
 
@@ -105,3 +116,29 @@ def _runs_again_first(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], 
     ):
         return None
     return start.batch_id
+
+
+def _stateful(checkpoint: CheckpointFacts) -> RecoveryError:
+    """State belongs to the batches that the checkpoint has done."""
+    return RecoveryError(
+        "RECOVERY_STATEFUL",
+        f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} does not agree with "
+        "the ledger. State belongs to the batches that the checkpoint has done: it can be moved neither forward nor "
+        "back.",
+        NOTHING_CHANGED,
+        "Bring back checkpoint and database of the same time. If that is impossible, `pgonce accept` lets the next "
+        "batch through by hand; `pgonce doctor` says which one it is and what the ledger thinks of it.",
+    )
+
+
+def _once_more(checkpoint: CheckpointFacts, batch_id: int) -> RecoveryError:
+    """Spark runs a batch again first, and so makes its state and its commit."""
+    return RecoveryError(
+        "RECOVERY_STATEFUL",
+        f"The query {checkpoint.query_id} keeps state, and its checkpoint {checkpoint.location} lacks the commits of "
+        f"its last two batches (asynchronous state checkpointing). Spark runs batch {batch_id} again at the next "
+        f"start, which is a proven replay, and then plans batch {batch_id + 1} again, which is refused.",
+        NOTHING_CHANGED,
+        "Start the query once more, and do not recover it before that. When it has been refused, `pgonce recover` puts "
+        f"the recorded entry of batch {batch_id + 1} back.",
+    )

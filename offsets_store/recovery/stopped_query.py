@@ -2,7 +2,8 @@
 What is known of a stopped query: the files of its checkpoint, and the ledger's rows of its sinks.
 
 Pure: made by ``read_stopped_query``, judged by ``next_start`` and ``plan``. Invariant: facts that are equal when they
-are read a second time mean that nothing has changed in between.
+are read a second time mean that nothing has changed in between. What they do not prove is refused, with a remedy that
+names only commands and options that exist.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 
 from ..checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
 from ..checkpoint.reader import StateFile
+from ..errors import CheckpointError, RecoveryError
 from ..offsets.compare import Offsets
 from ..verdict.facts import Guarantee, Ledger, Recorded, Writer
 
+NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 NO_QUERY_ID = "(new)"
 """Stands for the id of a query that has none yet, because the file ``metadata`` is missing."""
 
@@ -202,3 +205,111 @@ def side_log_number(offset: Any) -> int | None:
     if isinstance(offset, dict) and offset.keys() == {"logOffset"} and type(offset["logOffset"]) is int:
         return int(offset["logOffset"])
     return None
+
+
+def no_checkpoint(checkpoint: CheckpointFacts) -> CheckpointError:
+    """The file ``metadata`` is missing, so nothing says whose checkpoint this is."""
+    return CheckpointError(
+        "CHECKPOINT_NOT_FOUND",
+        f"There is no checkpoint of a query at {checkpoint.location}: it has no file named metadata"
+        + (f", though offsets/ ends with batch {checkpoint.newest}." if checkpoint.offsets else "."),
+        NOTHING_CHANGED,
+        "Give the location that the query itself uses. If only the file is lost, write it again: "
+        '{"id":"<query id>"}, with the id that `pgonce status` shows for this location.',
+    )
+
+
+def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> list[SinkFacts]:
+    """
+    The sinks that may publish.
+
+    :raises RecoveryError: RECOVERY_UNKNOWN_QUERY, where there is none.
+    """
+    living = [sink for sink in sinks if sink.is_living]
+    if living:
+        return living
+    known = (
+        f"knows query {checkpoint.query_id} only with sinks that were replaced or retired: "
+        + ", ".join(sink.sink_name for sink in sinks)
+        if sinks
+        else f"does not know query {checkpoint.query_id}"
+    )
+    raise RecoveryError(
+        "RECOVERY_UNKNOWN_QUERY",
+        f"The ledger {known}, so it says nothing of the checkpoint {checkpoint.location}.",
+        NOTHING_CHANGED,
+        "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in "
+        "with adoptCheckpoint: `pgonce explain replace-your-foreachbatch`. If the database fell back to a time before "
+        "the first batch of this query, start it on a new, empty checkpoint that begins where this one did.",
+    )
+
+
+def common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:
+    """The text of an entry that all sinks have recorded; None where there is none, or their texts differ."""
+    texts = {sink.text_of(batch_id) for sink in sinks}
+    return texts.pop() if len(texts) == 1 else None
+
+
+def proven_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
+    """
+    The same.
+
+    :raises RecoveryError: RECOVERY_UNPROVEN, where there is none.
+    """
+    text = common_text(sinks, batch_id)
+    if text is None:
+        names = ", ".join(sink.sink_name for sink in sinks)
+        raise unproven(
+            f"The ledger does not have the text of offsets/{batch_id}, or not the same text for each sink ({names})."
+        )
+    return text
+
+
+def refuse_ids_alone(sinks: Sequence[SinkFacts]) -> None:
+    """:raises RecoveryError: RECOVERY_UNPROVEN, where a sink was judged by batch ids alone."""
+    if names := ", ".join(sink.sink_name for sink in sinks if sink.guarantee == "ids"):
+        raise unproven(
+            f"The sink {names} was written with offsetsFrom=listener: the ledger has batch ids of it and no texts of "
+            "offsets/, and ids alone prove nothing."
+        )
+
+
+def newest_of(sinks: Sequence[SinkFacts]) -> tuple[int, list[SinkFacts], list[SinkFacts]]:
+    """
+    The newest batch of any sink, the sinks that have published it, and those that still lack it.
+
+    :raises RecoveryError: RECOVERY_APART, where one lacks more than this batch.
+    """
+    newest = max(sink.last_batch_id for sink in sinks)
+    behind = [sink for sink in sinks if sink.last_batch_id < newest]
+    if any(sink.last_batch_id < newest - 1 for sink in behind):
+        where = ", ".join(f"{sink.sink_name} at batch {sink.last_batch_id}" for sink in sinks)
+        raise RecoveryError(
+            "RECOVERY_APART",
+            f"The query's sinks stand more than one batch apart ({where}), and Spark runs only one batch again.",
+            NOTHING_CHANGED,
+            "If one of them is gone for good, say so with `pgonce retire`, and recover again. If all are in use, bring "
+            "back a database in which they stood at the same batch.",
+        )
+    return newest, [sink for sink in sinks if sink.last_batch_id == newest], behind
+
+
+def topic_recreated(batch_id: int) -> RecoveryError:
+    """The next batch ends before it starts, so a topic was recreated."""
+    return unproven(
+        f"The range of batch {batch_id} goes back, or a partition of it is gone: the topic was recreated, and planning "
+        "the batch again would not change that.",
+        "Start a new checkpoint for the new topic, with independent=true.",
+    )
+
+
+def unproven(what: str, remedy: str = "") -> RecoveryError:
+    """Nothing proves what to do."""
+    return RecoveryError("RECOVERY_UNPROVEN", what, NOTHING_CHANGED, remedy or _ELSE)
+
+
+_ELSE = (
+    "Bring back checkpoint and database of the same time; or start a new checkpoint at the stored offsets (Kafka): "
+    "`pgonce offsets QUERY --starting-offsets`, with replaces=<query id>; or, if you know that the next batch is the "
+    "right one, let it through with `pgonce accept`. To load the table again instead, use `pgonce forget` first."
+)

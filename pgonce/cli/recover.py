@@ -22,7 +22,7 @@ from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.recovery.read_stopped_query import read_checkpoint
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint, undo_recovery
-from pgonce.offsets_store.recovery.refused_recovery import no_checkpoint
+from pgonce.offsets_store.recovery.stopped_query import no_checkpoint
 
 from .output import print_json, print_lines
 from .terms import NOT_DONE, Json, Query, QuietFor, Sink, Url, Wait, Yes, errors_as_text
