@@ -1,5 +1,5 @@
 """
-Where do rows wait for a second try if they are too many for memory?
+Keep the rows that a second try would need: in memory up to a bound, the rest in a file.
 
 Runs on the driver and in the receiver. Invariant: any thread can read what is kept while another one adds to it.
 """

@@ -508,7 +508,7 @@ class Restoring(RuleBasedStateMachine):
     def compare(self, sink: Sink) -> None:
         """Tables and dead letters are what the changes leave."""
         newest, everything = sink.tables
-        for table, model in ((newest, sorted(sink.options.by_key.values())), (everything, sorted(sink.rows))):
+        for table, model in ((newest, sorted(sink.by_key.values())), (everything, sorted(sink.rows))):
             if table is None:
                 continue
             names = "id, kind, first, seq" + (", gone" if table == everything else "")

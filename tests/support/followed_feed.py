@@ -39,13 +39,13 @@ def envelopes(session: SparkSession, servers: str, topic: str, records: int) -> 
 
 
 def _writer(sink: Sink) -> PostgresBatchWriter:
-    return PostgresBatchWriter(sink.url, table=sink.table, mode="apply", **sink.options.destination)
+    return PostgresBatchWriter(sink.url, table=sink.table, mode="apply", **sink.settings)
 
 
 def _function(sink: Sink):
     @transactional_batch(sink.url, name=sink.table)
     def write(batch: DataFrame, tx: BatchTransaction) -> None:
-        tx.apply(batch, sink.table, **sink.options.destination)
+        tx.apply(batch, sink.table, **sink.settings)
 
     return write
 

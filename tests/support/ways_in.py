@@ -52,7 +52,7 @@ class DataSource:
     def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
         """Add the frame's rows to the table."""
         if self.upserts:
-            return self._write(_as_changes(frame), replace(sink, settings={**sink.options.destination, **_CHANGES}))
+            return self._write(_as_changes(frame), replace(sink, settings={**sink.settings, **_CHANGES}))
         return self._write(frame, sink)
 
     def totals(self, frame: DataFrame, sink: Sink, key: str) -> DataStreamWriter:
@@ -73,7 +73,7 @@ class DataSource:
             options["inlineBytes"] = str(self.inline_bytes)
         if self.receiver is not None:
             options["receiver"] = self.receiver
-        for name, value in sink.options.destination.items():
+        for name, value in sink.settings.items():
             options[_camel_case(name)] = str(value).lower() if isinstance(value, bool) else str(value)
         return frame.writeStream.format("pgonce").options(**options)
 
@@ -120,7 +120,7 @@ def _foreach_batch(frame: DataFrame, sink: Sink, function: BatchFunction) -> Dat
 
 def _told(sink: Sink) -> dict[str, Any]:
     """Its settings, and what a writer must be told over Spark Connect."""
-    return {"checkpoint_location": sink.checkpoint, **sink.options.destination}
+    return {"checkpoint_location": sink.checkpoint, **sink.settings}
 
 
 def _writer(mode: Literal["append", "complete"]) -> Callable[..., BatchFunction]:
@@ -152,7 +152,7 @@ def _appending_function(sink: Sink) -> BatchFunction:
 def _told_function(sink: Sink) -> BatchFunction:
     """Settings are about its table."""
     write = transactional_batch(sink.url, name=sink.table, checkpoint_location=sink.checkpoint)
-    return write(lambda batch, tx: tx.append(batch, sink.table, **sink.options.destination))
+    return write(lambda batch, tx: tx.append(batch, sink.table, **sink.settings))
 
 
 def _applying_function(sink: Sink) -> BatchFunction:
@@ -166,7 +166,7 @@ def _replacing_function(sink: Sink, _: str) -> BatchFunction:
 
 def _transactional(sink: Sink, work: Callable[..., Any]) -> BatchFunction:
     settings = {name: value for name, value in _told(sink).items() if name != "sink_name"}
-    return transactional_batch(sink.url, name=sink.options.destination.get("sink_name", sink.table), **settings)(work)
+    return transactional_batch(sink.url, name=sink.settings.get("sink_name", sink.table), **settings)(work)
 
 
 def _routing_function(mode: str) -> Callable[..., BatchFunction]:
