@@ -36,7 +36,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import StagingTable
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 _TABLE = (
     "id bigint PRIMARY KEY, customer integer CHECK (customer >= 0), amount double precision, status varchar(8), "
@@ -131,7 +131,7 @@ def _commit(url: str, contender: Contender, bodies: tuple[bytes, ...], rows: int
         stateful=False,
     )
     began = time.perf_counter()
-    commit_batch(CommitSettings(url, Remedies(independent=True)), batch, publication(None, where, given))
+    commit_batch(CommitSettings(url, Remedies(independent=True)), batch, work_into(None, where, given))
     seconds = time.perf_counter() - began
     with psycopg.connect(url) as connection:
         found = connection.execute(

@@ -32,8 +32,8 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes
-from pgonce.sink.writing.routes.publication import publication_into
 from pgonce.sink.writing.rows import Rows
+from pgonce.sink.writing.write_batch import work_into
 
 STRUCT = t.StructType([
     t.StructField("kind", t.StringType()),
@@ -141,7 +141,7 @@ def commit(url: str, query: str, number: int, where: Destination | Routes, rows:
         end={"0": {query: {"0": number + 1}}},
         stateful=False,
     )
-    work = publication_into(None, where, rows)
+    work = work_into(None, where, rows)
     began = time.perf_counter()
     commit_batch(CommitSettings(url), batch, work)
     return time.perf_counter() - began

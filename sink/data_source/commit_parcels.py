@@ -34,10 +34,9 @@ from ..options.position_columns import PositionColumns
 from ..options.sink_options import SinkOptions
 from ..positions import bodies_not_stored, is_stored
 from ..staging.table import StagedRows, StagingTable, sweep, sweep_jobs
-from ..writing.publish import Turn, publish_rows_in_tx
-from ..writing.routes.publication import publication_into
 from ..writing.rows import Rows
 from ..writing.table.table_name import ResolvedName, resolve_table
+from ..writing.write_batch import work_into, write_batch_in_tx
 from .content_hash import content_hash
 from .parcel import Inline, Parcel, Received, Staged, open_parcels
 from .receiver.messages import Promise
@@ -70,7 +69,7 @@ def commit_parcels(
         reaches = [parcel.reach for parcel in parcels] if options.positions else None
         return planned_batch(options, origin, reaches, receiver.token if receiver else None)
 
-    work = publication_into(options.sink_name, options.destination, rows)
+    work = work_into(options.sink_name, options.destination, rows)
     may_be_left = bool(rows.staged)
     if receiver and any(isinstance(parcel.payload, Received) for parcel in parcels):
         verdict, may_sweep = receiver.commit(options, origin, promise(parcels, rows), identified, work.name_sink)
@@ -178,9 +177,8 @@ class _RowsIntoTable:
     def publish(self, connection: Connection) -> Published:
         """Write all rows."""
         driver = driver_connection(connection)
-        result = publish_rows_in_tx(driver, self.options.destination, self.rows, turn=Turn(self.found))
-        targets = {result.table.qualified_name: result.table.oid}
-        return Published(self.rows.count(), self.rows.transport, targets=targets, counts=result.counts)
+        found = [self.found] if self.found else None
+        return write_batch_in_tx(driver, self.options.destination, self.rows, found=found)
 
 
 def _sweep(options: SinkOptions | JobOptions, drop: Callable[[psycopg.Connection], None]) -> None:

@@ -41,9 +41,9 @@ from pgonce.offsets_store.status.dead_letters import StoredLetter
 from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
 from ..writing.bad_rows.recorded_destination import recalled, recorded_oid
-from ..writing.publish import publish_rows_in_tx
 from ..writing.rows import Rows
 from ..writing.table.table_name import resolve_table
+from ..writing.write_batch import write_batch_in_tx
 from .mended_rows import ids_in_order_in_tx, mended_rows_in_tx, only
 from .replay_rules import (
     Kept,
@@ -178,10 +178,10 @@ class _Into:
 
     def __call__(self, rows: Rows) -> Mapping[str, int] | None:
         group = self.group
-        result = publish_rows_in_tx(self.driver, group.destination, rows)
+        published = write_batch_in_tx(self.driver, group.destination, rows)
         # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
-        refuse_other_table(group.letters, group.oid, result.table.oid)
-        return result.counts
+        refuse_other_table(group.letters, group.oid, next(iter((published.targets or {}).values()), None))
+        return published.counts
 
 
 def _read_in_tx(

@@ -32,8 +32,8 @@ from ..options.routes import UnknownRoutes
 from ..options.values import AS_ARGUMENTS, starts_over
 from ..writing.first_batch import refuse_first_batch
 from ..writing.first_look import look_once, look_when_made
-from ..writing.routes.publication import publication_into
 from ..writing.rows import Rows
+from ..writing.write_batch import work_into
 from .batch_settings import batch_settings
 from .early_commit import EarlyCommits
 from .frame_commits import FrameCommits
@@ -174,4 +174,4 @@ class PostgresBatchWriter:
         refuse_first_batch(self._settings.commit, batch, self._sink_name, self._destination)
 
     def _work(self, rows: Rows) -> Work:
-        return publication_into(self._sink_name, self._destination, rows)
+        return work_into(self._sink_name, self._destination, rows)

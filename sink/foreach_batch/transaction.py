@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from pyspark.sql import DataFrame
 from sqlalchemy import Connection, CursorResult
 from typing_extensions import Unpack
 
-from pgonce.offsets_store.ledger.published import WrittenAs
+from pgonce.offsets_store.ledger.published import Published, WrittenAs
 from pgonce.offsets_store.offsets.compare import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
@@ -27,8 +27,7 @@ from ..options.hints import column_names
 from ..options.route_options import where_to
 from ..options.routes import Routes, UnknownRoutes
 from ..writing.by_key.apply import WRITTEN
-from ..writing.publish import TableResult, publish_rows_in_tx
-from ..writing.routes.publish_routes import publish_routes_in_tx
+from ..writing.write_batch import write_batch_in_tx
 from .frame_rows import collected_rows
 
 
@@ -151,17 +150,7 @@ class BatchTransaction:
 
         All arguments mean what they mean to ``PostgresBatchWriter``.
         """
-        where = cast("Routes", where_to("", column, tables, unknown_routes, mode, keys, order_by, **how))
-        with collected_rows(frame, where) as rows:
-            result = publish_routes_in_tx(driver_connection(self._connection), where, rows, batch=self._batch)
-        self.targets.update(result.targets)
-        self.written_as.update(result.written_as)
-        for name, note in result.notes.items():
-            self._note(name, note)
-        self._counts.update({WRITTEN: result.rows} if result.counts is None else result.counts)
-        self.tables.update(result.tables)
-        self.rows += result.rows
-        return result.rows
+        return self._write(frame, where_to("", column, tables, unknown_routes, mode, keys, order_by, **how))
 
     def execute(self, sql: str, params: Mapping[str, Any] | Sequence[Any] | None = None) -> CursorResult[Any]:
         """
@@ -172,27 +161,23 @@ class BatchTransaction:
         parameters = tuple(params) if params is not None and not isinstance(params, Mapping) else params
         return self._connection.exec_driver_sql(sql, parameters, execution_options={"no_parameters": params is None})
 
-    def _write(self, frame: DataFrame, where: Destination) -> int:
+    def _write(self, frame: DataFrame, where: Destination | Routes) -> int:
+        if isinstance(where, Destination):
+            where = replace(where, may_be_temporary=True)
         with collected_rows(frame, where) as rows:
-            driver = driver_connection(self._connection)
-            result = publish_rows_in_tx(driver, replace(where, may_be_temporary=True), rows, batch=self._batch)
-            count = rows.count() - result.put_aside
-        # What goes away with the batch is no part of what was published: the next batch's table is another one.
-        if not result.table.is_temporary:
-            self._note_table(result, count)
-        return count
+            published = write_batch_in_tx(driver_connection(self._connection), where, rows, self._batch)
+        # What went into a temporary table, and goes away with the batch, is not published.
+        if published.targets:
+            self._note(published)
+        return published.rows
 
-    def _note_table(self, result: TableResult, count: int) -> None:
-        table, counts = result.table, result.counts
-        self.targets[table.qualified_name] = table.oid
-        if result.written_as:
-            self.written_as[table.qualified_name] = result.written_as
-        self._note(table.qualified_name, table.note)
-        self.tables[table.qualified_name] += count
-        self._counts.update({WRITTEN: count} if counts is None else counts)
-        self.rows += count
-
-    def _note(self, table: str, note: str) -> None:
-        earlier = self.notes.get(table, "")
-        if note not in earlier:
-            self.notes[table] = f"{earlier} {note}".strip()
+    def _note(self, published: Published) -> None:
+        self.targets.update(published.targets or {})
+        self.written_as.update(published.written_as)
+        for name, note in published.notes.items():
+            earlier = self.notes.get(name, "")
+            if note not in earlier:
+                self.notes[name] = f"{earlier} {note}".strip()
+        self._counts.update({WRITTEN: published.rows} if published.counts is None else published.counts)
+        self.tables.update(published.tables or dict.fromkeys(published.targets or {}, published.rows))
+        self.rows += published.rows

@@ -32,8 +32,7 @@ from pgonce.offsets_store.verdict.refused_batch import refusal
 from ..options.destination import Destination
 from ..options.routes import Routes
 from .first_look import CONNECT_SECONDS
-from .routes.listed_tables import listed_tables
-from .table.table_name import resolve_table
+from .write_batch import named_sink
 
 _log = logging.getLogger("pgonce")
 
@@ -58,7 +57,7 @@ def refuse_first_batch(
         with lone(settings.url, connect_timeout=CONNECT_SECONDS) as connection:
             driver = driver_connection(connection)
             driver.read_only, driver.deferrable = True, False
-            named = _named(driver, sink_name, where)
+            named = NamedSink(sink_name or "") if where is None else named_sink(driver, sink_name, where)[0]
             enter_in_tx(driver, _LOCK_SECONDS)
             driver.execute("SET LOCAL statement_timeout = '5s'")
             if _may_be_recorded(driver, OF_ANY_BATCH if batch else OF_ANY_JOB) and batch is not None:
@@ -68,17 +67,6 @@ def refuse_first_batch(
         _log.info("the commit will look at the ledger: %s", error)
     except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
         _log.info("the commit will look at the ledger: %s", type(error).__name__)
-
-
-def _named(connection: psycopg.Connection, sink_name: str | None, where: Destination | Routes | None) -> NamedSink:
-    """As :func:`~pgonce.sink.writing.routes.publication.publication_into` names the sink."""
-    if where is None:
-        return NamedSink(sink_name or "")
-    if isinstance(where, Routes):
-        tables = {table.qualified_name: table.oid for table in listed_tables(connection, where).values()}
-        return NamedSink(sink_name or where.sink_name, tables)
-    found = resolve_table(connection, where.table)
-    return NamedSink(sink_name or found.qualified_name, {found.qualified_name: found.oid})
 
 
 def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -> bool:

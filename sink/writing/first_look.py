@@ -36,10 +36,10 @@ from .evolution.new_columns import (
     without_extra,
 )
 from .privileges import refuse_missing_privileges
-from .routes.listed_tables import refuse_doubled
+from .routes import listed_tables
 from .table.catalogue import TargetTable, look_up_table
 from .table.missing_table import missing_table, refuse_missing_schema
-from .table.table_name import ResolvedName, resolve_tables
+from .table.table_name import ResolvedName
 
 _log = logging.getLogger("pgonce")
 
@@ -129,7 +129,7 @@ def _look_without_columns(url: str, where: Destination | Routes) -> None:
         connection.read_only, connection.deferrable = True, False
         connection.execute(_BOUNDS)
         if isinstance(where, Routes):
-            refuse_doubled(where, resolve_tables(connection, [destination.table for destination in each]))
+            listed_tables(connection, where)
         for destination in each:
             _found(connection, destination)
         connection.rollback()
@@ -153,7 +153,7 @@ def _found(connection: psycopg.Connection, destination: Destination) -> tuple[Re
 
 
 def _look_at_all(connection: psycopg.Connection, routes: Routes, columns: Sequence[EncodedColumn]) -> None:
-    refuse_doubled(routes, resolve_tables(connection, [route.destination.table for route in routes]))
+    listed_tables(connection, routes)
     _look_at_letters(connection, routes.dead_letters)
     seen = [
         (look_at_table(connection, route.destination, route.written(columns)), route.destination) for route in routes

@@ -25,7 +25,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.routes.publication import publication_into
+from pgonce.sink.writing.write_batch import work_into
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}
 
@@ -41,9 +41,7 @@ def publish(url, where, number=0, rows=None, columns=COLUMNS):
         start={"0": kafka(10 * number)},
         end={"0": kafka(10 * number + 10)},
     )
-    return commit_batch(
-        settings(url), batch, publication_into(None, where, rows or typed_rows(columns, [(number, "a")]))
-    )
+    return commit_batch(settings(url), batch, work_into(None, where, rows or typed_rows(columns, [(number, "a")])))
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
 STEPS = 30
@@ -688,7 +688,7 @@ class LedgerMachine(RuleBasedStateMachine):
         staged = StagedRows(driver.staging_table, driver.promised_rows) if driver.promised_rows else None
         bodies = [] if staged else [encoded(folder.source, plan)]
         rows = given_rows(encoded_columns(STRUCT), len(plan.positions), lambda: bodies, staged)
-        work = publication(None, destination("events", "append", (), None), rows)
+        work = work_into(None, destination("events", "append", (), None), rows)
         commit = CommitSettings(
             url or self.site.url,
             Remedies(**folder.remedies),

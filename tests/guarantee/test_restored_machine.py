@@ -10,7 +10,7 @@ the whole database for an earlier copy. ``PGONCE_MODEL_EXAMPLES=2000 pytest test
 runs longer.
 
 Covers: offsets_store.recovery.recover, offsets_store.recovery.plan, offsets_store.ledger.pruning,
-offsets_store.commit.batch_job, sink.writing.publish, sink.writing.routes.publication.
+offsets_store.commit.batch_job, sink.writing.write_batch.
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes
-from pgonce.sink.writing.publish import publication, publish_rows_in_tx
-from pgonce.sink.writing.routes.publication import publication_into
 from pgonce.sink.writing.rows import Rows
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "60"))
 BAD = 10
@@ -123,10 +122,10 @@ class Sink:
             given: dict[str, Any] = {"unknown_routes": None, "mode": "append", "keys": (), "order_by": None, **how}
             routes = where_to("", "kind", tables, **given)
             assert isinstance(routes, Routes)
-            return publication_into("routed", routes, rows)
+            return work_into("routed", routes, rows)
         if self.kind == NEWEST:
-            return publication(None, destination("newest", **by_key, **how), rows)
-        return publication(None, destination("every", "append", (), None, **how), rows)
+            return work_into(None, destination("newest", **by_key, **how), rows)
+        return work_into(None, destination("every", "append", (), None, **how), rows)
 
     def take(self, changes: list[Change], *, wide: bool) -> None:
         """Let the tables have what the changes leave one by one."""
@@ -351,7 +350,7 @@ class Restoring(RuleBasedStateMachine):
         rows = given_rows(encoded_columns(JOB), 2, lambda: [body])
 
         def publish(connection: Connection) -> Published:
-            publish_rows_in_tx(driver_connection(connection), destination("jobs", "append", (), None), rows)
+            write_batch_in_tx(driver_connection(connection), destination("jobs", "append", (), None), rows)
             if dies:
                 raise Killed
             return Published(2, "inline")

@@ -246,10 +246,10 @@ def test_the_words_about_a_querys_past_are_only_texts(name, connected, database_
     commit(database_url, make_planned_batch(query_id=name), plain)
     heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
     heirs = CommitSettings(url=database_url, remedies=Remedies(replaces=name), retry_timeout=0)
-    from pgonce.sink.writing.publish import publication
+    from pgonce.sink.writing.write_batch import work_into
 
     with nothing_else_happens(connected):
-        assert commit_batch(heirs, heir, publication(None, plain, inline([(3, name)]))) is Verdict.NEW
+        assert commit_batch(heirs, heir, work_into(None, plain, inline([(3, name)]))) is Verdict.NEW
     assert connected.execute("SELECT replaced_by FROM pgonce.writers WHERE query_id = %s", [name]).fetchone() == (
         "heir",
     )

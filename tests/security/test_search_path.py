@@ -44,8 +44,8 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.foreach_batch.transaction import BatchTransaction
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import sweep
-from pgonce.sink.writing.publish import publication, publish_rows_in_tx
-from pgonce.sink.writing.routes import gathered_rows
+from pgonce.sink.writing import routes as by_route
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 PATHS = (
     "evil, pg_catalog",
@@ -130,8 +130,8 @@ def test_a_path_with_evil_first_would_catch_an_unqualified_statement(evil_databa
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_rows_choose_their_tables_and_evil_is_never_called(evil_url, admin, monkeypatch, is_indexed):
     """Routes are counted, compared and indexed, and unknown ones put aside, by nothing but pg_catalog."""
-    monkeypatch.setattr(gathered_rows, "INDEXED_TABLES", 2 if is_indexed else 1000)
-    monkeypatch.setattr(gathered_rows, "INDEXED_ROWS", 1)
+    monkeypatch.setattr(by_route, "INDEXED_TABLES", 2 if is_indexed else 1000)
+    monkeypatch.setattr(by_route, "INDEXED_ROWS", 1)
     admin.execute("DROP TABLE IF EXISTS public.routed; CREATE TABLE public.routed (id bigint PRIMARY KEY, name text)")
     tables = {"a": {"table": "public.routed", "mode": "upsert"}, "b": {"table": "public.events", "columns": "id,name"}}
     where = routes(tables, unknown_routes="deadLetters", dead_letters=True)
@@ -176,7 +176,7 @@ def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, a
     commit(evil_url, make_planned_batch(query_id="old"), ways[0], independent=True)
     heirs = CommitSettings(url=evil_url, remedies=Remedies(replaces="old"), retry_timeout=0)
     heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
-    assert commit_batch(heirs, heir, publication(None, ways[0], inline(rows))) is Verdict.NEW
+    assert commit_batch(heirs, heir, work_into(None, ways[0], inline(rows))) is Verdict.NEW
 
 
 @pytest.mark.parametrize("transport", ["inline", "staged"])
@@ -293,7 +293,7 @@ def test_the_look_for_a_locks_holder_calls_nothing_of_evil(evil_url, admin, capl
     settings = CommitSettings(url=evil_url, lock_timeout=0.3, retry_timeout=20)
     with psycopg.connect(evil_url, application_name=application_name("run 0")) as frozen:
         frozen.execute("TABLE pgonce.writers FOR UPDATE")
-        work = publication(None, where, inline([(3, "three")]))
+        work = work_into(None, where, inline([(3, "three")]))
         assert commit_batch(settings, make_planned_batch(1), work) is Verdict.NEW
         with pytest.raises(psycopg.OperationalError):
             frozen.execute("SELECT")
@@ -320,7 +320,7 @@ def test_names_in_the_users_sql_and_triggers_are_looked_up_along_the_users_path(
 
     def publish(connection, batch, _):
         tx = BatchTransaction(connection, batch)
-        publish_rows_in_tx(driver_connection(connection), where, inline([(1, "one")]))
+        write_batch_in_tx(driver_connection(connection), where, inline([(1, "one")]))
         tx.execute("INSERT INTO audit SELECT 'tx', current_setting('search_path')")
         return Published(1, "function")
 
@@ -344,7 +344,7 @@ def test_a_path_that_the_users_sql_sets_lasts_until_commit(url):
     def publish(connection, batch, _):
         tx = BatchTransaction(connection, batch)
         tx.execute("SET LOCAL search_path = app")
-        publish_rows_in_tx(
+        write_batch_in_tx(
             driver_connection(connection), destination("events", "append", (), None), inline([(1, "one")])
         )
         return Published(1, "function")

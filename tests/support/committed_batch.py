@@ -25,8 +25,8 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
-from pgonce.sink.writing.publish import publication
 from pgonce.sink.writing.rows import Rows
+from pgonce.sink.writing.write_batch import work_into
 
 Values = Sequence[tuple[int, str]]
 
@@ -60,7 +60,7 @@ def commit(
         stage_rows(url, table, encoded_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
         sent = given_rows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url, Remedies(**remedies), lock_timeout=2, retry_timeout=0)
-    return commit_batch(settings, batch, publication(sink_name, destination, sent))
+    return commit_batch(settings, batch, work_into(sink_name, destination, sent))
 
 
 def inline(rows: Values, names: Sequence[str] = ("id", "name")) -> Rows:

@@ -22,8 +22,8 @@ from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publish_rows_in_tx
 from pgonce.sink.writing.rows import Rows
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 TABLE = "CREATE TABLE events (id bigint, name text)"
 STRUCT = t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())])
@@ -40,7 +40,7 @@ def appending(*of: int) -> Work:
     """The work that writes rows with these ids into ``events``."""
 
     def publish(connection: Connection, _: Batch, __: Any) -> Published:
-        publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(*of))
+        write_batch_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(*of))
         return Published(len(of), "test")
 
     return Work(lambda _: "public.events", publish)

@@ -19,8 +19,8 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes
-from pgonce.sink.writing.routes.publication import publication_into
 from pgonce.sink.writing.rows import Rows
+from pgonce.sink.writing.write_batch import work_into
 
 STRUCT = t.StructType([
     t.StructField("kind", t.StringType()),
@@ -56,4 +56,4 @@ def routes(tables: dict[str, Any], **beside: Any) -> Routes:
 
 def commit(url: str, batch: Any, where: Any, rows: Rows, sink_name: str | None = None) -> Verdict:
     """Commit a batch as a way in would."""
-    return commit_batch(settings(url), batch, publication_into(sink_name, where, rows))
+    return commit_batch(settings(url), batch, work_into(sink_name, where, rows))

@@ -18,7 +18,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 _batch_ids = itertools.count()
 
@@ -28,9 +28,9 @@ def publish(where, transport, struct, rows, mode="append", keys=(), order_by=Non
     if isinstance(where, str):
         with psycopg.connect(where) as connection:
             return publish(connection, transport, struct, rows, mode, keys, order_by, table=table, **options)
-    publication = destination(table, mode, tuple(keys), order_by, **options)
+    into = destination(table, mode, tuple(keys), order_by, **options)
     given = sent(where.info.dsn, transport, struct, rows)
-    return publish_rows_in_tx(where, publication, given, batch=make_batch())
+    return write_batch_in_tx(where, into, given, batch=make_batch())
 
 
 def sent(url, transport, struct, rows):

@@ -25,8 +25,8 @@ from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.destination import Destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
-from pgonce.sink.writing.publish import publication
 from pgonce.sink.writing.rows import Rows
+from pgonce.sink.writing.write_batch import work_into
 
 Columns = Mapping[str, t.DataType]
 
@@ -65,4 +65,4 @@ def commit_typed(
         stage_rows(url, table, encoded_columns(struct), [encoder.encode(arrow_rows(struct, rows))])
         sent = given_rows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
     settings = CommitSettings(url, Remedies(independent=True), lock_timeout=lock_timeout, retry_timeout=retry_timeout)
-    return commit_batch(settings, batch, publication(None, to, replace(sent, unfit=lambda: not_encoded)))
+    return commit_batch(settings, batch, work_into(None, to, replace(sent, unfit=lambda: not_encoded)))

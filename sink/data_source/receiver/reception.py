@@ -28,8 +28,8 @@ from ...identity.origin import Origin
 from ...identity.planned_batch import planned_batch, staging_table
 from ...options.sink_options import SinkOptions
 from ...staging.table import StagedRows
-from ...writing.routes.publication import publication_into
 from ...writing.rows import Rows
+from ...writing.write_batch import work_into
 from .arrived import Arrived, Sending, guessed_rows, promised_rows
 from .messages import Promise, in_words, without_rows
 
@@ -165,7 +165,7 @@ class Reception:
 
     def _work(self, planned: PlannedBatch) -> Work:
         options = self._options
-        work = publication_into(options.sink_name, options.destination, self._rows(planned))
+        work = work_into(options.sink_name, options.destination, self._rows(planned))
 
         def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
             self._arrived.refuse_over()

@@ -18,7 +18,7 @@ from ..by_key.statements import (
     that_write,
     value_of,
 )
-from ..gathering import GatheredRows
+from ..gathered import GatheredRows
 from ..refused_values import Written
 from .bad_row import BadRow
 from .refusals import FOREIGN_KEY, UNIQUE

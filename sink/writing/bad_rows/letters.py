@@ -27,7 +27,7 @@ from ...options.destination import DeadLetters, Destination
 from ...options.position_columns import PositionColumns
 from ...staging.table import ATTEMPT_COLUMN
 from ..checked_table import check_table, not_durable
-from ..gathering import GatheredRows
+from ..gathered import GatheredRows
 from ..table.catalogue import TargetTable
 from ..table.lock import lock_table, unsafe_partition
 from ..table.table_name import ResolvedName

@@ -29,7 +29,7 @@ from ..checked_table import ColumnPlan
 from ..fitting.fit import (
     Fit,
 )
-from ..gathering import GatheredRows
+from ..gathered import GatheredRows
 from ..refused_values import Written
 from .bad_row import FIRST, BadRow, after, at, refused_by
 from .bounds import SearchBound

@@ -19,7 +19,7 @@ from pgonce.offsets_store.errors import TargetError
 from ..by_key.in_order import (
     refuse_moved_values,
 )
-from ..gathering import GatheredRows
+from ..gathered import GatheredRows
 from ..refused_values import Written
 from .bad_row import BadRow, RowsRefusedError, after, refused_by, up_to
 from .bounds import SearchBound

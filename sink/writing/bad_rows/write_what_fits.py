@@ -18,15 +18,14 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ...staging.table import check_staged_rows
-from ..gathering import GatheredRows
+from ..gathered import GatheredRows
 from ..refused_values import Written, note_gathered
 from ..table.catalogue import TargetTable
 from ..whole_or_failed import whole_or_failed
-from ..write_gathered import write_gathered_in_tx
 from .bad_row import BadRow, RowsRefusedError, at, refused_by, without
 from .bounds import SearchBound, of_one, refuse_too_many
 from .refusals import may_be_a_rows
-from .search import Search
+from .search import Attempt, Search
 
 
 class Constraints:
@@ -71,25 +70,18 @@ def write_what_fits_in_tx(
     connection: psycopg.Connection,
     gathered: GatheredRows,
     written: Written,
-    constraints: Constraints,
+    attempt: Attempt,
     most: int,
     error: Exception | None = None,
 ) -> tuple[Mapping[str, int] | None, list[BadRow]]:
     """
     Write the rows that the table takes, and return their counts and the others.
 
-    :param constraints: made since the rows were gathered.
+    :param attempt: writes gathered rows and checks constraints, which were made since the rows were gathered.
     :param error: with which Postgres has refused the whole batch, if that was tried.
     :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch can be written, whatever its rows.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
-    written = replace(written, most_bad=most + 1)
-
-    def attempt(rows: GatheredRows) -> Mapping[str, int] | None:
-        counts = write_gathered_in_tx(connection, rows, written)
-        constraints.check()
-        return counts
-
     if error is None:
         try:
             return attempt(gathered), []

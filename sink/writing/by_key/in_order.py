@@ -45,7 +45,7 @@ from ..bad_rows.refusals import is_of_target
 from ..checked_table import (
     ColumnPlan,
 )
-from ..gathering import (
+from ..gathered import (
     GatheredRows,
 )
 from ..refused_values import (

@@ -19,7 +19,7 @@ from pgonce.offsets_store.postgres import search_path
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Destination
 from ..bad_rows.refusals import may_be_a_rows
-from ..gathering import Gathered
+from ..gathered import Gathering
 from ..table.catalogue import TargetColumn, TargetTable, look_up_table
 from ..whole_or_failed import whole_or_failed
 from .alter import (
@@ -51,7 +51,7 @@ def written_to_wider(
     connection: psycopg.Connection,
     destination: Destination,
     encoded: Sequence[EncodedColumn],
-    gathering: Gathered,
+    gathering: Gathering,
     write: Write[T_co],
 ) -> T_co:
     """

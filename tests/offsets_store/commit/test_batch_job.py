@@ -29,8 +29,8 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publish_rows_in_tx
 from pgonce.sink.writing.table.table_name import resolve_table
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def writing(*of, mode="append", then=lambda: None, sink="public.events"):
     """The work that writes rows with these ids into ``events``, and then does something more before COMMIT."""
 
     def publish(connection):
-        publish_rows_in_tx(driver_connection(connection), destination("events", mode), rows(*of))
+        write_batch_in_tx(driver_connection(connection), destination("events", mode), rows(*of))
         then()
         return Published(len(of), "inline", targets={"public.events": 1})
 
@@ -66,8 +66,8 @@ def test_names_with_dots_are_two(admin, url):
 
     def into(table):
         def publish(connection):
-            result = publish_rows_in_tx(driver_connection(connection), destination(table), rows(1))
-            return Published(1, "inline", targets={result.table.qualified_name: result.table.oid})
+            result = write_batch_in_tx(driver_connection(connection), destination(table), rows(1))
+            return Published(1, "inline", targets=result.targets)
 
         def name(connection):
             return resolve_table(driver_connection(connection), table).qualified_name

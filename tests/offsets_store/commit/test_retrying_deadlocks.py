@@ -26,7 +26,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([t.StructField(name, t.LongType()) for name in ("id", "writer", "batch_id")])
 SNAPSHOTS = ("repeatable read", "serializable")
@@ -60,7 +60,7 @@ def write(connection, mode, writer, batch_id, ids):
     body = CopyEncoder(STRUCT).encode(record_batch)
     keys = ("id",) if mode == "upsert" else ()
     rows = given_rows(encoded_columns(STRUCT), len(ids), lambda: [body])
-    publish_rows_in_tx(driver_connection(connection), destination("shared", mode, keys, None), rows)
+    write_batch_in_tx(driver_connection(connection), destination("shared", mode, keys, None), rows)
     return Published(len(ids), "test")
 
 

@@ -18,7 +18,7 @@ from pgonce.offsets_store.recovery.read_stopped_query import read_neighbours
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.routes.publication import publication_into
+from pgonce.sink.writing.write_batch import work_into
 
 BOTH = routes({"orders": {}, "clicks": {}})
 CLICKS = destination("clicks")
@@ -110,7 +110,7 @@ def test_one_query_may_feed_a_table_by_two_sinks(url):
     replacing = settings(url, remedies=Remedies(replaces="old"))
     for sink in ("one", "two"):
         batch = first_of("new", **next_one)
-        assert commit_batch(replacing, batch, publication_into(sink, CLICKS, routed())) is Verdict.NEW
+        assert commit_batch(replacing, batch, work_into(sink, CLICKS, routed())) is Verdict.NEW
 
 
 def test_recoveries_know_the_same_neighbours(url, pgonce):
@@ -142,7 +142,7 @@ def test_two_that_start_together_see_each_other(url, admin, isolation):
         def start(query, where):
             together.wait()
             try:
-                found.append(commit_batch(settings(url), first_of(query), publication_into(None, where, routed())))
+                found.append(commit_batch(settings(url), first_of(query), work_into(None, where, routed())))
             except RefusedBatch as error:
                 found.append(error.code)
 

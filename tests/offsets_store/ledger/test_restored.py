@@ -18,7 +18,7 @@ from pgonce.offsets_store.ledger.feeders import feeders_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 TABLE = "CREATE TABLE {} (id bigint PRIMARY KEY, name text, seq bigint)"
 
@@ -42,7 +42,7 @@ def restored(other):
 
 def commit(url, query, batch_id, *of, table="events", pinned=False):
     """Commit one batch of a query into a table."""
-    work = publication(None, destination(table), rows(*of))
+    work = work_into(None, destination(table), rows(*of))
     how = settings(url, retry_timeout=0, pin_table=pinned)
     return commit_batch(how, make_batch(batch_id, f"run of {query}", query_id=query), work)
 

@@ -29,7 +29,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import StagingTable, sweep
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STAGED = StagingTable("query", "events", "run", 7)
 
@@ -56,7 +56,7 @@ def creating(url, **patience):
 
 def publish(connection, *_):
     """One row."""
-    publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(1))
+    write_batch_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(1))
     return Published(1, "test")
 
 

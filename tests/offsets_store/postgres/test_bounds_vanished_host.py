@@ -40,7 +40,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import Stager, stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 # The bound in these tests is two seconds, and connecting takes two more; without it, all of them wait for 15 minutes.
 _SOON_SECONDS = 60.0
@@ -150,7 +150,7 @@ def publishing(*new, then=lambda: None):
                 steps.pop()()
 
         everything = given_rows(encoded_columns(STRUCT), len(new), bodies)
-        publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), everything)
+        write_batch_in_tx(driver_connection(connection), destination("events", "append", (), None), everything)
         return Published(len(new), "test")
 
     return Work(lambda _: "public.events", publish)

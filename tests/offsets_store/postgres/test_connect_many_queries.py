@@ -20,7 +20,7 @@ from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connection, engine_for
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def append(number, meanwhile=lambda: None):
 
     def publish(connection, batch, _):
         meanwhile()
-        publish_rows_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(number))
+        write_batch_in_tx(driver_connection(connection), destination("events", "append", (), None), rows(number))
         return Published(1, "test")
 
     return Work(lambda _: f"sink {number}", publish)

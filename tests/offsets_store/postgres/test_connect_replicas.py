@@ -48,7 +48,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import StagingTable
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_a_table_with_everything_behind_a_pooler_and_a_standby(servers, database
 
     def publish(connection, _, __):
         where = destination("orders", "append", (), None)
-        publish_rows_in_tx(driver_connection(connection), where, rows(*batch))
+        write_batch_in_tx(driver_connection(connection), where, rows(*batch))
         return Published(len(batch), "test")
 
     with pooler:

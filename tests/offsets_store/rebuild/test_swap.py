@@ -25,7 +25,7 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def admin(url):
 
 def commit(url, query, batch_id, *of, table="events", sink_name=None, remedies=None, run=None, **facts):
     """Commit one batch of a query into a table."""
-    work = publication(sink_name, destination(table), rows(*of))
+    work = work_into(sink_name, destination(table), rows(*of))
     batch = make_batch(batch_id, run or f"run of {query}", query_id=query, **facts)
     return commit_batch(settings(url, remedies=remedies or Remedies(), retry_timeout=0), batch, work)
 
@@ -445,7 +445,7 @@ def test_a_commit_that_waits_meanwhile_is_refused(rebuilt, swap, admin, url):
 
         def late(query, table):
             try:
-                work = publication(None, destination(table), rows(99))
+                work = work_into(None, destination(table), rows(99))
                 batch = make_batch(2, "a later run", query_id=query)
                 commit_batch(settings(url, lock_timeout=10, retry_timeout=0), batch, work)
             except PgonceError as error:

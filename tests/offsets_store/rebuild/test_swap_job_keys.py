@@ -23,8 +23,8 @@ from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import Turn, publication, publish_rows_in_tx
 from pgonce.sink.writing.table.table_name import resolve_table
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 TABLES = ("events", "events_new")
 
@@ -35,7 +35,7 @@ def admin(url):
     with psycopg.connect(url, autocommit=True) as connection:
         for query, table, number in zip(("old", "new"), TABLES, (1, 2), strict=True):
             connection.execute(f"CREATE TABLE {table} (id bigint, name text)".encode())
-            work = publication(None, destination(table), rows(number))
+            work = work_into(None, destination(table), rows(number))
             commit_batch(settings(url, retry_timeout=0), make_batch(0, f"run of {query}", query_id=query), work)
         yield connection
 
@@ -61,8 +61,8 @@ def job(url, key, table, *ids, sink_name=None, inside=lambda: None):
     def publish(connection):
         inside()
         how = destination(table)
-        result = publish_rows_in_tx(driver_connection(connection), how, rows(*ids), turn=Turn(found[0]))
-        return Published(len(ids), "inline", targets={result.table.qualified_name: result.table.oid})
+        result = write_batch_in_tx(driver_connection(connection), how, rows(*ids), found=found)
+        return Published(len(ids), "inline", targets=result.targets)
 
     return commit_job(
         settings(url, lock_timeout=10, retry_timeout=0), Job(key, uuid.uuid4()), JobWork(name_sink, publish)

@@ -21,14 +21,14 @@ from support.recoveries import noted
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 SWAP = ("swap", "events", "events_new", "--reason", "a mended join", "--yes")
 
 
 def commit(url, query, table, batch_id, of):
     """Commit one row of a query into its table."""
-    work = publication(None, destination(table), rows(of))
+    work = work_into(None, destination(table), rows(of))
     return commit_batch(settings(url, retry_timeout=0), make_batch(batch_id, f"run of {query}", query_id=query), work)
 
 

@@ -23,7 +23,7 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.recovery.by_hand import retire_sink
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}
 TABLES = ("events", '"events New"')
@@ -41,7 +41,7 @@ def admin(url):
 def commit(url, query, table, *names, sink_name=None, batch_id=0, letters=True):
     """Commit a batch whose rows are put aside where they are too long."""
     how = destination(table, dead_letters=letters)
-    work = publication(sink_name, how, typed_rows(COLUMNS, list(enumerate(names, 1))))
+    work = work_into(sink_name, how, typed_rows(COLUMNS, list(enumerate(names, 1))))
     batch = make_batch(batch_id, f"run of {query}", query_id=query, query_name=query)
     return commit_batch(settings(url, remedies=Remedies(independent=True), retry_timeout=0), batch, work)
 

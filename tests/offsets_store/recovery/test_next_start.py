@@ -28,7 +28,7 @@ from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.identity.from_checkpoint import describe_batch
 from pgonce.sink.identity.origin import Origin
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 
 class TestNextStart:
@@ -104,7 +104,7 @@ def commit(url, folder, query_id, *ids, table="events", name=None, folders=(), n
     planned = checkpoint.newest_offset_entry()
     batch = describe_batch(checkpoint, Origin(query_id, str(uuid.uuid4()), number, planned), name)
     batch = replace(batch, folders={"0": folders} if folders else {})
-    work = publication(None, destination(f"public.{table}", "append", (), None), rows(*ids))
+    work = work_into(None, destination(f"public.{table}", "append", (), None), rows(*ids))
     return commit_batch(CommitSettings(url, Remedies(**remedies), retry_timeout=5), batch, work).name
 
 

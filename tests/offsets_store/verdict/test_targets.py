@@ -21,7 +21,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.targets import changed_targets, known_targets
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication, publish_rows_in_tx
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 
 @pytest.mark.parametrize(
@@ -59,18 +59,17 @@ def test_what_a_function_has_not_written_to_this_time_is_remembered():
 
 def appending(*ids, table="events", sink_name="orders"):
     """Work that appends these ids to one table."""
-    return publication(sink_name, destination(table, "append", (), None), rows(*ids))
+    return work_into(sink_name, destination(table, "append", (), None), rows(*ids))
 
 
 def function(*tables):
     """Work of a function that writes one row into each table."""
 
     def publish(connection, *_):
-        written = [
-            publish_rows_in_tx(driver_connection(connection), destination(table, "append", (), None), rows(1)).table
-            for table in tables
-        ]
-        return Published(len(tables), "function", targets={table.qualified_name: table.oid for table in written})
+        targets = {}
+        for table in tables:
+            targets |= write_batch_in_tx(driver_connection(connection), destination(table), rows(1)).targets
+        return Published(len(tables), "function", targets=targets)
 
     return Work(lambda _: "orders", publish, sealed=True)
 

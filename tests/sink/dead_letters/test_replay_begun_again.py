@@ -21,7 +21,7 @@ from pgonce.offsets_store.recovery.by_hand import forget_query, retire_sink
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType()}
 ROWS = [(1, "abc"), (2, "toolong")]
@@ -39,7 +39,7 @@ def admin(url):
 
 def commit(url, query, rows=ROWS, table="events", start=None, **remedies):
     """Commit batch 0 of a query."""
-    work = publication(None, destination(table, dead_letters=True), typed_rows(COLUMNS, rows))
+    work = work_into(None, destination(table, dead_letters=True), typed_rows(COLUMNS, rows))
     at = {"start": {"0": {"t": {"0": start}}}, "end": {"0": {"t": {"0": start + 10}}}} if start else {}
     batch = make_planned_batch(0, f"run of {query}", query_id=query, **at)
     return commit_batch(settings(url, remedies=Remedies(**remedies), retry_timeout=0), batch, work)

@@ -22,7 +22,7 @@ from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.early_commit import EarlyCommits
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import position_columns
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 # Their values are asked of no row here.
 POSITIONS = position_columns(("topic", "partition", "offset"), written=False)
@@ -84,7 +84,7 @@ class Writer:
         self.commit(batch, job).result(30)
 
     def _work(self, rows):
-        return publication(None, self._destination, rows)
+        return work_into(None, self._destination, rows)
 
 
 @pytest.fixture

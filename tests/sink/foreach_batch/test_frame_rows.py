@@ -95,10 +95,10 @@ def test_too_many_stop_the_batch(most, frame):
 def test_they_come_to_the_commit_of_a_batch_writer(batches, spark, url, observer, tmp_path, checkpoint, monkeypatch):
     """In batches that begin when their rows are there, and in those that begin before."""
     commits = []
-    publication = batch_writer.publication_into
+    work_into = batch_writer.work_into
 
     def noted(sink_name, to, rows):
-        work = publication(sink_name, to, rows)
+        work = work_into(sink_name, to, rows)
 
         def publish(*arguments):
             published = work.publish(*arguments)
@@ -107,7 +107,7 @@ def test_they_come_to_the_commit_of_a_batch_writer(batches, spark, url, observer
 
         return type(work)(work.name_sink, publish)
 
-    monkeypatch.setattr(batch_writer, "publication_into", noted)
+    monkeypatch.setattr(batch_writer, "work_into", noted)
     folder = str(tmp_path / "source")
     spark.range(0, ROWS, 1, batches).write.parquet(folder)
     query = (

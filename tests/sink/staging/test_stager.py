@@ -21,7 +21,7 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import stager
 from pgonce.sink.staging.stager import Stager
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([t.StructField("id", t.LongType())])
 TABLE = StagingTable("query", "events", "run", 7)
@@ -46,7 +46,7 @@ def published(url, promised):
     with psycopg.connect(url) as connection:
         connection.execute("CREATE TABLE events (id bigint)")
         everything = given_rows(encoded_columns(STRUCT), rows, list, StagedRows(TABLE, promised))
-        publish_rows_in_tx(connection, destination("events", "append", (), None), everything)
+        write_batch_in_tx(connection, destination("events", "append", (), None), everything)
         return [row[0] for row in connection.execute("SELECT id FROM events ORDER BY id").fetchall()]
 
 

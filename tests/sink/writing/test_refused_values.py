@@ -21,7 +21,7 @@ from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import position_columns
 from pgonce.sink.writing import refused_values
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
@@ -103,7 +103,7 @@ def test_the_row_of_a_refused_value_is_told_by_its_position(ddl, admin, url):
     rows = sent(url, "inline", STRUCT, rows_with(TEXT, "abcd"))
     rows = replace(rows, positions=position_columns(("topic", "partition", "offset"), written=True))
     with psycopg.connect(url) as connection, pytest.raises(psycopg.Error) as error:
-        publish_rows_in_tx(connection, destination("events", "append", (), None), rows)
+        write_batch_in_tx(connection, destination("events", "append", (), None), rows)
     assert "the row with topic = orders, partition = 0, offset = 104" in str(target_error(error.value))
 
 
@@ -160,7 +160,7 @@ def test_where_nothing_can_be_found_out_the_error_is_postgress_own(admin, url, l
     for statement in (*grants(login.user), f'GRANT INSERT ON events TO "{login.user}"'):
         admin.execute(statement.encode())
     with psycopg.connect(login.url) as connection, pytest.raises(psycopg.errors.NumericValueOutOfRange) as error:
-        publish_rows_in_tx(
+        write_batch_in_tx(
             connection,
             destination("events", "append", (), None),
             sent(login.url, "staged", STRUCT, rows_with(N7, 2**40)),

@@ -24,7 +24,7 @@ from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publication
+from pgonce.sink.writing.write_batch import work_into
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def admin(url):
 def commit(url, query, batch_id, *of, over=None, sink_name=None, mode="append", table="events", remedies=None, **batch):
     """Commit one batch of a query, which starts over in place of query ``over``."""
     remedies = remedies or Remedies(replaces=over, start_over=over is not None)
-    work = publication(sink_name, destination(table, mode, ("id",) if mode == "upsert" else (), None), rows(*of))
+    work = work_into(sink_name, destination(table, mode, ("id",) if mode == "upsert" else (), None), rows(*of))
     planned = make_batch(batch_id, f"run of {query}", query_id=query, **batch)
     return commit_batch(settings(url, remedies=remedies, retry_timeout=0), planned, work)
 
@@ -69,7 +69,7 @@ class TestReplaced:
         commit(url, "old", 0, 1)
         commit(url, "new", 0, 5, over="old")
         replayed = make_batch(0, "a later run", query_id="new")
-        work = publication(None, destination("events", "append", (), None), rows(5))
+        work = work_into(None, destination("events", "append", (), None), rows(5))
         over = settings(url, remedies=Remedies(replaces="old", start_over=True))
         assert commit_batch(over, replayed, work) is Verdict.REPLAY
         assert commit(url, "new", 1, 6, over="old") is Verdict.NEW
@@ -296,5 +296,5 @@ def test_the_old_query_in_the_middle_of_a_batch_is_waited_for(admin, url):
 def commit_patiently(url):
     """Batch 0 of a query that starts over, with time to wait."""
     over = settings(url, remedies=Remedies(replaces="old", start_over=True), lock_timeout=5, retry_timeout=10)
-    work = publication(None, destination("events", "append", (), None), rows(5))
+    work = work_into(None, destination("events", "append", (), None), rows(5))
     return commit_batch(over, make_batch(0, "run of new", query_id="new"), work)

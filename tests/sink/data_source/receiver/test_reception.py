@@ -20,7 +20,7 @@ from support.received_batch import OPTIONS, origin
 from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
-import pgonce.sink.writing.publish
+import pgonce.sink.writing.write_batch
 from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -279,14 +279,14 @@ def test_rows_that_could_not_be_encoded_come_with_the_promise(early, place, targ
     message = json.loads(json.dumps(promise_as_message(promise(SENT, unfit=(unfit,)))))
     reception = receive(inlineBytes="0" if early else KEPT)
     written = []
-    publish = pgonce.sink.writing.publish.publish_rows_in_tx
+    publish = pgonce.sink.writing.write_batch.write_batch_in_tx
 
     def noted(connection, destination, rows, *others, **named):
         result = publish(connection, destination, rows, *others, **named)
         written.append((tuple(rows.unfit()), rows.count()))
         return result
 
-    monkeypatch.setattr(pgonce.sink.writing.publish, "publish_rows_in_tx", noted)
+    monkeypatch.setattr(pgonce.sink.writing.write_batch, "write_batch_in_tx", noted)
     send(reception, 0, 1, 1, 2)
     if early:
         copying(target, 1, 2)

@@ -33,7 +33,7 @@ from pgonce.sink.options.position_columns import position_columns
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.bad_rows import letters
-from pgonce.sink.writing.publish import publication, publish_rows_in_tx
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 COLUMNS = {
     "id": t.LongType(),
@@ -50,7 +50,7 @@ WHERE = destination("events", dead_letters=True)
 
 def commit(url, rows, number=0):
     """Commit a batch of these rows."""
-    return commit_batch(CommitSettings(url, Remedies()), make_planned_batch(number), publication(None, WHERE, rows))
+    return commit_batch(CommitSettings(url, Remedies()), make_planned_batch(number), work_into(None, WHERE, rows))
 
 
 def test_it_has_the_row_and_where_it_comes_from(url, admin):
@@ -103,7 +103,7 @@ def test_a_replay_writes_none_twice(url, admin):
     assert commit(url, typed_rows(COLUMNS, ROWS)) is Verdict.NEW
     settings = CommitSettings(url, Remedies())
     again = make_planned_batch(0, run_id="run 2")
-    work = publication(None, WHERE, typed_rows(COLUMNS, ROWS))
+    work = work_into(None, WHERE, typed_rows(COLUMNS, ROWS))
     assert commit_batch(settings, again, work) is Verdict.REPLAY
     assert admin.execute("SELECT count(*) FROM pgonce.dead_letters").fetchone() == (1,)
 
@@ -120,7 +120,7 @@ def test_rows_that_are_stored_already_count_neither_as_written_nor_as_dead(url, 
     staged = StagedRows(table, ((3, len(rows)),), positions, {"0": {"orders": {"0": 2}}})
     given = given_rows(encoded_columns(struct), len(rows), list, staged, positions)
     with psycopg.connect(url) as connection:
-        result = publish_rows_in_tx(connection, WHERE, given, batch=make_batch())
+        result = write_batch_in_tx(connection, WHERE, given, batch=make_batch())
     assert result.counts == {"written": 2, "dead_letters": 1}
     assert admin.execute("SELECT id FROM events ORDER BY id").fetchall() == [(2,), (3,)]
 
@@ -290,7 +290,7 @@ def test_a_long_value_is_not_repeated_in_what_is_said_of_it(url, admin, dead_let
     """Postgres repeats the whole text that a type does not take; an error and a letter have the beginning of it."""
     admin.execute("CREATE TABLE tokens (id bigint, name uuid)")
     rows = typed_rows({"id": t.LongType(), "name": t.StringType()}, [(1, str(UUID(int=1))), (2, "z" * 100_000)])
-    work = publication(None, destination("tokens", dead_letters=dead_letters), rows)
+    work = work_into(None, destination("tokens", dead_letters=dead_letters), rows)
     if not dead_letters:
         with pytest.raises(TargetError) as refused:
             commit_batch(CommitSettings(url, Remedies()), make_planned_batch(), work)

@@ -3,7 +3,7 @@ Rows that the target refuses for their own values are put aside, and all others 
 
 Covers: sink.writing.bad_rows.bad_row, sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts,
 sink.writing.bad_rows.probe, sink.writing.bad_rows.probe_table, sink.writing.bad_rows.refusals,
-sink.writing.bad_rows.search, sink.writing.whole_or_failed, sink.writing.write_gathered, sink.writing.write_rows.
+sink.writing.bad_rows.search, sink.writing.whole_or_failed, sink.writing.write_table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support.typed_rows import typed_rows
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3) NOT NULL, amount int CHECK (amount <> 13))"
 GOOD = [(n, "abc", n + 100) for n in range(1, 8)]
@@ -278,7 +278,7 @@ def test_who_swallows_the_error_commits_nothing(why, url, admin):
     where = destination("events", **{"dead_letters": True, **options})
     with psycopg.connect(url) as connection:
         with pytest.raises(TargetError, match=code):
-            publish_rows_in_tx(connection, where, rows, batch=make_batch())
+            write_batch_in_tx(connection, where, rows, batch=make_batch())
         connection.commit()
     assert stored(admin) == letters(admin) == []
 

@@ -20,7 +20,7 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.by_key import DELETED_COLUMN, Changes
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 NOW = datetime.now(timezone.utc)
 
@@ -237,7 +237,7 @@ def test_rows_that_only_delete_bring_no_value_for_the_other_columns(url, admin):
     where = replace(where, changes=Changes(all_delete=True))
     with psycopg.connect(url) as connection:
         rows = sent(url, "inline", keys, [(1, DELETE), (7, DELETE)])
-        counts = publish_rows_in_tx(connection, where, rows, batch=make_batch()).counts
+        counts = write_batch_in_tx(connection, where, rows, batch=make_batch()).counts
     assert counts is not None
     assert (counts["deleted"], counts["not_found"]) == (1, 1)
     assert stored(admin) == [(2, "b")]

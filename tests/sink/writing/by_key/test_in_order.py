@@ -26,7 +26,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.writing.first_look import look_once
-from pgonce.sink.writing.routes.publication import publication_into
+from pgonce.sink.writing.write_batch import work_into
 
 UNIQUE = changes(id=t.LongType(), u=t.LongType(), seq=t.LongType())
 UPSERT = t.StructType(UNIQUE.fields[:3])
@@ -288,7 +288,7 @@ class TestActions:
 
         def commit(number: int) -> str:
             settings = CommitSettings(url, Remedies(independent=True), retry_timeout=0)
-            work = publication_into(None, where, sent(url, "inline", columns, rows))
+            work = work_into(None, where, sent(url, "inline", columns, rows))
             return commit_batch(settings, make_planned_batch(number), work).name
 
         assert commit(0) == "NEW"

@@ -20,7 +20,7 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.by_key.upsert import merged
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
@@ -54,7 +54,7 @@ def upsert(connection, rows, keys=("id",), order_by=None, table="events", **how)
     )
     bodies = [CopyEncoder(STRUCT).encode(batch)]
     rows = given_rows(encoded_columns(STRUCT), batch.num_rows, lambda: bodies)
-    publish_rows_in_tx(connection, destination(table, "upsert", keys, order_by, **how), rows)
+    write_batch_in_tx(connection, destination(table, "upsert", keys, order_by, **how), rows)
 
 
 def stored(admin, table="events"):

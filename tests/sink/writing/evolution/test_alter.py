@@ -1,7 +1,7 @@
 """
 A table gets its new columns in the batch's transaction, whoever else uses it, or the batch is refused in words.
 
-Covers: sink.writing.gathering.
+Covers: sink.writing.gathered.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pgonce.offsets_store.errors import CommitError, PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.sink.options.destination import destination
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "seen": t.TimestampNTZType()}
 ROWS = [(1, "one", None), (2, "two", None)]
@@ -243,7 +243,7 @@ def test_the_rows_are_brought_before_readers_are_locked_out(admin, url):
 
     given = replace(rows, bodies=slowly)
     with connect(url) as connection:
-        publish_rows_in_tx(connection, ADD, given)
+        write_batch_in_tx(connection, ADD, given)
         connection.commit()
     assert seen == []
     assert rows_in(admin, "events") == ROWS
@@ -254,8 +254,8 @@ def test_two_sessions_that_hold_a_weaker_lock_do_not_stand_in_each_others_way(ad
     admin.execute(TABLE)
     with connect(url) as one, connect(url) as two:
         two.execute("BEGIN")
-        publish_rows_in_tx(one, ADD, typed_rows(COLUMNS, ROWS[:1]))
-        thread = threading.Thread(target=publish_rows_in_tx, args=[two, ADD, typed_rows(COLUMNS, ROWS[1:])])
+        write_batch_in_tx(one, ADD, typed_rows(COLUMNS, ROWS[:1]))
+        thread = threading.Thread(target=write_batch_in_tx, args=[two, ADD, typed_rows(COLUMNS, ROWS[1:])])
         thread.start()
         assert wait_until(lambda: admin.execute(WAITING, [one.info.backend_pid]).fetchone()[0], seconds=30)
         one.commit()
@@ -271,13 +271,13 @@ def test_a_function_that_has_written_to_the_table_is_told_why_it_cannot_be_alter
     admin.execute("ALTER TABLE events ADD FOREIGN KEY (id) REFERENCES parents DEFERRABLE INITIALLY DEFERRED")
     admin.execute("INSERT INTO parents VALUES (1), (2), (3)")
     with connect(url) as connection:
-        publish_rows_in_tx(connection, ADD, typed_rows({"id": t.LongType()}, [(3,)]))
+        write_batch_in_tx(connection, ADD, typed_rows({"id": t.LongType()}, [(3,)]))
         with pytest.raises(TargetError, match=r"\[TARGET_NOT_ALTERED\].*deferred.*SET CONSTRAINTS.*ADD COLUMN"):
-            publish_rows_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
+            write_batch_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
     with connect(url) as connection:
-        publish_rows_in_tx(connection, ADD, typed_rows({"id": t.LongType()}, [(3,)]))
+        write_batch_in_tx(connection, ADD, typed_rows({"id": t.LongType()}, [(3,)]))
         connection.execute("SET CONSTRAINTS events_id_fkey IMMEDIATE")
-        publish_rows_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
+        write_batch_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
         connection.commit()
     assert [row[0] for row in rows_in(admin, "events")] == [1, 2, 3]
 
@@ -311,7 +311,7 @@ def test_our_timeouts_end_with_the_lock(admin, url):
     admin.execute(TABLE)
     with connect(url) as connection:
         connection.execute("SET LOCAL lock_timeout = '7s'")
-        publish_rows_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
+        write_batch_in_tx(connection, ADD, typed_rows(COLUMNS, ROWS))
         assert connection.execute("SHOW lock_timeout").fetchone() == ("7s",)
 
 

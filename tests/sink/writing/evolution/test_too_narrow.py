@@ -17,7 +17,7 @@ from pgonce.sink.writing.evolution import (
     alter,
     too_narrow,
 )
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 COLUMNS = {"id": t.LongType(), "name": t.StringType(), "price": t.DecimalType(12, 2), "bits": t.StringType()}
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name varchar(5), price numeric(5,2), bits varbit(3))"
@@ -143,7 +143,7 @@ def test_a_function_that_swallows_the_error_commits_nothing(admin, url, view):
     with connect(url) as connection:
         connection.execute("CREATE TABLE other ()")
         with pytest.raises(Exception, match=r"out of range|report"):
-            publish_rows_in_tx(connection, ADD, rows)
+            write_batch_in_tx(connection, ADD, rows)
         assert connection.execute("COMMIT").statusmessage == "ROLLBACK"
     assert admin.execute("SELECT to_regclass('other')").fetchone() == (None,)
 

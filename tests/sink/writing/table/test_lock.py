@@ -29,7 +29,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table
-from pgonce.sink.writing.publish import publication, publish_rows_in_tx
+from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
 
 @dataclass(frozen=True)
@@ -111,11 +111,11 @@ def work_of(transport: str, pair: Pair, url: str) -> Work:
     mode, keys = {"upserted": ("upsert", ("id",)), "replaced": ("complete", ())}.get(transport, ("append", ()))
     where = destination("events", mode, keys, None)
     if transport != "by a function":
-        return publication(None, where, sent)
+        return work_into(None, where, sent)
 
     def publish(connection, *_):
-        table = publish_rows_in_tx(driver_connection(connection), where, sent).table
-        return Published(len(rows), "function", targets={table.qualified_name: table.oid})
+        published = write_batch_in_tx(driver_connection(connection), where, sent)
+        return Published(len(rows), "function", targets=published.targets)
 
     return Work(lambda _: "events", publish, sealed=True)
 
@@ -277,7 +277,7 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
         yield CopyEncoder(struct).encode(rows)
 
     sent = given_rows(encoded_columns(struct), len(rows), bodies)
-    assert outcome(settings(url), publication(None, destination("events", "append", (), None), sent)) == (
+    assert outcome(settings(url), work_into(None, destination("events", "append", (), None), sent)) == (
         "TARGET_NOT_DURABLE"
     )
     assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (0,)
@@ -304,7 +304,7 @@ def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy)
     sent = given_rows(
         encoded_columns(struct_of(pair)), 3, lambda: [CopyEncoder(struct_of(pair)).encode(arrow_of(pair))]
     )
-    work = publication(sink_name, destination("events", "append", (), None), sent)
+    work = work_into(sink_name, destination("events", "append", (), None), sent)
     commit_batch(settings(proxy.url), make_batch(0, end=None), work)
     admin.execute(b"TRUNCATE events")
     messages = []

@@ -23,7 +23,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
-from pgonce.sink.writing.publish import publish_rows_in_tx
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([
     t.StructField("id", t.LongType()),
@@ -68,7 +68,7 @@ def sent(transport, url, rows):
 def publish(url, rows, mode="append", keys=(), order_by=None, **options):
     """Publish in a transaction of its own."""
     with psycopg.connect(url) as connection:
-        publish_rows_in_tx(connection, destination("events", mode, tuple(keys), order_by, **options), rows)
+        write_batch_in_tx(connection, destination("events", mode, tuple(keys), order_by, **options), rows)
 
 
 ROWS = [(n, f"name {n}", n * 10) for n in range(1, 7)]
@@ -143,7 +143,7 @@ def test_complete_replaces_all_rows_and_readers_never_see_the_table_empty(transp
     admin.execute("INSERT INTO events VALUES (50, 'old', 0)")
     rows = sent(transport, url, ROWS)
     with psycopg.connect(url) as connection:
-        publish_rows_in_tx(connection, destination("events", "complete", (), None), rows)
+        write_batch_in_tx(connection, destination("events", "complete", (), None), rows)
         assert admin.execute("SELECT id FROM events").fetchall() == [(50,)]
     assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
 
@@ -164,7 +164,7 @@ def test_odd_but_legal_names_work(name, admin, url):
     admin.execute("CREATE SCHEMA app")
     admin.execute(f"CREATE TABLE {name} (id bigint, name text, at int)".encode())
     with psycopg.connect(url) as connection:
-        publish_rows_in_tx(connection, destination(name, "append", (), None), inline(ROWS))
+        write_batch_in_tx(connection, destination(name, "append", (), None), inline(ROWS))
     assert admin.execute(f"SELECT * FROM {name} ORDER BY id".encode()).fetchall() == ROWS
 
 

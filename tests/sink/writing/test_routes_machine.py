@@ -5,9 +5,9 @@ Runs in: pytest. Invariant: after every step the tables and the letters add up t
 row once; a batch that was refused, or whose session was ended, has left nothing. Hypothesis chooses the rows, the
 transports, the statement before which a session is ended, and what people do with letters; the commit with its retries,
 the replay of letters and Postgres are real. ``PGONCE_MODEL_EXAMPLES=2000 pytest
-tests/sink/writing/routes/test_routes_machine.py`` runs longer.
+tests/sink/writing/test_routes_machine.py`` runs longer.
 
-Covers: sink.writing.routes.publish_routes, sink.writing.routes.unfit_routes, sink.dead_letters.replay.
+Covers: sink.writing.routes, sink.writing.unrouted, sink.dead_letters.replay.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.dead_letters.replay import replay_letters
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.options.route_options import where_to
-from pgonce.sink.writing.routes.publication import publication_into
+from pgonce.sink.writing.write_batch import work_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "100"))
 STRUCT = t.StructType([
@@ -224,7 +224,7 @@ class Routed(RuleBasedStateMachine):
         rows = replace(sent(self.url, batch.transport, STRUCT, fit), unfit=lambda: unfit)
         settings = CommitSettings(self.url, Remedies(), lock_timeout=2, retry_timeout=patience)
         with sessions_end(self.url, strikes):
-            return commit_batch(settings, batch.planned, publication_into(None, self.where, rows)).name
+            return commit_batch(settings, batch.planned, work_into(None, self.where, rows)).name
 
     def done(self, batch: Batch) -> None:
         """It is published."""

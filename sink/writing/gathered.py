@@ -1,5 +1,5 @@
 """
-How do a batch's rows come to Postgres, before they go on into their target there?
+The table in which a batch's rows are gathered in Postgres, before they go on into their target there.
 
 Runs in the commit. Invariant: they are gathered in a table that nobody else waits for, and only once in a transaction,
 unless that was rolled back.
@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import psycopg
 from psycopg import sql
@@ -24,35 +23,37 @@ from .rows import Rows
 _counter = itertools.count()
 
 
-class Gathered(Protocol):
-    """A table of the encoded types that has a batch's rows, or will have them; a call returns it."""
+@dataclass(frozen=True)
+class GatheredRows:
+    """
+    The rows of the table ``source`` that are ``wanted``: ``count`` of them, or fewer.
 
-    @property
-    def is_done(self) -> bool:
-        """Whether the rows are in that table."""
+    ``staged`` are those whose number nobody has checked yet.
+    """
 
-    @property
-    def wanted(self) -> sql.Composable:
-        """The condition that picks the wanted rows of that table."""
+    source: sql.Identifier
+    wanted: sql.Composable
+    count: int
+    staged: StagedRows | None = None
 
-    def bodies(self) -> Iterable[bytes]:
-        """The rows that are not there yet, and not staged."""
-
-    def undone(self) -> None:
-        """What was done since the last savepoint was rolled back."""
-
-    def __call__(self) -> sql.Identifier:
-        """The table that has them."""
+    def only(self, condition: sql.Composable) -> GatheredRows:
+        """Those of which ``condition`` is true."""
+        return replace(self, wanted=sql.SQL("({}) AND {}").format(self.wanted, condition))
 
 
 class Gathering:
-    """Makes a table of the encoded types that holds all rows, once: the batch's staging table, or a temporary one."""
+    """
+    Gathers all ``rows`` in a table of their encoded types, once: the batch's staging table, or a temporary one.
 
-    def __init__(self, connection: psycopg.Connection, rows: Rows) -> None:
+    :param gathered: where the rows are, if they were gathered with those of other tables.
+    """
+
+    def __init__(self, connection: psycopg.Connection, rows: Rows, gathered: GatheredRows | None = None) -> None:
         self._connection = connection
         self._rows = rows
+        self._with_others = gathered
         self._bodies: Iterable[bytes] | None = None
-        self._table: sql.Identifier | None = None
+        self._table = gathered.source if gathered else None
 
     @property
     def is_done(self) -> bool:
@@ -62,6 +63,8 @@ class Gathering:
     @property
     def wanted(self) -> sql.Composable:
         """The condition that picks the wanted rows of that table."""
+        if self._with_others is not None:
+            return self._with_others.wanted
         return sql.SQL("true") if self._rows.staged is None else self._rows.staged.wanted
 
     def bodies(self) -> Iterable[bytes]:
@@ -71,8 +74,14 @@ class Gathering:
         return self._bodies
 
     def undone(self) -> None:
-        """The table was rolled back."""
-        self._bodies = self._table = None
+        """What was done since the last savepoint was rolled back; rows of several tables are gathered before it."""
+        self._bodies = None
+        self._table = self._with_others.source if self._with_others else None
+
+    def rows(self) -> GatheredRows:
+        """The gathered rows."""
+        source = self()
+        return GatheredRows(source, self.wanted, self._rows.count(), self._rows.staged)
 
     def __call__(self) -> sql.Identifier:
         """The table that has them."""
@@ -92,24 +101,6 @@ class Gathering:
         search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(columns)))
         copy_rows(connection, table, names, self.bodies())
         return table
-
-
-@dataclass(frozen=True)
-class GatheredRows:
-    """
-    The rows of the table ``source`` that are ``wanted``: ``count`` of them, or fewer.
-
-    ``staged`` are those whose number nobody has checked yet.
-    """
-
-    source: sql.Identifier
-    wanted: sql.Composable
-    count: int
-    staged: StagedRows | None = None
-
-    def only(self, condition: sql.Composable) -> GatheredRows:
-        """Those of which ``condition`` is true."""
-        return replace(self, wanted=sql.SQL("({}) AND {}").format(self.wanted, condition))
 
 
 class _RowsFailedError(Exception):

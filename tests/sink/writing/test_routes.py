@@ -1,8 +1,7 @@
 """
 One batch into several tables, without Spark: each row in the table that its value chooses, or no row anywhere.
 
-Covers: sink.writing.routes.gathered_rows, sink.writing.routes.listed_tables, sink.writing.routes.publication,
-sink.writing.routes.unknown_routes, sink.writing.table.turns.
+Covers: sink.writing.unrouted, sink.writing.table.turns.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
-from pgonce.sink.writing.routes import gathered_rows
-from pgonce.sink.writing.routes.publish_routes import publish_routes_in_tx
+from pgonce.sink.writing import routes as by_route
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 BOTH = {"orders": {"mode": "upsert"}, "clicks": {}}
 
@@ -129,8 +128,8 @@ def test_staged_rows_are_routed(admin, url):
 @pytest.mark.parametrize("is_indexed", [False, True])
 def test_many_rows_for_many_tables(admin, url, monkeypatch, is_indexed):
     """With or without an index on the routes, each table has its rows."""
-    monkeypatch.setattr(gathered_rows, "INDEXED_TABLES", 2 if is_indexed else 1000)
-    monkeypatch.setattr(gathered_rows, "INDEXED_ROWS", 10)
+    monkeypatch.setattr(by_route, "INDEXED_TABLES", 2 if is_indexed else 1000)
+    monkeypatch.setattr(by_route, "INDEXED_ROWS", 10)
     names = [f"t{number}" for number in range(30)]
     for name in names:
         admin.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, name text)")
@@ -174,7 +173,7 @@ def test_who_swallows_the_error_commits_no_table(admin, url):
     where = routes({"orders": {}, "clicks": {"mode": "upsert", "keys": ["id"]}})
     with psycopg.connect(url) as connection:
         with pytest.raises(TargetError):
-            publish_routes_in_tx(connection, where, routed(("orders", 1, "a"), ("clicks", None, "b")))
+            write_batch_in_tx(connection, where, routed(("orders", 1, "a"), ("clicks", None, "b")))
         connection.commit()
     assert contents(admin) == ([], [])
 
@@ -247,7 +246,7 @@ def test_turns_are_taken_in_the_order_of_oids(admin, url, observer, options, oth
 
     def write(connection, tables, number):
         rows = routed(*[(table, number, "a") for table in tables])
-        publish_routes_in_tx(connection, routes({table: {} for table in tables}, **options), rows)
+        write_batch_in_tx(connection, routes({table: {} for table in tables}, **options), rows)
 
     def write_both():
         with psycopg.connect(url) as connection:

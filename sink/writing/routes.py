@@ -1,0 +1,219 @@
+"""
+The rows of one batch, each for the one of several tables that its value chooses.
+
+Runs in the commit, and before Spark's job. Invariant: every row is of one route, so that each is written once, and no
+two routes end in one table, whatever it is called. Tables are locked in the order of their oids, and then turns are
+taken in this order, so that two batches never wait for each other's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.ledger.published import WrittenAs
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.refused_rows import add_note
+
+from ..encoding.encoded_types import EncodedColumn
+from ..options.route_options import twice
+from ..options.routes import Route, Routes
+from ..staging.table import check_staged_rows
+from .bad_rows.recorded_destination import written_as
+from .evolution.alter import lock_with_new_columns
+from .gathered import GatheredRows, Gathering
+from .rows import Rows
+from .table.empty_table import replace_all_in_tx
+from .table.lock import lock_tables
+from .table.table_name import ResolvedName, resolve_tables
+from .table.turns import take_turns_in_tx
+from .write_table import RowsForTable
+
+_counter = itertools.count()
+
+INDEXED_ROWS = 10_000
+INDEXED_TABLES = 10
+"""With as many rows for as many tables, an index costs less than a scan of all rows for each table."""
+
+
+def listed_tables(connection: psycopg.Connection, routes: Routes) -> Sequence[ResolvedName]:
+    """
+    The tables of all routes, found along the user's search_path in one round trip.
+
+    :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
+    :raises ConfigurationError: BAD_ROUTES, if two of them are one.
+    """
+    found = resolve_tables(connection, [route.destination.table for route in routes])
+    by_table: dict[int | str, str] = {}
+    for route, table in zip(routes, found, strict=True):
+        other = by_table.setdefault(table.oid or table.qualified_name, route.value)
+        if other != route.value:
+            raise twice(table.qualified_name, other, route.value)
+    return found
+
+
+@dataclass(frozen=True)
+class RowsByRoute:
+    """The gathered rows, each with its route in ``column``; ``counts`` has how many there are of each, also of None."""
+
+    rows: GatheredRows
+    column: EncodedColumn
+    counts: Mapping[str | None, int]
+
+    @property
+    def route(self) -> sql.Composable:
+        """The route of a row, as a text."""
+        name = sql.Identifier(self.column.name)
+        return name if self.column.postgres_type == "text" else sql.SQL("{}::pg_catalog.text").format(name)
+
+    def of(self, *values: str | None) -> GatheredRows:
+        """The rows of these routes; the values are sent as literals, never as names."""
+        texts = [value for value in values if value is not None]
+        same = sql.SQL("{} OPERATOR(pg_catalog.=) ANY ({}::pg_catalog.text[])").format(self.route, sql.Literal(texts))
+        if len(texts) == 1:
+            same = sql.SQL("{} OPERATOR(pg_catalog.=) {}::pg_catalog.text").format(self.route, sql.Literal(texts[0]))
+        if None in values:
+            same = sql.SQL("({} OR {} IS NULL)").format(same, sql.Identifier(self.column.name))
+        return replace(self.rows.only(same), count=sum(self.counts.get(value, 0) for value in values))
+
+    def due(self, routes: Routes) -> list[Route]:
+        """The routes whose tables are written: in complete mode a table that gets no rows is emptied."""
+        return [r for r in routes if self.counts.get(r.value) or r.destination.mode == "complete"]
+
+
+def gather_by_route_in_tx(connection: psycopg.Connection, rows: Rows, routes: Routes) -> RowsByRoute:
+    """
+    Bring the rows to Postgres, and count those of each route.
+
+    :raises StagingError: if staged rows are missing, or if there are too many.
+    """
+    gathered = replace(Gathering(connection, rows).rows(), staged=None)
+    if rows.staged is not None:
+        check_staged_rows(connection, rows.staged)
+    column = next(column for column in rows.columns if column.name == routes.column)
+    found = RowsByRoute(gathered, column, {})
+    cursor = connection.cursor()
+    count = sql.SQL("SELECT {}, count(*) FROM {} WHERE {} GROUP BY 1").format(
+        found.route, gathered.source, gathered.wanted
+    )
+    search_path.execute_in_tx(cursor, count)
+    return replace(found, counts=dict(cursor.fetchall()))
+
+
+def lock_due_in_tx(
+    connection: psycopg.Connection,
+    due: Sequence[Route],
+    listed: Mapping[str, ResolvedName],
+    columns: Sequence[EncodedColumn],
+) -> dict[str, str]:
+    """
+    Lock the tables that are ``due``, take turns in writing to them, and empty those that are replaced.
+
+    Returns a sentence on each that was altered for its rows, by its qualified name.
+
+    A table is looked up again when it is written. If its name means another one by then, that one is locked out of the
+    order, which can only lead to a deadlock, and so to another try.
+
+    :raises TargetError: TARGET_NOT_ALTERED.
+    """
+    notes: dict[str, str] = {}
+    waiting: list[ResolvedName] = []
+    for route in sorted(due, key=lambda route: listed[route.value].oid or 0):
+        where, table = route.destination, listed[route.value]
+        if where.schema_evolution != "addColumns" or table.oid is None:
+            waiting.append(table)
+            continue
+        # ALTER TABLE needs a lock that must not be asked for while a weaker one is held, so it comes before that.
+        lock_tables(connection, waiting)
+        waiting.clear()
+        with said_of(route.value):
+            _, altered = lock_with_new_columns(connection, where, route.written(columns), table, lambda: None)
+        if altered is not None and altered.note:
+            notes[altered.qualified_name] = altered.note
+    lock_tables(connection, waiting)
+    # Once no lock on a table is missing, because a turn may last long.
+    take_turns_in_tx(connection, ((route.destination, listed[route.value]) for route in due))
+    # All of them first: a DELETE reaches into partitions, and by ON DELETE CASCADE into children, which may have got
+    # their rows of this batch by then. Children first, which come after their parents in the list.
+    for route in reversed(due):
+        table = listed[route.value]
+        if route.destination.mode == "complete" and table.oid is not None:
+            replace_all_in_tx(connection, table, table.oid)
+    return notes
+
+
+def rows_by_table(
+    connection: psycopg.Connection,
+    due: Sequence[Route],
+    listed: Mapping[str, ResolvedName],
+    rows: Rows,
+    gathered: RowsByRoute,
+) -> list[RowsForTable]:
+    """The rows of each table that is due, all of which are in Postgres."""
+    # Whether all staged rows are there was looked at for all routes together.
+    of_all = replace(rows, bodies=tuple, staged=None, unfit=tuple, since=None)
+    source = _indexed_in_tx(connection, gathered, len(due))
+    found = []
+    for route in due:
+        chosen = source.of(route.value)
+        own = replace(of_all, columns=route.written(rows.columns), count=partial(int, chosen.count))
+        gathering = Gathering(connection, own, chosen)
+        found.append(RowsForTable(route.destination, own, gathering, listed[route.value], route.value, is_emptied=True))
+    return found
+
+
+def _indexed_in_tx(connection: psycopg.Connection, rows: RowsByRoute, tables: int) -> RowsByRoute:
+    """
+    The same rows, with an index on their routes if there are so many that it pays.
+
+    They are copied for that into a table of their own, in the order of their routes: an index on a staging table would
+    have to wait for tasks that still write to it.
+    """
+    if tables < INDEXED_TABLES or sum(rows.counts.values()) < INDEXED_ROWS:
+        return rows
+    table = sql.Identifier("pg_temp", f"pgonce_routed_{next(_counter)}")
+    index = sql.SQL(
+        "CREATE TEMPORARY TABLE {table} ON COMMIT DROP AS SELECT * FROM {source} WHERE {wanted} ORDER BY {route}, ctid"
+    ).format(table=table, source=rows.rows.source, wanted=rows.rows.wanted, route=rows.route)
+    search_path.execute_in_tx(connection.cursor(), index)
+    create = sql.SQL("CREATE INDEX ON {} (({}))").format(table, rows.route)
+    search_path.execute_in_tx(connection.cursor(), create)
+    return replace(rows, rows=replace(rows.rows, source=table, wanted=sql.SQL("true")))
+
+
+def written_as_listed(
+    routes: Routes, listed: Mapping[str, ResolvedName], columns: Sequence[EncodedColumn]
+) -> dict[str, WrittenAs]:
+    """How rows are written into each table that is there, also of those that get none: the next batch may have some."""
+    return {
+        table.qualified_name: written_as(
+            route.destination,
+            tuple(route.written(columns)),
+            sql.Identifier(table.schema, table.name).as_string(None),
+            table.oid,
+        )
+        for route, table in ((route, listed[route.value]) for route in routes)
+        if table.oid is not None
+    }
+
+
+@contextmanager
+def said_of(route: str | None) -> Iterator[None]:
+    """An error says for which of several tables the rows are."""
+    try:
+        yield
+    except TargetError as error:
+        if route is None:
+            raise
+        raise error.beginning(f"For {route!r} in tables") from None
+    except psycopg.Error as error:
+        if route is not None:
+            add_note(error, f"It is for {route!r} in tables")
+        raise

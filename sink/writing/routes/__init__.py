@@ -1,1 +1,0 @@
-"""How do the rows of one batch get into several tables?"""
