@@ -12,10 +12,9 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
     from pgonce.offsets_store.progress.listener import OffsetsListener
     from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
-    from pgonce.offsets_store.status.batch_jobs import StoredJob
     from pgonce.offsets_store.status.dead_letters import StoredLetter
     from pgonce.offsets_store.status.store import OffsetsStore
-    from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
+    from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
     from pgonce.sink.foreach_batch.transaction import BatchTransaction
     from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
@@ -37,7 +36,7 @@ else:
         "PostgresUrl": "pgonce.offsets_store.postgres.postgres_url",
         "Recovery": "pgonce.offsets_store.recovery.recover",
         "StoredBatch": "pgonce.offsets_store.status.stored",
-        "StoredJob": "pgonce.offsets_store.status.batch_jobs",
+        "StoredJob": "pgonce.offsets_store.status.stored",
         "StoredLetter": "pgonce.offsets_store.status.dead_letters",
         "StoredWriter": "pgonce.offsets_store.status.stored",
         "pipeline_sink_options": "pgonce.sink.options.pipeline_sink_options",

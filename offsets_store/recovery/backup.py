@@ -116,13 +116,13 @@ def undoing(
     Files that were not changed yet, because the recovery was cut short, are left out.
 
     :param newest: the newest numbers in ``offsets/`` and ``commits/`` now.
-    :raises RecoveryError: UNDO_TOO_LATE, where the checkpoint has changed since.
+    :raises RecoveryError: NOTHING_TO_UNDO, where the checkpoint has changed since.
     """
     there = {name: _hash(writer.files.read(name)) for name, _, _ in kept.files}
     moved = [name for name, before, after in kept.files if there[name] not in (before, after)]
     if moved or (newest != kept.newest and all(there[name] == after for name, _, after in kept.files)):
         raise RecoveryError(
-            "UNDO_TOO_LATE",
+            "NOTHING_TO_UNDO",
             f"The query has run since the recovery of {kept.time}: "
             + (f"{', '.join(moved)} changed." if moved else "offsets/ or commits/ have gone on."),
             NOTHING_CHANGED,

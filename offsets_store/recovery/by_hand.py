@@ -56,7 +56,7 @@ def accept_batch(
 
     :param checkpoint_location: the query's checkpoint, where it is not the one that the ledger has noted.
     :raises ConfigurationError: NO_REASON.
-    :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED, ACCEPT_NOT_NEEDED, ACCEPT_NOT_NEXT, RECOVERY_RUNNING.
+    :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED, ACCEPT_NOT_NEEDED, RECOVERY_RUNNING.
     :raises CheckpointError: OTHER_CHECKPOINT; or where the checkpoint that was given cannot be read.
     :raises OffsetsError: where no query or sink, or several, have that name.
     """
@@ -183,11 +183,8 @@ def _refused_verdict(query_id: str, checkpoint: CheckpointFacts | None, sink: Si
         )
     start = next_start(checkpoint)
     if start.batch_id != batch_id:
-        raise RecoveryError(
-            "ACCEPT_NOT_NEXT",
-            f"According to {checkpoint.location}, Spark runs batch {start.batch_id} next, not {batch_id}.",
-            NOTHING_CHANGED,
-            "`pgonce doctor` says what happens at the next start. Accept that batch, or none.",
+        raise _not_needed(
+            f"According to {checkpoint.location}, Spark runs batch {start.batch_id} next, not {batch_id}."
         )
     verdict = verdict_on(checkpoint, sink, start)
     if verdict not in ACCEPTABLE:

@@ -60,22 +60,22 @@ def chosen_letters(
 
 def found_letters(url: str, choice: Choice) -> list[StoredLetter]:
     """
-    The chosen letters as they are now, in the order in which they were made.
+    The chosen letters as they are now, without their rows, in the order in which they were made.
 
     :raises: as :func:`letters_in_tx`.
     """
     with reading(url) as connection:
-        return letters_in_tx(connection, choice, lock=False)
+        return letters_in_tx(connection, choice, lock=False, with_rows=False)
 
 
-def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool) -> list[StoredLetter]:
+def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_rows: bool = True) -> list[StoredLetter]:
     """
     The chosen letters, in the order in which they were made; locked until the transaction ends, if that is asked for.
 
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND, for an id that is not one of theirs.
     :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, where the role may not read, or lock, them.
     """
-    wanted = letters_of(choice.table, choice.writers, ids=choice.ids, code=choice.code)
+    wanted = letters_of(choice.table, choice.writers, ids=choice.ids, code=choice.code, with_rows=with_rows)
     wanted = wanted.order_by(choice.table.c.dead_letter_id)
     with _saying_what_to_grant(choice.table):
         letters = as_letters(connection, wanted.with_for_update() if lock else wanted)
@@ -131,7 +131,7 @@ def remove_letters_in_tx(
 
 def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool = False) -> list[StoredLetter]:
     """
-    Give dead letters up: delete them, and keep the reason. Those that are, or would be, deleted.
+    Give dead letters up: delete them, and keep the reason. Those that are, or would be, deleted, without their rows.
 
     :raises ConfigurationError: NO_REASON.
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
@@ -142,7 +142,7 @@ def discard_letters(choice: Choice, url: str = "", *, reason: str, dry_run: bool
     refuse_no_reason(reason)
     with writing(url, isolation_level="READ COMMITTED") as connection:
         writer_ids = lock_writers_in_tx(connection, choice)
-        letters = letters_in_tx(connection, choice, lock=True)
+        letters = letters_in_tx(connection, choice, lock=True, with_rows=False)
         if letters:
             kind = "discard-dead-letters"
             remove_letters_in_tx(connection, choice.table, letters, writer_ids, kind, reason.strip())

@@ -8,10 +8,11 @@ understood raises a CheckpointError; it is never left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from sqlalchemy import Connection, RowMapping, or_, select
+from sqlalchemy import Connection, or_, select
 
 from ..checkpoint.files import CheckpointFiles, open_location
 from ..checkpoint.reader import Checkpoint, state_files
@@ -21,6 +22,7 @@ from ..ledger.lock import recorded
 from ..ledger.neighbours import IS_LIVING, NEIGHBOURS, neighbour
 from ..ledger.session import reading
 from ..ledger.tables import batches, interventions, writers
+from ..status.read_stored import checked
 from ..verdict.rivals import Neighbour
 from .stateful_query import last_batch
 from .stopped_query import CheckpointFacts, SideLog, SinkFacts
@@ -111,7 +113,7 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
         .where(writers.c.query_id == query_id, writers.c.last_batch_id.is_not(None))
         .order_by(writers.c.sink_name)
     )
-    return [_sink(connection, row, batch_ids) for row in found.mappings().all()]
+    return [_sink(connection, checked(row), batch_ids) for row in found.mappings().all()]
 
 
 def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Neighbour, ...]]:
@@ -138,7 +140,7 @@ def _as_opened(location: str | None) -> str | None:
         return location
 
 
-def _sink(connection: Connection, writer: RowMapping, batch_ids: Collection[int]) -> SinkFacts:
+def _sink(connection: Connection, writer: Mapping[str, Any], batch_ids: Collection[int]) -> SinkFacts:
     last = writer["last_batch_id"]
     of_writer = batches.c.writer_id == writer["writer_id"]
     found = connection.execute(
@@ -148,7 +150,7 @@ def _sink(connection: Connection, writer: RowMapping, batch_ids: Collection[int]
             or_(batches.c.batch_id.in_(list(batch_ids)), batches.c.batch_id >= last - 1),
         )
     )
-    records = {record["batch_id"]: record for record in found.mappings()}
+    records = {record["batch_id"]: checked(record) for record in found.mappings()}
     accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer["writer_id"]))).scalars()
     newest = records.get(last)
     return SinkFacts(

@@ -168,7 +168,7 @@ def undo_recovery(
 
     The arguments are those of :func:`~pgonce.offsets_store.recovery.recover.recover_checkpoint`.
 
-    :raises RecoveryError: NOTHING_TO_UNDO; UNDO_TOO_LATE, where the query has run since; RECOVERY_RUNNING.
+    :raises RecoveryError: NOTHING_TO_UNDO, also where the query has run since; RECOVERY_RUNNING.
     """
 
     def once() -> Recovery:
@@ -208,7 +208,7 @@ def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequenc
     for sink in sinks:
         if sink.is_living and not sink.run_id.startswith(RECOVERY):
             raise RecoveryError(
-                "UNDO_TOO_LATE",
+                "NOTHING_TO_UNDO",
                 f"Run {sink.run_id} has published into {sink.sink_name} since the recovery of {kept.folder}.",
                 NOTHING_CHANGED,
                 f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",

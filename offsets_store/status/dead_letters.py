@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, select, tuple_
+from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, literal, select, tuple_
 
 from ..errors import UNCHANGED, OffsetsError
 from ..ledger.tables import dead_letters
@@ -119,11 +119,20 @@ WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(%s)::pg_catalog.oid
 
 
 def letters_of(
-    table: Table, writers: Collection[StoredWriter], *, ids: Collection[int] = (), code: str | None = None
+    table: Table,
+    writers: Collection[StoredWriter],
+    *,
+    ids: Collection[int] = (),
+    code: str | None = None,
+    with_rows: bool = True,
 ) -> Select[Any]:
-    """What asks for all dead letters of these writers; for those with one of ``ids``, or with ``code``, if given."""
+    """
+    What asks for all dead letters of these writers; for those with one of ``ids``, or with ``code``, if given.
+
+    :param with_rows: False to leave ``row_data`` empty, because rows may be large, and there may be many.
+    """
     keys = [(writer.query_id, writer.sink_name) for writer in writers]
-    row_data = cast(table.c.row_data, Text).label("row_data")
+    row_data = (cast(table.c.row_data, Text) if with_rows else literal("", Text)).label("row_data")
     others = [table.c[column.name] for column in dead_letters.columns if column.name != "row_data"]
     chosen = select(row_data, *others).where(tuple_(table.c.query_id, table.c.sink_name).in_(keys))
     if ids:

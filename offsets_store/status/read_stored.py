@@ -1,9 +1,7 @@
 """
-Read writers, batches and progress events from the ledger, for people.
+Read writers, batches, batch jobs and progress events from the ledger, for people.
 
-Runs wherever somebody asks. Invariant: it only reads. The writer that a person means, by a query's name, its id, or the
-beginning of its id, is the only one possible; else an OffsetsError lists all. A writer that was replaced is never taken
-for the one that took its place.
+Runs wherever somebody asks. Invariant: it only reads, and JSON of a shape that pgonce does not write is refused.
 """
 
 from __future__ import annotations
@@ -12,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Result, desc, func, select, true
+from sqlalchemy import Connection, Result, RowMapping, desc, func, select, true
 
-from ..errors import UNCHANGED, LedgerError, OffsetsError, PgonceError
-from ..ledger.named_query import is_meant, meant_by
+from ..errors import UNCHANGED, LedgerError, PgonceError
+from ..ledger.named_query import meant_by
 from ..ledger.neighbours import IS_LIVING
 from ..ledger.session import reading
 from ..ledger.tables import (
+    batch_job_skips,
+    batch_jobs,
     batches,
     last_batches,
     progress,
@@ -27,10 +27,9 @@ from ..ledger.tables import (
     writers,
     writers_and_last_batches,
 )
-from ..offsets.compare import same
 from ..offsets.positions import furthest
 from .ends import Newest, newest_of_progress
-from .stored import StoredBatch, StoredWriter
+from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
 
 _named = writers.alias("named")
 _WRITERS = (
@@ -88,10 +87,43 @@ def writers_of(connection: Connection, query: str, sink: str | None) -> list[Sto
     return find_writers(own or stored_writers(connection), query, sink)
 
 
+# What pgonce writes as a JSON object, or not at all.
+_OBJECTS = (
+    "end_offsets",
+    "start_offsets",
+    "latest_offsets",
+    "positions",
+    "stored_positions",
+    "topic_ids",
+    "targets",
+    "counts",
+    "tables",
+)
+
+
+def checked(row: RowMapping) -> dict[str, Any]:
+    """
+    The values of a row of the ledger.
+
+    :raises LedgerError: LEDGER_MALFORMED, where JSON has another shape than pgonce gives it.
+    """
+    for name in _OBJECTS:
+        if not isinstance(row.get(name), dict | None):
+            raise LedgerError(
+                "LEDGER_MALFORMED",
+                f"The ledger has something else than a JSON object as {name} of "
+                + ", ".join(f"{key} {row[key]!r}" for key in ("query_id", "sink_name", "batch_key") if row.get(key))
+                + ": pgonce did not write that.",
+                UNCHANGED,
+                "Find out what changed the row, and restore it from a backup.",
+            )
+    return dict(row)
+
+
 def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
     found = []
     for row in rows.mappings():
-        values = dict(row)
+        values = checked(row)
         positions = values.pop("stored_positions")
         if positions is not None:
             values["end_offsets"] = furthest(values["end_offsets"], positions) or None
@@ -139,7 +171,7 @@ def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit
         .order_by(desc(newest.c.committed_at), desc(newest.c.batch_id))
         .limit(limit)
     )
-    return [StoredBatch(**row) for row in connection.execute(found).mappings()]
+    return [StoredBatch(**checked(row)) for row in connection.execute(found).mappings()]
 
 
 def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
@@ -154,101 +186,10 @@ def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, N
     )
     heard = select(writers.c.query_id, newest).join_from(writers, newest, true())
     return {
-        row.query_id: newest_of_progress(row.latest_offsets, row.progress_at)
-        for row in connection.execute(heard.where(writers.c.query_id.in_(query_ids)))
-        if row.latest_offsets is not None
+        row["query_id"]: newest_of_progress(checked(row)["latest_offsets"], row["progress_at"])
+        for row in connection.execute(heard.where(writers.c.query_id.in_(query_ids))).mappings()
+        if row["latest_offsets"] is not None
     }
-
-
-def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None = None) -> list[StoredWriter]:
-    """
-    The writers of a query, by its id, the beginning of its id, or its name; with ``sink``, only that one.
-
-    :raises OffsetsError: QUERY_NOT_FOUND, QUERY_AMBIGUOUS, SINK_NOT_FOUND.
-    """
-    found = [writer for writer in writers if writer.query_id == query] or _by_name(writers, query)
-    if sink is None:
-        return found
-    chosen = [writer for writer in found if writer.sink_name == sink]
-    if not chosen:
-        raise OffsetsError(
-            "SINK_NOT_FOUND",
-            f"Query {query!r} has no sink {sink!r} in this ledger.",
-            UNCHANGED,
-            f"Its sinks are: {'; '.join(writer.sink_name for writer in found)}.",
-        )
-    return chosen
-
-
-def the_writer(found: Sequence[StoredWriter], query: str) -> StoredWriter:
-    """
-    The only writer of a query.
-
-    :raises OffsetsError: SINK_NEEDED.
-    """
-    if len(found) > 1:
-        raise _sink_needed(found, query, "several sinks")
-    return found[0]
-
-
-def where_to_resume(found: Sequence[StoredWriter], query: str) -> StoredWriter:
-    """
-    A writer whose end is where the query may go on, for all its sinks.
-
-    :raises OffsetsError: REPLACED, SINK_NEEDED.
-    """
-    living = [writer for writer in found if writer.replaced_by is None]
-    if not living:
-        successor = found[0].replaced_by
-        raise OffsetsError(
-            "REPLACED",
-            f"Query {query!r} was replaced by query {successor}, which has continued from where it ended.",
-            UNCHANGED,
-            f"Ask for the offsets of {successor}.",
-        )
-    first = living[0]
-    if any(not same(first.end_offsets, other.end_offsets) for other in living[1:]):
-        raise _sink_needed(living, query, "several sinks that do not stand at the same offsets")
-    return first
-
-
-def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
-    named = [writer for writer in writers if is_meant(name, writer.query_id, writer.query_name)]
-    # A query that took another's place usually has its name too; then only the new one can be meant.
-    in_place = [writer for writer in named if writer.replaced_by is None]
-    candidates = [writer for writer in in_place if writer.retired_at is None] or in_place or named
-    ids = sorted({writer.query_id for writer in candidates})
-    if len(ids) > 1:
-        raise OffsetsError(
-            "QUERY_AMBIGUOUS",
-            f"{len(ids)} queries have the name {name!r}, or an id that begins so.",
-            UNCHANGED,
-            f"Give the id of one of them: {'; '.join(map(_described, candidates))}.",
-        )
-    if not ids:
-        there = "; ".join(sorted({f"{writer.query_id} ({writer.query_name or 'no name'})" for writer in writers}))
-        raise OffsetsError(
-            "QUERY_NOT_FOUND",
-            f"No query of this ledger has the name or id {name!r}, or an id that begins so.",
-            UNCHANGED,
-            f"It knows: {there}." if there else "It knows no query at all: nothing has been published yet.",
-        )
-    return [writer for writer in writers if writer.query_id == ids[0]]
-
-
-def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> OffsetsError:
-    sinks = "; ".join(f"{writer.sink_name} (batch {writer.batch_id})" for writer in found)
-    return OffsetsError(
-        "SINK_NEEDED",
-        f"Query {query!r} has {what}: {sinks}.",
-        UNCHANGED,
-        "Name one of them: sink=... in Python, --sink in the shell.",
-    )
-
-
-def _described(writer: StoredWriter) -> str:
-    when = f"{writer.updated_at:%Y-%m-%d %H:%M}"
-    return f"{writer.query_id} (sink {writer.sink_name}, last batch {writer.batch_id} at {when})"
 
 
 def who_feeds(url: str, table: str, sink_name: str | None = None) -> list[StoredWriter]:
@@ -302,3 +243,22 @@ def last_written(url: str, query_id: str) -> list[LastWritten]:
 def _tables(written_as: Any) -> Mapping[str, Any]:
     tables = written_as.get("tables") if isinstance(written_as, Mapping) else None
     return tables if isinstance(tables, Mapping) else {}
+
+
+def newest_jobs(
+    connection: Connection, limit: int, sink: str | None = None, batch_key: str | None = None
+) -> list[StoredJob]:
+    """The newest ``limit`` batch jobs, the newest first; of one sink, or under one key, if these are given."""
+    chosen = select(batch_jobs).order_by(desc(batch_jobs.c.committed_at)).limit(limit)
+    if sink is not None:
+        chosen = chosen.where(batch_jobs.c.sink_name == sink)
+    if batch_key is not None:
+        chosen = chosen.where(batch_jobs.c.batch_key == batch_key)
+    job = chosen.subquery("job")
+    of_job = (batch_job_skips.c.sink_name == job.c.sink_name) & (batch_job_skips.c.batch_key == job.c.batch_key)
+    found = select(
+        job,
+        select(func.count()).where(of_job).scalar_subquery().label("skips"),
+        select(func.max(batch_job_skips.c.skipped_at)).where(of_job).scalar_subquery().label("last_skipped_at"),
+    ).order_by(desc(job.c.committed_at))
+    return [StoredJob(**checked(row)) for row in connection.execute(found).mappings()]

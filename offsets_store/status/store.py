@@ -7,13 +7,14 @@ answer comes from one snapshot of the ledger.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping
 from datetime import datetime, timezone
 
 from sqlalchemy import desc
 
-from ..errors import ConnectError, LedgerError
+from ..errors import ConnectError, LedgerError, bad_option
 from ..kafka.broker import ends_of, partitions_of
 from ..kafka.settings import brokers
 from ..ledger.session import reading
@@ -21,7 +22,6 @@ from ..offsets.compare import kafka_topics
 from ..postgres.connect import engine_for
 from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import passes
-from .batch_jobs import StoredJob, newest_jobs
 from .dead_letters import StoredLetter, as_letters, letters_of, letters_table
 from .ends import (
     Newest,
@@ -34,8 +34,8 @@ from .ends import (
     parse_records,
     starting_offsets_json,
 )
-from .read_stored import newest_batches, newest_progress, stored_writers, the_writer, where_to_resume, writers_of
-from .stored import PartitionLag, StoredBatch, StoredWriter
+from .read_stored import newest_batches, newest_jobs, newest_progress, stored_writers, writers_of
+from .stored import PartitionLag, StoredBatch, StoredJob, StoredWriter, the_writer, where_to_resume
 
 # Between two looks of wait_for; the function in SQL has the same pauses.
 LONGEST_PAUSE_SECONDS = 0.1
@@ -167,10 +167,12 @@ class OffsetsStore:
 
         :param timeout: seconds; 0 looks once.
         :return: whether the rows are in. After the timeout it is False.
-        :raises ConfigurationError: BAD_OFFSETS.
+        :raises ConfigurationError: BAD_OFFSETS; BAD_OPTION, for a ``timeout`` that is not a number.
         :raises ConnectError: if Postgres was away at the last look; LedgerError, if the ledger was locked then.
         """
         records = parse_records(offsets)
+        if math.isnan(timeout):
+            raise bad_option("BAD_OPTION", "The timeout is not a number (nan).", "Give seconds; 0 looks once.")
         until = time.monotonic() + timeout
         pauses = [0.005, 0.01, 0.02, 0.05, LONGEST_PAUSE_SECONDS]
         while True:

@@ -18,8 +18,9 @@ from pgonce.offsets_store.errors import LedgerError, TargetError
 from pgonce.offsets_store.postgres.postgres_url import with_source_of
 from pgonce.offsets_store.preflight.answers import Answer, Finding, Holds, Question, one_row
 from pgonce.offsets_store.preflight.check import check_server
-from pgonce.offsets_store.status.read_stored import find_writers, last_written
+from pgonce.offsets_store.status.read_stored import last_written
 from pgonce.offsets_store.status.store import OffsetsStore
+from pgonce.offsets_store.status.stored import find_writers
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.table.catalogue import TargetTable, look_up_table
 from pgonce.sink.writing.table.lock import lock_table

@@ -21,10 +21,9 @@ from rich.table import Table
 
 from pgonce.offsets_store.log_lines import one_line
 from pgonce.offsets_store.offsets.compare import Offsets, is_kafka
-from pgonce.offsets_store.status.batch_jobs import StoredJob
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.ends import Status, last_known_lag, total_lag
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
 
 
 def print_lines(lines: Iterable[str]) -> None:

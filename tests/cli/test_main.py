@@ -1,7 +1,7 @@
 """
 The command ``pgonce``: its answers, its exit codes, and what it must not say.
 
-Covers: pgonce.cli.output, pgonce.cli.terms, offsets_store.status.batch_jobs.
+Covers: pgonce.cli.output, pgonce.cli.terms, offsets_store.status.stored.
 """
 
 from __future__ import annotations

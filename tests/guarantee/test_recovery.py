@@ -147,7 +147,7 @@ def test_undo(query, observer):
     query.recover()
     query.run(3)
     assert values(observer) == list(range(50))
-    with pytest.raises(RecoveryError, match="UNDO_TOO_LATE"):
+    with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
         undo_recovery(query.checkpoint, query.url, quiet_seconds=0)
 
 
@@ -277,5 +277,5 @@ def test_a_driver_killed_while_it_wrote_the_first_entry(way, query, observer):
     finish(stream())
     finish(stream())
     assert values(observer) == list(range(20))
-    with pytest.raises(RecoveryError, match="UNDO_TOO_LATE"):
+    with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
         undo_recovery(query.checkpoint, query.url, quiet_seconds=0)

@@ -14,10 +14,9 @@ import pgonce
 from pgonce.offsets_store import errors
 from pgonce.offsets_store.offsets.compare import CurrentOffset
 from pgonce.offsets_store.recovery.recover import Recovery
-from pgonce.offsets_store.status.batch_jobs import StoredJob
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredWriter
+from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
 from pgonce.sink.errors import SparkError
 
 TEXT = (DOCS / "python.md").read_text()

@@ -41,13 +41,14 @@ class TestAccept:
         assert observer.execute("SELECT made_by = session_user FROM pgonce.interventions").fetchone() == (True,)
         found = examine(str(stuck), url)
         assert (found.finding, found.sinks[0].verdict) == (Finding.AGREE, Verdict.ACCEPTED)
+        assert "batch 9 would be refused, but was accepted by hand" in found.advice
 
     def test_refused(self, pgonce, stuck, observer, url):
         """Not twice, not without a reason, not another batch, not another query's checkpoint."""
         for code, given in [
             ("NO_REASON", {"reason": "  "}),
-            ("ACCEPT_NOT_NEXT", {"batch": 8}),
-            ("ACCEPT_NOT_NEXT", {"batch": 10}),
+            ("ACCEPT_NOT_NEEDED", {"batch": 8}),
+            ("ACCEPT_NOT_NEEDED", {"batch": 10}),
         ]:
             refused = self.accept(pgonce, stuck, "--yes", **given)
             assert refused.exit_code != ExitCode.OK

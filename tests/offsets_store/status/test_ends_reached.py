@@ -213,6 +213,13 @@ def test_other_forms_are_refused(offsets):
     assert refused.value.code == "BAD_OFFSETS"
 
 
+def test_a_timeout_that_is_not_a_number(store):
+    """It would never be over."""
+    with pytest.raises(ConfigurationError) as refused:
+        store.wait_for("orders", {"t": {0: 1}}, float("nan"))
+    assert refused.value.code == "BAD_OPTION"
+
+
 def ends():
     """Ends of a Kafka source that reads a few partitions."""
     parts = st.dictionaries(st.sampled_from(["0", "1"]), st.integers(0, 3), min_size=1)

@@ -49,6 +49,28 @@ class TestQueries:
         assert store.latest("orders").disagreements == 1
 
 
+class TestMalformed:
+    @pytest.mark.parametrize(
+        ("where", "ask"),
+        [
+            ("writers SET end_offsets", "status"),
+            ("writers SET targets", "queries"),
+            ("batches SET positions", "latest"),
+            ("batches SET counts", "history"),
+            ("batches SET tables", "history"),
+            ("progress SET latest_offsets", "lag"),
+        ],
+    )
+    def test_json_of_another_shape(self, url, store, admin, where, ask):
+        """What something else has written there is refused in words, which name the query."""
+        publish(url, 0, KAFKA)
+        hear(url, KAFKA, batch_id=0)
+        admin.execute(f"UPDATE pgonce.{where} = '[3]'".encode())
+        with pytest.raises(LedgerError, match=QUERY) as refused:
+            getattr(store, ask)(*([] if ask in ("status", "queries") else ["orders"]))
+        assert refused.value.code == "LEDGER_MALFORMED"
+
+
 class TestHistory:
     def test_newest_first_and_limited(self, url, store):
         """The newest batches come first, with rows, offsets and replays."""
