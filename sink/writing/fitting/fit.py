@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
@@ -23,7 +23,11 @@ from pgonce.offsets_store.postgres import (
     search_path,
 )
 
-from ...encoding.encoded_types import MICROSECONDS, EncodedColumn
+if TYPE_CHECKING:
+    # The commands look at a table without pyspark, which this one imports.
+    from ...encoding.encoded_types import EncodedColumn
+
+_MICROSECONDS = 6
 
 # The catalogue's own names for types that `format_type` spells out for people.
 _ALIASES = {
@@ -172,7 +176,7 @@ def _rounded(encoded: EncodedColumn, source: str, target: str, modifiers: tuple[
         if kept < scale:
             return f"the target keeps {kept} digits after the decimal point, and would round: cast in Spark"
     if target in _TIMES and modifiers:
-        held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (MICROSECONDS,))
+        held = {"time": _modifiers(encoded.ddl_type)[:1], "date": (0,)}.get(source, (_MICROSECONDS,))
         if modifiers < held:
             return "the target keeps fewer digits of a second or fewer fields, and would round: widen the column"
     return ""
