@@ -1,14 +1,13 @@
 """
-What does one question about a server look like, and its answer?
+A question about a server, its answer, and how one is asked.
 
 Runs in the command ``pgonce check``. Invariant: every question is asked in a transaction of its own, which is rolled
-back whatever comes out (what has to be committed is dropped again), and no wait in it is without a bound.
+back in every case, and no wait in it is without a bound. What has to be committed is dropped again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -65,18 +64,6 @@ class Finding:
     remedy: str
 
 
-@contextmanager
-def rolled_back(connection: psycopg.Connection) -> Iterator[None]:
-    """A transaction under our search_path, with bounds for its waits; nothing of it stays."""
-    connection.execute("BEGIN")
-    try:
-        connection.execute(_BOUNDS)
-        yield
-    finally:
-        if not connection.closed:
-            connection.execute("ROLLBACK")
-
-
 def commit_for_the_moment(connection: psycopg.Connection, *statements: sql.Composed) -> None:
     """
     Commit what another session has to see, and what is dropped soon.
@@ -97,23 +84,27 @@ def commit_for_the_moment(connection: psycopg.Connection, *statements: sql.Compo
 
 def asked(connection: psycopg.Connection, question: Question) -> Finding:
     """
-    The answer to a question; what the server refuses is an answer, too.
+    The answer to a question; a refusal of the server is an answer too.
 
     :param connection: in autocommit mode, in no transaction.
     :raises psycopg.Error: if the connection is lost, or a pooler forbids transactions.
     """
     try:
-        with rolled_back(connection):
+        connection.execute("BEGIN")
+        try:
+            connection.execute(_BOUNDS)
             answer = question.ask(connection)
+        finally:
+            if not connection.closed:
+                connection.execute("ROLLBACK")
     except psycopg.Error as error:
         if is_lost_connection(error) or is_statement_pooling(error):
             raise
-        answer = refused(error)
+        answer = _refused(error)
     return Finding(question.name, question.promise, answer.holds, answer.says, answer.remedy)
 
 
-def refused(error: psycopg.Error) -> Answer:
-    """The answer where the server does not do what was asked."""
+def _refused(error: psycopg.Error) -> Answer:
     said = scrub(" ".join((error.diag.message_primary or str(error)).split()))
     return Answer(Holds.NO, f"the server refuses it (SQLSTATE {error.sqlstate or 'none'}): {said}")
 

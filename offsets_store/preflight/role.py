@@ -1,8 +1,7 @@
 """
-May this role do what a commit does, and are there connections for it?
+Questions about the role: whether it may do what a commit does, and whether there are connections for it.
 
-Runs in the command ``pgonce check``. Invariant: it only looks; a ledger that is made to see whether it can be made is
-rolled back.
+Runs in the command ``pgonce check``; a first batch asks the same of the ledger. Invariant: it only looks.
 """
 
 from __future__ import annotations
@@ -13,9 +12,22 @@ import psycopg
 
 from ..errors import LedgerError
 from ..ledger.grants import PRIVILEGES
-from ..ledger.migrations import MIGRATIONS, require_ledger
+from ..ledger.migrations import require_ledger
 from ..ledger.tables import SCHEMA
 from .answers import Answer, Holds, Question, one_row
+
+_WHERE = """
+SELECT pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'),
+       coalesce((SELECT pg_catalog.has_schema_privilege(n.oid, 'CREATE') FROM pg_catalog.pg_namespace AS n
+                 WHERE n.nspname = %s), false)
+"""
+
+
+def may_create(connection: psycopg.Connection) -> tuple[bool, bool]:
+    """Whether the role may create a schema of its own; and whether it may create tables in the ledger's."""
+    schema, table = one_row(connection, _WHERE, SCHEMA)
+    return bool(schema), bool(table)
+
 
 _INIT = "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`)."
 _HAS_SCHEMA = "SELECT EXISTS (SELECT FROM pg_catalog.pg_namespace WHERE nspname = %s)"
@@ -36,10 +48,7 @@ def _ledger(connection: psycopg.Connection) -> Answer:
     if not one_row(connection, _HAS_SCHEMA, SCHEMA)[0]:
         if not one_row(connection, _MAY, "CREATE")[0]:
             return Answer(Holds.NO, f"there is no schema {SCHEMA}, and the role may not create it", _INIT)
-        connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
-        for migration in MIGRATIONS:
-            connection.execute(migration.ddl.encode())
-        return Answer(Holds.YES, f"there is no schema {SCHEMA} yet; the first batch creates it, as was tried now")
+        return Answer(Holds.YES, f"there is no schema {SCHEMA} yet; the role may create it, with the first batch")
     try:
         require_ledger(connection)
     except LedgerError as error:

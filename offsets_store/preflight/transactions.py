@@ -1,16 +1,26 @@
 """
-Is a transaction whole here, and does the server say what became of it?
+Questions about transactions: their isolation, their deferred keys, and locks between two sessions.
 
-Runs in the command ``pgonce check``. Invariant: all tables are temporary.
+Runs in the command ``pgonce check``. It tries what a setting, a pooler, or a database that only speaks Postgres's
+protocol can break. Invariant: no wait is without a bound, advisory locks have a key that no query uses, and the one
+table that has to be committed for this is dropped again.
 """
 
 from __future__ import annotations
 
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import psycopg
+from psycopg import sql
 
-from .answers import Answer, Holds, Question, one_row
+from ..ledger.tables import SCHEMA
+from .answers import Answer, Holds, Question, commit_for_the_moment, one_row
+from .role import may_create
 
-_XID = "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text"
 _PARENT_AND_CHILD = """
 CREATE TEMPORARY TABLE pgonce_parent (id pg_catalog.int8 PRIMARY KEY) ON COMMIT DROP;
 CREATE TEMPORARY TABLE pgonce_child (
@@ -21,38 +31,27 @@ INSERT INTO pg_temp.pgonce_child VALUES (1)
 _IMMEDIATE = "SET CONSTRAINTS ALL IMMEDIATE"
 
 
-def _identity(connection: psycopg.Connection) -> Answer:
-    first, second = one_row(connection, _XID), one_row(connection, _XID)
-    connection.execute("ROLLBACK")
-    connection.execute("BEGIN")
-    third = one_row(connection, _XID)
-    if first == second != third:
-        return Answer(Holds.YES, "each transaction has a number of its own (pg_current_xact_id)")
-    return Answer(Holds.NO, "pg_current_xact_id does not tell one transaction from the next")
+_PATIENCE_SECONDS = 10.0
+_ADVISORY = "SELECT pg_catalog.pg_advisory_xact_lock({})"
+_BOUND = "SET LOCAL lock_timeout = '200ms'"
+
+OpenSession = Callable[[], psycopg.Connection]
 
 
-def _failed_commit(connection: psycopg.Connection) -> Answer:
-    try:
-        connection.execute("SELECT 1/0")
-    except psycopg.errors.DivisionByZero:
-        tag = connection.execute("COMMIT").statusmessage
-        connection.execute("BEGIN")
-        if tag == "ROLLBACK":
-            return Answer(Holds.YES, "COMMIT of a failed transaction answers ROLLBACK")
-        return Answer(Holds.NO, f"COMMIT of a failed transaction answers {tag}")
-    return Answer(Holds.NO, "a division by zero is no error here")
+class NoSecondSessionError(Exception):
+    """No second session was available, or it did not come back from its wait."""
 
 
-def _savepoints(connection: psycopg.Connection) -> Answer:
-    connection.execute(
-        "CREATE TEMPORARY TABLE pgonce_points (id pg_catalog.int8) ON COMMIT DROP; "
-        "INSERT INTO pg_temp.pgonce_points VALUES (1); SAVEPOINT pgonce_point; "
-        "INSERT INTO pg_temp.pgonce_points VALUES (2); ROLLBACK TO SAVEPOINT pgonce_point; "
-        "RELEASE SAVEPOINT pgonce_point"
-    )
-    if one_row(connection, "SELECT pg_catalog.count(*) FROM pg_temp.pgonce_points") == (1,):
-        return Answer(Holds.YES, "a savepoint takes back what came after it, and nothing else")
-    return Answer(Holds.NO, "ROLLBACK TO SAVEPOINT did not take back what came after the savepoint")
+_NO_SECOND = Answer(
+    Holds.WEAKER,
+    "a second session was not available in time, or lock_timeout is ignored",
+    "Give the pooler at least two sessions for this database and user: a commit that waits for a lock opens a second "
+    "session to find out who holds it.",
+)
+_NO_PLACE = Answer(
+    Holds.UNKNOWN,
+    "the role may create no table that another session could see, so this could not be tried",
+)
 
 
 def _deferred(connection: psycopg.Connection) -> Answer:
@@ -81,14 +80,114 @@ def _isolation(connection: psycopg.Connection) -> Answer:
     )
 
 
-QUESTIONS = (
-    Question("transaction-id", "A COMMIT or ROLLBACK by a function of yours is noticed at once.", _identity),
-    Question("failed-commit", "A transaction that has failed is never taken for a committed one.", _failed_commit),
-    Question("savepoints", "A value that is refused is named, or its row is put aside (deadLetters).", _savepoints),
-    Question(
-        "deferred-key",
-        "The SQL of a function of yours cannot commit rows without their offsets (transactional_batch).",
-        _deferred,
-    ),
-    Question("isolation", "Commits see what others have committed while they waited for a lock.", _isolation),
-)
+def questions(another: OpenSession) -> tuple[Question, ...]:
+    """
+    All of them.
+
+    :param another: opens a second session, by the same url.
+    """
+
+    def bounded(ask: Callable[[psycopg.Connection, psycopg.Connection], Answer]) -> Callable[..., Answer]:
+        def with_a_second(connection: psycopg.Connection) -> Answer:
+            try:
+                with _second_session(another) as second:
+                    return ask(connection, second)
+            except NoSecondSessionError:
+                return _NO_SECOND
+
+        return with_a_second
+
+    return (
+        Question(
+            "deferred-key",
+            "The SQL of a function of yours cannot commit rows without their offsets (transactional_batch).",
+            _deferred,
+        ),
+        Question("isolation", "Commits see what others have committed while they waited for a lock.", _isolation),
+        Question("locks", "Two new queries of one table never pass each other unseen.", bounded(_advisory)),
+        Question("fresh-reads", "A commit sees what was committed while it waited.", bounded(_fresh_reads)),
+    )
+
+
+@contextmanager
+def _second_session(another: OpenSession) -> Iterator[psycopg.Connection]:
+    with another() as second:
+        hang_up = threading.Timer(_PATIENCE_SECONDS, _cut, [second])
+        hang_up.start()
+        try:
+            second.execute("BEGIN")
+            second.execute(_BOUND)
+            yield second
+        except psycopg.OperationalError as error:
+            # Only a line that was cut has no SQLSTATE, and the first session is not cut here.
+            if error.sqlstate is None and second.broken:
+                raise NoSecondSessionError from None
+            raise
+        finally:
+            hang_up.cancel()
+
+
+def _advisory(connection: psycopg.Connection, second: psycopg.Connection) -> Answer:
+    take = _ADVISORY.format(secrets.randbits(62))
+    one_row(connection, take)
+    try:
+        one_row(second, take)
+    except psycopg.errors.LockNotAvailable:
+        return Answer(Holds.YES, "an advisory lock keeps another session out, and lock_timeout ends the wait")
+    return Answer(Holds.NO, "two sessions hold one advisory lock at the same time: it locks nothing")
+
+
+def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> Answer:
+    (level,) = one_row(second, "SELECT pg_catalog.current_setting('transaction_isolation')")
+    if level != "read committed":
+        return Answer(Holds.WEAKER, f"transactions are {level}, and say so: a commit begins again where it must")
+    with _shared_table(connection) as table:
+        if table is None:
+            return _NO_PLACE
+        read = sql.SQL("SELECT n FROM {} WHERE id = 1").format(table)
+        before = second.execute(read).fetchone()
+        commit_for_the_moment(connection, sql.SQL("UPDATE {} SET n = n + 1").format(table))
+        after = second.execute(read).fetchone()
+        second.execute("ROLLBACK")
+    if (before, after) == ((0,), (1,)):
+        return Answer(Holds.YES, "each statement sees what was committed before it")
+    return Answer(
+        Holds.NO,
+        "transactions call themselves read committed, and are snapshots: two new queries of one table that start "
+        "together may miss each other",
+        "Switch real READ COMMITTED on in the server, or let all transactions of this role say repeatable read.",
+    )
+
+
+@contextmanager
+def _shared_table(connection: psycopg.Connection) -> Iterator[sql.Identifier | None]:
+    """A committed table with one row, until the end of the block; None if there is no place for one."""
+    schema = name = f"pgonce_check_{secrets.token_hex(8)}"
+    may_create_schema, may_use_ours = may_create(connection)
+    connection.execute("ROLLBACK")
+    if not may_create_schema and not may_use_ours:
+        yield None
+        return
+    create = []
+    if may_create_schema:
+        create = [sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema))]
+        drop = sql.SQL("DROP SCHEMA IF EXISTS {} CASCADE").format(sql.Identifier(schema))
+    else:
+        schema = SCHEMA
+        drop = sql.SQL("DROP TABLE IF EXISTS {}").format(sql.Identifier(schema, name))
+    table = sql.Identifier(schema, name)
+    create.append(sql.SQL("CREATE TABLE {} (id pg_catalog.int8 PRIMARY KEY, n pg_catalog.int8)").format(table))
+    create.append(sql.SQL("INSERT INTO {} VALUES (1, 0)").format(table))
+    try:
+        commit_for_the_moment(connection, *create)
+        yield table
+    finally:
+        if not connection.closed:
+            connection.execute("ROLLBACK")
+            commit_for_the_moment(connection, drop)
+
+
+def _cut(connection: psycopg.Connection) -> None:
+    with socket.socket(fileno=connection.fileno()) as line:
+        line.shutdown(socket.SHUT_RDWR)
+        line.detach()

@@ -23,8 +23,7 @@ from pgonce.offsets_store.ledger.migrations import require_ledger
 from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection, lone
-from pgonce.offsets_store.preflight.places import may_create
-from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, missing_on_ledger
+from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, may_create, missing_on_ledger
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from pgonce.offsets_store.verdict.refused_batch import refusal

@@ -41,7 +41,7 @@ def is_for_tests(admin):
 def test_for_people(command, admin):
     """A line for each promise, in words; and the exit code says whether all of them hold."""
     shown = command()
-    assert "holds          binary-copy: COPY takes binary rows" in shown.stdout
+    assert "holds          locks: an advisory lock keeps another session out" in shown.stdout
     assert shown.exit_code == (ExitCode.NOT_FIT if is_for_tests(admin) else ExitCode.OK)
     assert ("Not all promises would hold here: disk." in shown.stdout) == is_for_tests(admin)
 

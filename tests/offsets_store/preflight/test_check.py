@@ -1,9 +1,8 @@
 """
-What does the preflight find out on a real server, and what does it leave there?
+What the preflight finds out on a real server, and what it leaves there.
 
-Covers: offsets_store.preflight.answers, offsets_store.preflight.server, offsets_store.preflight.pooling,
-offsets_store.preflight.role, offsets_store.preflight.transactions, offsets_store.preflight.locking,
-offsets_store.preflight.writing, offsets_store.preflight.left_behind, offsets_store.preflight.places.
+Covers: offsets_store.preflight.answers, offsets_store.preflight.server, offsets_store.preflight.role,
+offsets_store.preflight.transactions.
 """
 
 from __future__ import annotations
@@ -16,15 +15,13 @@ from support.fixtures.postgres import url_with
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.preflight import locking
+from pgonce.offsets_store.preflight import transactions
 from pgonce.offsets_store.preflight.answers import Answer, Holds, Question
 from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.preflight.server import product
 
 # What a server of the tests may lack: it never loses power, and nobody follows it.
 _OF_TESTS = {"disk", "standbys"}
-# Postgres 14 has no MERGE, and pgonce does without it.
-_OF_14 = {"merge"}
 
 
 def answers(url):
@@ -38,8 +35,7 @@ def answers(url):
 def not_holding(url):
     """The names of all that does not hold as it should, apart from what servers of the tests lack."""
     found = answers(url)
-    lacks = _OF_TESTS | (_OF_14 if "PostgreSQL 14" in found["server"].says else set())
-    return {name for name, finding in found.items() if finding.holds is not Holds.YES} - lacks
+    return {name for name, finding in found.items() if finding.holds is not Holds.YES} - _OF_TESTS
 
 
 def everything(admin):
@@ -60,7 +56,7 @@ def everything(admin):
 
 @pytest.mark.parametrize("has_ledger", [False, True])
 def test_an_ordinary_server_holds_and_is_left_as_it_was(has_ledger, url, admin):
-    """Every promise holds, whether the ledger is there or has to be created; and nothing is left behind."""
+    """Every promise holds, whether or not the ledger is there; and nothing is left behind."""
     if has_ledger:
         ensure_ledger(url)
     before = everything(admin)
@@ -99,7 +95,7 @@ def test_a_server_that_takes_no_writes_is_not_written_to(url):
     """What would need a write is left out, instead of failing a dozen times for one reason."""
     found = answers(url_with(url, options="-cdefault_transaction_read_only=on"))
     assert "target_session_attrs=read-write" in found["primary"].remedy
-    assert {"ledger", "binary-copy", "staging"}.isdisjoint(found)
+    assert {"deferred-key", "fresh-reads"}.isdisjoint(found)
 
 
 class TestRole:
@@ -109,7 +105,6 @@ class TestRole:
         found = answers(login.url)
         assert {name for name, finding in found.items() if finding.holds is Holds.NO} - _OF_TESTS >= {
             "ledger",
-            "staging",
             "temporary-tables",
         }
         assert "pgonce init --role" in found["ledger"].remedy
@@ -119,8 +114,7 @@ class TestRole:
         ensure_ledger(url)
         for grant in grants(login.user):
             admin.execute(grant.encode())
-        # It may create no schema, so it cannot be seen whether the server would take one back.
-        assert not_holding(login.url) == {"transactional-ddl"}
+        assert not_holding(login.url) == set()
         admin.execute(sql.SQL("REVOKE UPDATE ON pgonce.writers FROM {}").format(sql.Identifier(login.user)))
         found = answers(login.url)["ledger"]
         assert (found.holds, found.says) == (Holds.NO, "the role lacks UPDATE on pgonce.writers")
@@ -153,9 +147,9 @@ class TestPooler:
 
     def test_a_pool_of_one_session(self, pgbouncer, database, monkeypatch):
         """The preflight does not wait for ever for a second session, and says that one is needed."""
-        monkeypatch.setattr(locking, "_PATIENCE_SECONDS", 1.0)
+        monkeypatch.setattr(transactions, "_PATIENCE_SECONDS", 1.0)
         found = answers(pgbouncer(default_pool_size="1").url(database))
-        for name in ("locks", "row-locks", "fresh-reads"):
+        for name in ("locks", "fresh-reads"):
             assert (found[name].holds, "second session" in found[name].says) == (Holds.WEAKER, True)
 
 
