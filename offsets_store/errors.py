@@ -1,5 +1,5 @@
 """
-What can go wrong, in words: one root, and a family of errors for each part of a batch's way.
+Errors: one root, and a family for each part of a batch's way.
 
 Runs anywhere. Invariant: the text of an error says what happened, what it means for the data, and what to do next,
 because only the text survives the trip through Spark's JVM. It never contains a password.

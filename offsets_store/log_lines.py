@@ -24,7 +24,7 @@ LOGGERS = ("pgonce", "pgonce.staging", "pgonce.receiver")
 
 
 def keep_lines_whole() -> None:
-    """Escape what is not of the line, and put the time, in timezone.utc, before lines that have no handler."""
+    """Escape what could end or forge a line, and put the time (UTC) before lines that have no handler."""
     for name in LOGGERS:
         # A filter of a logger does not see the lines of the loggers below it.
         logging.getLogger(name).addFilter(_one_line)

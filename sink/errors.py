@@ -1,5 +1,5 @@
 """
-What can go wrong while a batch's rows go into Postgres?
+Errors of a batch's rows on their way into Postgres.
 
 Runs anywhere. Invariant: as in `pgonce.offsets_store.errors`, the text alone says what happened, what it means for
 the data and what to do next; it names columns, types and at most a key, and never shows a row or a password.
@@ -32,5 +32,5 @@ def without_data_sources() -> SparkError:
         "SPARK_TOO_OLD",
         'format("pgonce") needs PySpark 4.0 or newer: older ones have no data sources that are written in Python.',
         "Nothing was written.",
-        "Use foreachBatch(PostgresBatchWriter(url, table=...)) or transactional_batch, which work on PySpark 3.5, too.",
+        "Use foreachBatch(PostgresBatchWriter(url, table=...)) or transactional_batch, which work on PySpark 3.5 as well.",
     )

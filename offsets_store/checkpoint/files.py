@@ -1,5 +1,5 @@
 """
-How are the files of a checkpoint read, in the file systems where Spark keeps them?
+Read the files of a checkpoint, in the file systems where Spark keeps them.
 
 Runs in the planner worker, the commit worker and the driver. Invariant: a location means here what it means to Spark
 (Hadoop takes its characters literally, without percent-decoding), and no error shows credentials.
@@ -21,6 +21,8 @@ from typing import Any, Literal, TypeVar
 from ..errors import CheckpointError
 
 T = TypeVar("T")
+Failed = Callable[[str, str], CheckpointError]
+"""Makes an error of a path and of what the file system said of it."""
 
 _S3_PATIENCE = {"connect_timeout": 10.0, "request_timeout": 30.0}
 _PAUSES = (0.1, 0.4, 1.6)
@@ -157,14 +159,15 @@ class LocalFiles(CheckpointFiles):
         """The full path of ``name``."""
         return f"{self.shown}/{name}"
 
-    def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)
+    def ask(self, question: Callable[[str], T], name: str, failed: Failed | None = None) -> T | None:
+        """As in the base class; ``failed`` makes another error of what the file system says."""
         path = self.path(name)
         try:
             return question(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise unreadable(path, str(error)) from error
+            raise (failed or unreadable)(path, str(error)) from error
 
     def _read(self, path: str) -> bytes:
         with open(path, "rb") as file:  # noqa: PTH123 (as above)
@@ -220,7 +223,9 @@ class ArrowFiles(CheckpointFiles):
                 store = make_store({**settings, **_S3_PATIENCE})
         return store, f"{base.rstrip('/')}/{self._folder}".rstrip("/")
 
-    def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)
+    def ask(self, question: Callable[[str], T], name: str, failed: Failed | None = None) -> T | None:
+        """As in the base class; ``failed`` makes another error of what the store says."""
+        failed = failed or unreadable
         try:
             return self._ask_again(question, name)
         except FileNotFoundError:
@@ -228,10 +233,10 @@ class ArrowFiles(CheckpointFiles):
         except (OSError, ValueError, NotImplementedError, ImportError) as error:
             path = f"{self.shown}/{name}"
             if not self._has_secrets:
-                raise unreadable(path, str(error)) from error
+                raise failed(path, str(error)) from error
             said = f"{type(error).__name__} (its text is left out, since the location holds credentials)"
         # Outside the except block, so that no traceback shows pyarrow's text either.
-        raise unreadable(path, said)
+        raise failed(path, said)
 
     def _ask_again(self, question: Callable[[str], T], name: str) -> T:
         """Ask, and ask again where the store has failed: pyarrow itself does not, when a file's bytes break off."""
@@ -273,7 +278,7 @@ def _bad_location(what: str) -> CheckpointError:
 
 
 def unreadable(path: str, said: str) -> CheckpointError:
-    """The error for a path of a checkpoint about which the file system said something else than that it is missing."""
+    """The error for a path of a checkpoint that is not missing, and that cannot be read."""
     return CheckpointError(
         "CHECKPOINT_UNREADABLE",
         f"The checkpoint's {path} could not be read: {said}.",

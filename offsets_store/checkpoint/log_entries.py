@@ -1,5 +1,5 @@
 """
-What does one file of a checkpoint say?
+Parse single files of a checkpoint.
 
 Pure: runs anywhere. Invariant: a file that was cut short, or that a newer Spark wrote, is an error; it never gives half
 a value.
@@ -23,6 +23,10 @@ from ..offsets.compare import Offsets, is_kafka, parse_offset
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _VERSION = re.compile(r"v([1-9][0-9]*)", re.ASCII)
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
+
+
+class MalformedFileError(CheckpointError):
+    """A file of a checkpoint that was cut short, or changed by something other than Spark."""
 
 
 @dataclass(frozen=True)
@@ -171,7 +175,7 @@ def _json_object(text: str, where: str, part: str) -> dict[str, Any]:
 
 
 def _malformed(where: str, what: str, cause: Exception | None = None) -> NoReturn:
-    raise CheckpointError(
+    raise MalformedFileError(
         "CHECKPOINT_MALFORMED",
         f"{where} {what}",
         "Nothing was written.",

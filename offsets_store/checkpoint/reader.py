@@ -18,6 +18,7 @@ from ..offsets.compare import Offsets
 from .files import CheckpointFiles, open_location
 from .log_entries import (
     CommitLog,
+    MalformedFileError,
     OffsetLog,
     OffsetLogEntry,
     decode,
@@ -84,9 +85,9 @@ class Checkpoint:
             try:
                 if (found := self.find_offset_log(batch_id)) is not None:
                     return found
-            except CheckpointError as error:
+            except MalformedFileError:
                 # In a store where a rename is a copy, a file can be seen half written.
-                if late or error.code != "CHECKPOINT_MALFORMED":
+                if late:
                     raise
             if late:
                 raise self._offsets_not_found(batch_id, wait_seconds)

@@ -41,7 +41,7 @@ class CheckpointWriter:
 
     def write(self, name: str, data: bytes) -> None:
         """Put a file in its place, whole."""
-        # Spark, too, ignores names in offsets/ and commits/ that are not numbers.
+        # Spark ignores names in offsets/ and commits/ that are not numbers too.
         folder, _, file = name.rpartition("/")
         unfinished = f"{folder}/.{file}.{uuid4()}.tmp".lstrip("/")
         if isinstance(self.files, LocalFiles):
@@ -51,9 +51,7 @@ class CheckpointWriter:
             done = self._write_by_arrow(name, unfinished, data)
         if not done:
             # A reader takes a folder that is a file for a missing one; here it is an error.
-            raise _not_written(
-                f"The checkpoint's {self.location}/{name} could not be written: its folder is not a folder."
-            )
+            raise _not_written(f"{self.location}/{name}", "its folder is not a folder")
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -90,20 +88,18 @@ class CheckpointWriter:
         return done
 
     def _ask(self, question: Callable[[str], T], name: str) -> T | None:
-        try:
-            return self.files.ask(question, name)
-        except CheckpointError as error:
-            raise _not_written(error.what.replace("could not be read", "could not be written")) from error
+        files = self.files if isinstance(self.files, LocalFiles) else self._arrow()
+        return files.ask(question, name, failed=_not_written)
 
     def _arrow(self) -> ArrowFiles:
         assert isinstance(self.files, ArrowFiles)  # noqa: S101 (narrows the type)
         return self.files
 
 
-def _not_written(what: str) -> CheckpointError:
+def _not_written(path: str, said: str) -> CheckpointError:
     return CheckpointError(
         "CHECKPOINT_NOT_WRITTEN",
-        what,
+        f"The checkpoint's {path} could not be written: {said}.",
         "What was written before stays. Give the same command again, and it goes on from there.",
         "Let the user that runs this write to the checkpoint. Credentials for stores other than disks come from the "
         "environment, not from Spark's settings.",

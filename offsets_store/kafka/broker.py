@@ -1,5 +1,5 @@
 """
-What does a Kafka broker say of topics: their partitions, where these begin and end, and their ids?
+Ask a Kafka broker about topics: their partitions, where these begin and end, and the topics' ids.
 
 Runs wherever the stored offsets are asked for, and at the first batch of a run. Needs the optional ``confluent-kafka``.
 Invariant: it only reads metadata; it joins no consumer group and commits nothing.

@@ -1,5 +1,5 @@
 """
-Where does a consumer group stand, and how is it moved?
+Read the offsets of a consumer group, and set them.
 
 Runs where a person exports a query's offsets. Needs the optional ``confluent-kafka``. Invariant: it joins no group, and
 a group that has a living member is not moved: the broker refuses that, whenever the member came.
@@ -131,9 +131,9 @@ def group_in_use(group: str) -> OffsetsError:
     """The error for a group that somebody reads with."""
     return OffsetsError(
         "GROUP_IN_USE",
-        f"The consumer group {group!r} has a living member: somebody reads with it, and stores its own offsets.",
-        "Nothing was changed: the broker does not let anybody else move such a group.",
-        "Give the query a group of its own, by which nobody reads; or stop that reader.",
+        f"The consumer group {group!r} has a member: a consumer that reads with it and stores its own offsets.",
+        "Nothing was changed: the broker does not let another client move such a group.",
+        "Use a group that no consumer reads with; or stop that consumer.",
     )
 
 

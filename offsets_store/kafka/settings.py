@@ -44,7 +44,7 @@ _PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _PEM_FILE = re.compile(r"\.(pem|crt|cer)$", re.IGNORECASE)
 _TO_PEM = (
     "Write what is in it to a PEM file (keytool -exportcert -rfc, or openssl pkcs12 -in STORE -out FILE.pem), and give "
-    "that, with {store}.type=PEM. Spark's source reads it, too."
+    "that, with {store}.type=PEM. Spark's source reads it as well."
 )
 _SECRETS = ("sasl.password", "ssl.key.password", "ssl.keystore.password", "ssl.key.pem")
 
@@ -86,7 +86,7 @@ def brokers(servers: str | None, options: Mapping[str, str] | None = None) -> Br
             raise bad_option(
                 "CLASHING_OPTIONS",
                 f"{min(given)} says how to log in to Kafka brokers, but no brokers are named.",
-                "Set bootstrapServers (bootstrap_servers), too, or leave it out.",
+                "Set bootstrapServers (bootstrap_servers) as well, or leave it out.",
             )
         return None
     for name in given:
@@ -128,9 +128,8 @@ def _refuse_other_words(given: Mapping[str, str], name: str, words: tuple[str, .
     if value is not None and value not in words:
         raise bad_option(
             "BAD_OPTION",
-            f"{name} is none of {', '.join(words)}, which can be used here.",
-            "Use one of them. Kerberos, OAuth and IAM are not supported here; without bootstrapServers, pgonce asks no "
-            "brokers at all.",
+            f"{name} must be one of {', '.join(words)} here.",
+            "Kerberos, OAuth and IAM are not supported here; without bootstrapServers, pgonce asks no brokers at all.",
         )
 
 
@@ -200,7 +199,7 @@ def _type_of(given: Mapping[str, str], store: str) -> str:
 def _unreadable_store(store: str, kind: str) -> ConfigurationError:
     return bad_option(
         "BAD_OPTION",
-        f"{store} is a {kind} file, or is taken for one. Brokers are asked by librdkafka here, which cannot read that.",
+        f"{store} is a {kind} file, or its type is not set. librdkafka, which asks the brokers here, cannot read it.",
         _TO_PEM.format(store=store),
     )
 

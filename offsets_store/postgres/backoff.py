@@ -1,5 +1,5 @@
 """
-For how long is work tried again after errors that pass, and when is the next try?
+Try work again after errors that pass by themselves, with growing pauses and for a bounded time.
 
 Runs wherever Postgres is spoken to: in tasks, in the commit worker, on the driver and in the command line. Invariant:
 the time counts from the first error, so that work which takes long uses none of it.

@@ -1,5 +1,5 @@
 """
-How long may a connection be silent, and how long may a transaction of ours wait for a lock?
+Bounds for a silent connection, and for how long a transaction of ours waits for a lock.
 
 Runs wherever Postgres is spoken to. Invariant: every wait of ours has a bound, and both ends of a connection call it
 dead after the same time: that of :data:`KEEPALIVES`, or what url sets.

@@ -1,5 +1,5 @@
 """
-How does this process connect to Postgres?
+Connect this process to Postgres: single connections, and one pool for each connection string.
 
 Runs in the driver, the commit worker, executors and the command line. Invariant: a connection is checked out for one
 piece of work only, and no error of this module shows the connection string.

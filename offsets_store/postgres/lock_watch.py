@@ -1,5 +1,5 @@
 """
-Which session keeps this transaction waiting?
+Find out which session keeps a transaction waiting, and end it if its client is gone.
 
 Runs beside a commit or a recovery that has already waited once without getting its lock, and beside waits for locks
 that other transactions of ours hold only for a moment. Invariant: it ends only sessions of pgonce that hold this

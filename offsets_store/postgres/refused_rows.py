@@ -1,8 +1,8 @@
 """
-What does it mean that Postgres refuses a batch's rows or tables, and what can the user do?
+Translate what Postgres says when it refuses a batch's rows or tables into errors with a remedy.
 
 Pure: runs in the commit. Invariant: every SQLSTATE about which a user can do something has a code and a remedy of its
-own. In every case the transaction was rolled back.
+own. The transaction was rolled back in every case.
 """
 
 from __future__ import annotations

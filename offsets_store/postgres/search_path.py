@@ -1,5 +1,5 @@
 """
-In which schemas do our own statements look names up? In ``pg_catalog``, and in none that others can write to.
+Run our own statements under a search_path of ``pg_catalog`` alone, in which others can create nothing.
 
 Runs wherever Postgres is spoken to. Invariant: a statement of ours runs under :data:`SEARCH_PATH`, or names the schema
 of every table, function, operator and type in it. A statement of the user, and triggers on the user's tables, run under

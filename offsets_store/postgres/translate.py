@@ -1,5 +1,5 @@
 """
-The one border at which psycopg's errors become ours.
+Translate psycopg's errors into ours, and decide which of them may pass by themselves.
 
 Pure: runs wherever Postgres is spoken to. Invariant: no connection string and no password gets past it, and only the
 table of SQLSTATEs below says what may be tried again.

@@ -140,9 +140,9 @@ def require_column(struct_type: StructType, name: str, data_type: type[DataType]
     """:raises ConfigurationError: CHANGE_COLUMNS, if there is no such column, or if it has another type."""
     field = next((field for field in struct_type.fields if field.name == name), None)
     if field is None or not isinstance(field.dataType, data_type):
-        found = f"is {field.dataType.simpleString()} here" if field else "the frame does not have"
+        found = f"is {field.dataType.simpleString()}" if field else "is missing in the frame"
         raise change_columns(
-            f"The column {name!r}, which should say what each row does, {found}; it must be {data_type.typeName()}.",
+            f"Column {name!r}, which holds the operation of each row, {found}; it must be {data_type.typeName()}.",
             "Compute it in Spark, for example withColumn('is_deleted', expr(\"op = 'd'\")), and name it in deleteWhen.",
         )
     return field
@@ -159,8 +159,7 @@ def refuse_unknown(column: str, operations: pa.Array, known: pa.Array, remedy: s
         row = known.index(pa.scalar(value=False)).as_py()
         raise EncodingError(
             "CHANGE_UNKNOWN",
-            f"Column {column!r} {in_row(row)} is {_shown(operations[row])}, which does not say what to do "
-            "with the row.",
+            f"Column {column!r} {in_row(row)} is {_shown(operations[row])}, which is not a known operation.",
             NOTHING,
             remedy,
         )

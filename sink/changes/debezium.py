@@ -1,5 +1,5 @@
 """
-What does Debezium's envelope say of each row?
+Read the rows in Debezium's envelope.
 
 Pure; runs where the rows are read. Invariant: a row is the image after its change, or for a delete the one before it,
 as far as the source told it; the envelope's own columns are left behind.
@@ -102,18 +102,18 @@ class Envelope:
             data_type = field.dataType
         if path[-1] in names:
             raise change_columns(
-                f"orderBy={self.order_by!r} would become a column {path[-1]!r}, which the rows have already.",
-                "Put the order beside the envelope under another name, and name that one in orderBy.",
+                f"orderBy={self.order_by!r} would become column {path[-1]!r}, which the rows already have.",
+                "Add the order to the frame as a column with another name, and set orderBy to that name.",
             )
         return path, data_type
 
 
 def _refuse_missing(deletes: pa.Array, after: pa.Array, before: pa.Array) -> None:
     for image, column, why, remedy in (
-        (pc.if_else(deletes, before.is_valid(), True), "before", "but the row says that it deletes",
+        (pc.if_else(deletes, before.is_valid(), True), "before", "but the operation is a delete",
          "Let the source send the keys of deleted rows: give its table a primary key, or REPLICA IDENTITY FULL."),
-        (pc.if_else(deletes, True, after.is_valid()), "after", "but the row does not say that it deletes",
-         "Look at the schema that from_json has: it must be that of the events."),
+        (pc.if_else(deletes, True, after.is_valid()), "after", "but the operation is not a delete",
+         "Check that the schema given to from_json is that of the events."),
     ):  # fmt: skip
         if not pc.all(image, min_count=0).as_py():
             raise without_row(column, image.index(pa.scalar(value=False)).as_py(), why, remedy)

@@ -1,5 +1,5 @@
 """
-Which row does a change bring, and does it delete?
+Choose what reads the changes of a frame: which row each brings, and whether it deletes.
 
 Runs in tasks, and on the driver for foreachBatch, before rows are encoded. Invariant: every row that comes out says in
 one boolean column whether it deletes; an operation that is not known is refused, never guessed.

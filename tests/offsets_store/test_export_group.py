@@ -126,7 +126,7 @@ def test_a_living_member_is_left_alone(url, store, kafka, topic, group, seen, pr
     publish(url, 1, end(name, 15), start=end(name, 10))
     reader = member(kafka, group, name, enable_auto_commit=False, group_protocol=protocol)
     try:
-        with pytest.raises(OffsetsError, match="living member") as refused:
+        with pytest.raises(OffsetsError, match="has a member") as refused:
             export(kafka, url, group)
         assert refused.value.code == "GROUP_IN_USE"
         assert seen(name) == {0: 10}
@@ -145,7 +145,7 @@ def test_a_living_member_that_commits(url, store, kafka, topic, group, seen, pro
     try:
         assert wait_until(lambda: reader.poll(0.2) is None and seen(name) == {0: 12}, PATIENCE_SECONDS)
         for take_over in (False, True):
-            with pytest.raises(OffsetsError, match="living member") as refused:
+            with pytest.raises(OffsetsError, match="has a member") as refused:
                 export(kafka, url, group, take_over=take_over)
             assert refused.value.code == "GROUP_IN_USE"
     finally:
@@ -245,7 +245,7 @@ class TestCommand:
         assert wait_until(lambda: seen(name) == {0: 10}, PATIENCE_SECONDS)
         reader = member(kafka, group, name, enable_auto_commit=False)
         publish(url, 1, end(name, 15), start=end(name, 10))
-        assert wait_until(lambda: "living member" in output(), PATIENCE_SECONDS)
+        assert wait_until(lambda: "has a member" in output(), PATIENCE_SECONDS)
         assert seen(name) == {0: 10}
         reader.close()
         assert wait_until(lambda: seen(name) == {0: 15}, PATIENCE_SECONDS)
