@@ -33,7 +33,7 @@ from pgonce.sink.data_source.commit_parcels import parcel_rows
 from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import StagingTable
 from pgonce.sink.writing.write_batch import work_into

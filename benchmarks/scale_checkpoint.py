@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planning import newest_uncommitted_entry
+from pgonce.sink.identity.from_checkpoint import Origin
+from pgonce.sink.identity.planned_batch import newest_uncommitted_entry
 
 # What Spark 4 writes down of a session's settings, without those of stateful queries.
 _CONF = {

@@ -32,5 +32,5 @@ def without_data_sources() -> SparkError:
         "SPARK_TOO_OLD",
         'format("pgonce") needs PySpark 4.0 or newer: older ones have no data sources that are written in Python.',
         "Nothing was written.",
-        "Use foreachBatch(PostgresBatchWriter(url, table=...)) or transactional_batch, which work on PySpark 3.5 as well.",
+        "Use foreachBatch(PostgresBatchWriter(url, table=...)) or transactional_batch, which also work on PySpark 3.5.",
     )

@@ -18,7 +18,7 @@ from pgonce.offsets_store.errors import NOTHING
 
 from ..encoding.unfit_rows import UnfitRow
 from ..errors import SparkError
-from ..identity.origin import Origin
+from ..identity.from_checkpoint import Origin
 from ..positions import Reach
 from .receiver.client import Receiver
 from .workers import LOADED_VERSION, other_version

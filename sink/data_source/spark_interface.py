@@ -34,9 +34,8 @@ from ..border import called_by_spark
 from ..changes.reader import reader_of
 from ..encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
 from ..errors import SparkError
-from ..identity.origin import Origin
-from ..identity.planned_batch import planned_batch, staging_table
-from ..identity.planning import planned_entry
+from ..identity.from_checkpoint import Origin
+from ..identity.planned_batch import planned_batch, planned_entry, staging_table
 from ..options.job_options import JobOptions, parse_job_options
 from ..options.position_columns import written_type
 from ..options.sink_options import SinkOptions, parse_options

@@ -24,7 +24,7 @@ from ..encoding.copy_encoder import CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import SparkError
-from ..identity.origin import Origin
+from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import staging_table
 from ..options.job_options import JobOptions
 from ..options.position_columns import PositionColumns, written_type
@@ -41,7 +41,7 @@ class MicroBatch:
     """
     A batch of a stream, as far as its planner knows it; Spark tells each task the rest.
 
-    The fields are those of :class:`~pgonce.sink.identity.origin.Origin`.
+    The fields are those of :class:`~pgonce.sink.identity.from_checkpoint.Origin`.
     """
 
     planned: OffsetLogEntry | None

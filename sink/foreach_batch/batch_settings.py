@@ -19,8 +19,8 @@ from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 
 from ..identity.from_server import as_long_as_planned, batch_from_server
+from ..identity.planned_batch import with_topic_ids
 from ..identity.server_session import ServerSession, is_connect
-from ..identity.topic_ids import with_topic_ids
 from ..options.hints import column_names
 from ..options.position_columns import PositionColumns, position_columns
 
@@ -44,7 +44,7 @@ class BatchSettings:
 
         :raises PgonceError: as :func:`pgonce.sink.identity.from_running_query.batch_of`,
             :func:`pgonce.sink.identity.from_server.batch_from_server` and
-            :func:`pgonce.sink.identity.topic_ids.with_topic_ids`.
+            :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
         """
         by_position = self.positions is not None
         if is_connect(frame):

@@ -1,9 +1,10 @@
 """
-Can two Spark Connect servers plan the same batch of one checkpoint, each with rows of its own?
+Claim a checkpoint for one Spark Connect server, so that no other plans the same batches with rows of its own.
 
 Runs in: the Python worker that a Connect server starts for a foreachBatch function, before the query is started.
-Invariant: where two servers could both believe that ``offsets/N`` is theirs, the answer is yes, unless a claim on the
-folder keeps the second one from starting.
+Invariants: where two servers could both believe that ``offsets/N`` is theirs, the answer is that they can, unless a
+claim on the folder keeps the second one from starting; and a file system that is not known to belong to one machine is
+taken for a shared one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from pgonce.offsets_store.checkpoint.files import ArrowFiles, LocalFiles, open_l
 from pgonce.offsets_store.errors import NOTHING
 
 from ..errors import SparkError
-from .file_system import is_of_one_machine
 
 # Spark renames a file to offsets/N. Of two servers that do so at the same time, these stores refuse one: HDFS in its
 # name node, Azure's by the header If-None-Match. S3 copies. On a disk, Hadoop looks and then renames: of 3,000 pairs
@@ -101,3 +101,39 @@ def _holders(folder: os.stat_result) -> str:
         lines = []
     pids = [fields[4] for fields in map(str.split, lines) if len(fields) > 5 and fields[5] == locked]  # noqa: PLR2004
     return f"process {', '.join(sorted(set(pids)))}" if pids else "in another container, or not listed here"
+
+
+# A lock on a folder of NFS is known on the machine that took it and nowhere else: the kernel's client has no flock for
+# folders, and takes a local one. It is the same with FUSE (gcsfuse, s3fs, Databricks' /Volumes). Only these belong to
+# one machine.
+_OF_ONE_MACHINE = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs"})
+
+
+def is_of_one_machine(descriptor: int) -> bool:
+    """
+    Whether no other machine writes to an open folder, as far as the kind of its file system tells.
+
+    A system that does not list its mounts as Linux does is taken for a developer's own machine.
+    """
+    try:
+        about_folder = Path(f"/proc/self/fdinfo/{descriptor}").read_text(encoding="ascii")
+        mounts = Path("/proc/self/mountinfo").read_bytes()
+    except OSError:
+        return True
+    return kind_of(about_folder, mounts) in _OF_ONE_MACHINE
+
+
+def kind_of(about_folder: str, mounts: bytes) -> str | None:
+    """
+    The kind of file system that a folder is on; None if its mount is not listed.
+
+    Not by the longest path: a mount may be hidden by a later one on a shorter path.
+
+    :param about_folder: the text of ``/proc/self/fdinfo/N``, which has a line ``mnt_id``.
+    :param mounts: the text of ``/proc/self/mountinfo``, whose lines begin with such an id: proc_pid_mountinfo(5).
+    """
+    mount_id = dict(line.split(":", 1) for line in about_folder.splitlines())["mnt_id"].strip()
+    for line in mounts.decode(errors="surrogateescape").splitlines():
+        if line.split(" ", 1)[0] == mount_id:
+            return line.partition(" - ")[2].split(" ")[0]
+    return None

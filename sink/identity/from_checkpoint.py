@@ -1,5 +1,5 @@
 """
-Which batch is this, according to the checkpoint?
+Describe a batch by the checkpoint: its query, its offsets, and the entry with which it was planned.
 
 Runs in the planner's worker, in the commit worker and in a receiver. Invariant: a batch is described by the files that
 Spark wrote before its tasks ran, and they are read again for every batch.
@@ -8,7 +8,7 @@ Spark wrote before its tasks ran, and they are read again for every batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
 from pgonce.offsets_store.checkpoint.files import without_credentials
@@ -21,7 +21,29 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from ..errors import SparkError
 from ..options.sink_options import SinkOptions
 from ..positions import Reach, refuse_outside, span_of
-from .origin import Origin
+
+
+@dataclass(frozen=True)
+class Origin:
+    """
+    The batch a parcel belongs to.
+
+    ``planned`` is the newest entry in ``offsets/`` as the planner saw it; None if the checkpoint is not read
+    (offsetsFrom=listener), or if the entry may be written after the planning (asynchronous progress tracking).
+    ``planned_by_ms`` is when the planner's worker ran, by the same clock that Spark uses to date entries.
+    """
+
+    query_id: str
+    run_id: str
+    batch_id: int
+    planned: OffsetLogEntry | None
+    planned_by_ms: int | None = None
+
+    def may_have_planned(self, entry: OffsetLog) -> bool:
+        """Whether an entry was there when this batch was planned: one that was planned later belongs to another run."""
+        planned_at = entry.metadata.get("batchTimestampMs")
+        return self.planned_by_ms is None or not isinstance(planned_at, int) or planned_at <= self.planned_by_ms
+
 
 # On an object store a file may be listed before it can be read.
 WAIT_FOR_OFFSETS_SECONDS = 10.0

@@ -1,8 +1,9 @@
 """
-Which range has the running query planned, if Spark may never write it down?
+Describe the batch of a running query by what the query holds in memory, because Spark may never write it down.
 
-Runs on the driver, in the thread that called the foreachBatch function. Invariant: the text is byte for byte what Spark
-would write into ``offsets/N``, so that a checkpoint can be repaired with it.
+Runs on the driver, in the thread that called the foreachBatch function: while that thread is in the function, the query
+plans nothing, so the answers are those of its batch. Invariant: the text of the entry is byte for byte what Spark would
+write into ``offsets/N``, so that a checkpoint can be repaired with it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, parse_offset_
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from .from_checkpoint import batch_of_query, rewritten
-from .origin import Origin
-from .planned_progress import planned_end, planned_metadata, planned_start
+from .from_checkpoint import Origin, batch_of_query, rewritten
 
-_NAMES_SOURCES = tuple(map(int, pyspark.__version__.split(".")[:2])) >= (4, 2)
+_PYSPARK = tuple(map(int, pyspark.__version__.split(".")[:2]))
+_NAMES_SOURCES = _PYSPARK >= (4, 2)
+# From PySpark 4.0 on, a query keeps what it knows of a batch in an object for each batch; before, in its own fields.
+_HAS_CONTEXTS = _PYSPARK >= (4, 0)
 
 
 def batch_in_memory(
@@ -68,3 +70,22 @@ def _entry(session: SparkSession, query: Any, progress: Any) -> OffsetLog:
     written = session.sparkContext._jvm.java.io.ByteArrayOutputStream()  # type: ignore[union-attr]
     query.offsetLog().serialize(offsets, written)
     return parse_offset_log(bytes(written.toByteArray()).decode(), "What the query has planned")
+
+
+def planned_metadata(query: Any) -> Any:
+    """Spark's ``OffsetSeqMetadata`` of the batch: when it was planned, and under which settings."""
+    return _knows(query).offsetSeqMetadata()
+
+
+def planned_start(query: Any) -> Any:
+    """Spark's ``StreamProgress`` where the batch begins."""
+    return _knows(query).startOffsets() if _HAS_CONTEXTS else query.committedOffsets()
+
+
+def planned_end(query: Any) -> Any:
+    """Spark's ``StreamProgress`` where the batch ends."""
+    return _knows(query).endOffsets() if _HAS_CONTEXTS else query.availableOffsets()
+
+
+def _knows(query: Any) -> Any:
+    return query.getLatestExecutionContext() if _HAS_CONTEXTS else query

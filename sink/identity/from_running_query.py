@@ -1,32 +1,31 @@
 """
-Which batch is this, according to the running query itself?
+Describe a batch by the running query itself.
 
-Runs on the driver, in the thread that called the foreachBatch function. Invariant: a batch is described by what Spark
-itself read or wrote for it, through Spark's own file system, so Python needs no credentials for the checkpoint.
+Runs on the driver, in the thread that called the foreachBatch function. Invariants: a batch is described by what Spark
+itself read or wrote for it, through Spark's own file system, so Python needs no credentials for the checkpoint, and no
+error shows any. A source of files that Spark does not describe in the one known form is left out: it proves nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from py4j.protocol import Py4JError
-from pyspark.sql import DataFrame
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.sql import DataFrame, SparkSession
 
-from pgonce.offsets_store.checkpoint.files import open_location
+from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location, without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.errors import NOTHING
+from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
-from .from_checkpoint import describe_batch, refuse_other_query, refuse_without_positions
-from .from_memory import batch_in_memory
-from .origin import Origin
-from .planned_progress import planned_metadata
-from .source_folders import source_folders
-from .spark_files import SparkFiles
+from .from_checkpoint import Origin, describe_batch, refuse_other_query, refuse_without_positions
+from .from_memory import batch_in_memory, planned_metadata
 
 _MICRO_BATCH = "MicroBatchExecution"
 _ASYNCHRONOUS = "AsyncProgressTrackingMicroBatchExecution"
@@ -187,3 +186,76 @@ def _async_interval(query: Any) -> int:
         NOTHING,
         "Use a micro-batch trigger: .trigger(processingTime='1 second') or availableNow=True.",
     )
+
+
+_FILE_SOURCE = re.compile(r"FileStreamSource\[(.+)\]", re.DOTALL)
+_LOCAL = "file:"
+
+
+def source_folders(query: Any) -> dict[str, tuple[str, ...]]:
+    """For each source of files, its id and the folder that it reads, under every name that the folder has."""
+    try:
+        described = _described(query)
+    except Py4JError:
+        # A version of Spark that keeps its sources elsewhere: then the folders are unknown.
+        return {}
+    found = {source_id: _FILE_SOURCE.fullmatch(text) for source_id, text in described.items()}
+    return {source_id: _names(match[1]) for source_id, match in found.items() if match}
+
+
+def _described(query: Any) -> dict[str, str]:
+    sources = query.sources()
+    listed = [sources.apply(at) for at in range(sources.size())]
+    return {str(at): source.toString() for at, source in enumerate(listed)}
+
+
+def _names(folder: str) -> tuple[str, ...]:
+    """The folder as Spark describes it, and the one that its links lead to."""
+    if not folder.startswith(_LOCAL):
+        return (folder,)
+    path = folder.removeprefix(_LOCAL)
+    return tuple(dict.fromkeys((folder, _LOCAL + os.path.realpath(path))))
+
+
+T = TypeVar("T")
+
+
+class SparkFiles(CheckpointFiles):
+    """A checkpoint's files, read by Spark's JVM: wherever Spark can read them, with Spark's credentials."""
+
+    lists_late = True
+    read_by = "spark"
+
+    def __init__(self, root: str, session: SparkSession) -> None:
+        super().__init__(without_credentials(root))
+        self._root = root
+        self._jvm: Any = session.sparkContext._jvm
+        self._files = self._path(root).getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+    def _path(self, path: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(path)
+
+    def ask(self, question: Callable[[str], T], name: str) -> T | None:  # noqa: D102 (as in the base class)
+        path = f"{self._root}/{name}"
+        try:
+            return question(path) if self._exists(path) else None
+        except Py4JJavaError as error:
+            raise CheckpointError(
+                "CHECKPOINT_UNREADABLE",
+                f"Spark could not read {self.shown}/{name}: {error.java_exception.getClass().getName()}.",
+                NOTHING,
+                "Find out what keeps the driver from reading its own checkpoint, and start the query again.",
+            ) from None
+
+    def _read(self, path: str) -> bytes:
+        stream = self._files.open(self._path(path))
+        try:
+            return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+        finally:
+            stream.close()
+
+    def _names(self, path: str) -> list[str]:
+        return [entry.getPath().getName() for entry in self._files.listStatus(self._path(path))]
+
+    def _exists(self, path: str) -> bool:
+        return bool(self._files.exists(self._path(path)))

@@ -1,5 +1,5 @@
 """
-Which batch is this, according to the Spark Connect server and the checkpoint?
+Describe a batch by the Spark Connect server and the checkpoint.
 
 Runs in: the Python worker that a Connect server starts for a foreachBatch function. Invariant: the server says which
 run the batch belongs to, and the entry ``offsets/N`` says which rows; the entry is the same before the frame is run
@@ -23,8 +23,7 @@ from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..errors import SparkError
-from .from_checkpoint import describe_batch, refuse_without_positions, rewritten
-from .origin import Origin
+from .from_checkpoint import Origin, describe_batch, refuse_without_positions, rewritten
 from .server_session import ServerSession, no_checkpoint_location
 
 

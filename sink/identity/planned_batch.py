@@ -1,24 +1,135 @@
 """
-Which batch do these rows belong to, and where are they staged?
+The batch that the Data Source plans and commits: its entry in ``offsets/``, its topics' ids, and its staging table.
 
-Runs in tasks, in the commit worker and in the receiver. Invariant: both follow from the origin that the rows brought
-and from the options; nothing is remembered.
+Runs in the planner's worker before a task starts, in tasks, in the commit worker and in the receiver; the ids of topics
+are asked for on the driver too. Invariants: a query whose trigger would drop its rows is refused at planning; the batch
+follows from the origin that the rows brought and from the options; and the brokers are asked once in each run, before
+its first batch, because nothing else tells that a topic was created again while the query was stopped.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import lru_cache
 from uuid import UUID
 
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.errors import NOTHING, CheckpointError
+from pgonce.offsets_store.kafka.broker import topic_ids
+from pgonce.offsets_store.kafka.settings import Brokers
+from pgonce.offsets_store.offsets.compare import kafka_topics
+from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
+from ..errors import SparkError
 from ..options.job_options import JobOptions
 from ..options.sink_options import SinkOptions
 from ..positions import Reach
 from ..staging.table import StagingTable
-from .from_checkpoint import batch_by_id, batch_from_checkpoint
-from .origin import Origin
-from .topic_ids import with_topic_ids
+from .from_checkpoint import WAIT_FOR_OFFSETS_SECONDS, Origin, batch_by_id, batch_from_checkpoint
+
+
+def newest_uncommitted_entry(checkpoint_location: str) -> OffsetLogEntry:
+    """
+    The newest entry of the offset log, which must be that of the batch being planned.
+
+    A synchronous micro-batch query writes ``offsets/N`` before it plans batch N and ``commits/N`` after it. If the
+    newest entry is committed, or there is none, Spark runs the query in some other way.
+
+    :raises SparkError: in that case.
+    """
+    checkpoint = Checkpoint(checkpoint_location)
+    newest = checkpoint.newest_offset_entry()
+    if newest is None or checkpoint.is_committed(newest.batch_id):
+        raise SparkError(
+            "NOT_MICRO_BATCH",
+            f"Spark plans a batch without having written its offsets to {checkpoint.location}/offsets: the query runs "
+            "with the continuous trigger (which drops every row of a Python sink); or checkpointLocation is not the "
+            "location that this query uses; or another driver works on the same checkpoint, and has committed this "
+            "batch.",
+            NOTHING,
+            "Use a micro-batch trigger, give this writer the query's own checkpointLocation, and leave one driver "
+            "running.",
+        )
+    return newest
+
+
+def planned_entry(options: SinkOptions) -> OffsetLogEntry | None:
+    """
+    The entry of the batch being planned.
+
+    None with offsetsFrom=listener, where the checkpoint need not be readable, and with asynchronous progress tracking,
+    where the entry may come later.
+
+    :raises SparkError: like :func:`newest_uncommitted_entry`; with the listener too, if the checkpoint can be read.
+    """
+    if options.async_interval_ms is not None:
+        _refuse_continuous(options.checkpoint_location, options.async_interval_ms)
+        return None
+    if options.offsets_from == "checkpoint":
+        return newest_uncommitted_entry(options.checkpoint_location)
+    with suppress(CheckpointError):
+        newest_uncommitted_entry(options.checkpoint_location)
+    return None
+
+
+# Checkpoints in which this worker has seen a micro-batch query write.
+_micro_batch: set[str] = set()
+
+
+def _refuse_continuous(checkpoint_location: str, interval_ms: int) -> None:
+    """
+    Refuse a query that has the options of asynchronous progress tracking, but runs continuously.
+
+    If an entry is due, as it is for the first batch that a run plans, it comes within milliseconds. A continuous query
+    writes its first entry after an epoch, which begins only when this function has returned.
+    """
+    if checkpoint_location in _micro_batch:
+        return
+    deadline = time.monotonic() + WAIT_FOR_OFFSETS_SECONDS
+    while True:
+        try:
+            newest_uncommitted_entry(checkpoint_location)
+        except SparkError:
+            if _written_within(interval_ms, checkpoint_location):
+                return
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.01)
+        else:
+            _micro_batch.add(checkpoint_location)
+            return
+
+
+def _written_within(interval_ms: int, checkpoint_location: str) -> bool:
+    """Whether a micro-batch was written down so recently that the next entry is not due yet."""
+    ids, _ = Checkpoint(checkpoint_location).batch_ids()
+    newest = Checkpoint(checkpoint_location).find_offset_log(ids[-1]) if ids else None
+    planned_at = newest.metadata.get("batchTimestampMs") if newest else None
+    return isinstance(planned_at, int) and time.time() * 1000 < planned_at + interval_ms
+
+
+def with_topic_ids(batch: PlannedBatch, brokers: Brokers | None) -> PlannedBatch:
+    """
+    The batch, with Kafka's ids of the topics that it reads.
+
+    :raises ConfigurationError: NO_KAFKA_CLIENT.
+    :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
+    """
+    if brokers is None:
+        return batch
+    known = furthest(batch.end, batch.resumes_at, batch.span.next if batch.span else None)
+    topics = tuple(sorted(kafka_topics(known)))
+    return replace(batch, topic_ids=dict(_asked_once(batch.run_id, topics, brokers)))
+
+
+@lru_cache(maxsize=64)
+def _asked_once(_: str, topics: tuple[str, ...], brokers: Brokers) -> tuple[tuple[str, str], ...]:
+    return tuple(topic_ids(topics, brokers).items())
 
 
 def planned_batch(
@@ -30,7 +141,7 @@ def planned_batch(
     :param reaches: how far the rows of each task reach, if they carry their positions.
     :param attempt: the attempt's token, if it has one already; None makes one.
     :raises PgonceError: as :func:`pgonce.sink.identity.from_checkpoint.batch_from_checkpoint` and
-        :func:`pgonce.sink.identity.topic_ids.with_topic_ids`.
+        :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
     """
     if options.offsets_from == "checkpoint":
         return with_topic_ids(batch_from_checkpoint(options, origin, reaches, attempt), options.brokers)

@@ -1,15 +1,20 @@
 """
-Which Spark Connect server does this Python worker serve, and which run of a query is it?
+Find the Spark Connect server that this Python worker serves, and the run of the query.
 
-Runs in: the Python worker that a Connect server starts for a foreachBatch function. Invariant: every answer comes from
-the server session that was there when the function was unpickled, and a worker serves one run of a query: after a
-restart, a worker that was left behind finds its own run gone, and never takes the new one for its own.
+Runs in: the Python worker that a Connect server starts for a foreachBatch function, which ends with its server.
+Invariant: every answer comes from the server session that was there when the function was unpickled, and a worker
+serves one run of a query: after a restart, a worker that was left behind finds its own run gone, and never takes the
+new one for its own.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 import traceback
+from functools import cache
 from typing import Any
 
 import pyspark
@@ -19,7 +24,6 @@ from pgonce.offsets_store.errors import NOTHING
 
 from ..errors import SparkError
 from .checkpoint_claim import claim_checkpoint
-from .worker_life import end_with_server
 
 _WORKER = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
 
@@ -136,3 +140,23 @@ def _session_of_this_worker() -> Any:
     from pyspark.sql.connect.session import SparkSession
 
     return SparkSession.getActiveSession()
+
+
+_LOOK_SECONDS = 1.0
+
+
+@cache
+def end_with_server() -> None:
+    """
+    End this process soon after the one that started it, in a thread; a transaction that is open then is rolled back.
+
+    Without this, a worker that waits for a server that does not answer would keep its writer's row, and the checkpoint
+    that it has claimed, for ten minutes.
+    """
+    threading.Thread(target=_end_with, args=[os.getppid()], name="pgonce-orphaned", daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    os._exit(1)

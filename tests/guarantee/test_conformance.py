@@ -2,8 +2,7 @@
 One suite over every way in: whatever happens to a query, the table is its source, and the ledger its checkpoint.
 
 Covers: sink.data_source.spark_interface, sink.foreach_batch.batch_writer, sink.foreach_batch.transaction,
-sink.foreach_batch.transactional_batch, sink.identity.from_running_query, sink.identity.planned_progress,
-sink.identity.source_folders.
+sink.foreach_batch.transactional_batch, sink.identity.from_running_query, sink.identity.from_memory.
 """
 
 from __future__ import annotations

@@ -52,8 +52,7 @@ from pgonce.offsets_store.recovery.by_hand import forget_query
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.identity.from_checkpoint import batch_by_id, describe_batch
-from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.from_checkpoint import Origin, batch_by_id, describe_batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep

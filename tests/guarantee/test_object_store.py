@@ -1,7 +1,7 @@
 """
 A stream whose checkpoint is in an object store: is every row in the table once, though its driver is killed?
 
-Covers: sink.identity.spark_files, sink.identity.planning.
+Covers: sink.identity.from_running_query, sink.identity.planned_batch.
 """
 
 from __future__ import annotations

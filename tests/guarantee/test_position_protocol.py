@@ -1,7 +1,7 @@
 """
 Sequences in which positions, ranges and entries of `offsets/` tell different things: no row is lost or doubled.
 
-Covers: sink.data_source.commit_parcels, sink.identity.origin.
+Covers: sink.data_source.commit_parcels, sink.identity.from_checkpoint.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planning import newest_uncommitted_entry
+from pgonce.sink.identity.from_checkpoint import Origin
+from pgonce.sink.identity.planned_batch import newest_uncommitted_entry
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions import reach
 

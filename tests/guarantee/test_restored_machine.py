@@ -53,8 +53,7 @@ from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.identity.from_checkpoint import describe_batch
-from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.route_options import where_to
 from pgonce.sink.options.routes import Routes

@@ -3,7 +3,7 @@ Bad input and trouble: each is refused with its code, and once repaired the same
 
 Each case runs twice on one checkpoint: first into the trouble, then after it was repaired.
 
-Covers: sink.identity.from_checkpoint, sink.identity.planning, sink.recover_and_start.
+Covers: sink.identity.from_checkpoint, sink.identity.planned_batch, sink.recover_and_start.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.ledger.migrations import migrate
-from pgonce.sink.identity.from_checkpoint import batch_from_checkpoint
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planning import newest_uncommitted_entry
+from pgonce.sink.identity.from_checkpoint import Origin, batch_from_checkpoint
+from pgonce.sink.identity.planned_batch import newest_uncommitted_entry
 from pgonce.sink.options.sink_options import parse_options
 
 pytestmark = pytest.mark.spark

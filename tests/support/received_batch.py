@@ -18,7 +18,7 @@ from pgonce.sink.data_source.parcel import Parcel, Received
 from pgonce.sink.data_source.receiver.client import Receiver
 from pgonce.sink.data_source.receiver.messages import Promise
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.from_checkpoint import Origin
 
 # The transaction begins with the first body.
 OPTIONS = {"table": "events", "inlineBytes": "0", "lockTimeout": "1", "retryTimeout": "10"}

@@ -25,7 +25,7 @@ from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, record
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
-from ...identity.origin import Origin
+from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
 from .line import BROKEN, CONNECT_SECONDS, SILENCE_SECONDS, SILENT, Line, context_for
 from .messages import Promise, ReceiverError, error_from_message, lost, not_in_ledger, promise_as_message

@@ -20,7 +20,7 @@ from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
 
 from ...encoding.unfit_rows import UnfitRow
-from ...identity.origin import Origin
+from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
 from .line import SILENT, Identity
 

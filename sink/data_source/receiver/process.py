@@ -24,7 +24,7 @@ from uuid import UUID
 
 from pgonce.offsets_store.verdict.decide import Verdict
 
-from ...identity.origin import Origin
+from ...identity.from_checkpoint import Origin
 from ..workers import LOADED_VERSION
 from .line import BROKEN, Line, context_of
 from .messages import (

@@ -24,7 +24,7 @@ from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ...encoding.encoded_types import encoded_columns
-from ...identity.origin import Origin
+from ...identity.from_checkpoint import Origin
 from ...identity.planned_batch import planned_batch, staging_table
 from ...options.sink_options import SinkOptions
 from ...staging.table import StagedRows

@@ -23,7 +23,7 @@ from pgonce.offsets_store.kafka.broker import ends_of, partitions_of, topic_ids
 from pgonce.offsets_store.kafka.groups import group_offsets, has_members, move_group
 from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.sink.identity.topic_ids import with_topic_ids
+from pgonce.sink.identity.planned_batch import with_topic_ids
 
 pytestmark = pytest.mark.kafka
 

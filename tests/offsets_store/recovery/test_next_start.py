@@ -25,8 +25,7 @@ from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.next_start import NextStart, next_start, verdict_on
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.identity.from_checkpoint import describe_batch
-from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
 

@@ -15,7 +15,7 @@ from pgonce.sink.data_source.receiver.messages import Promise
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
-from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.options.position_columns import position_columns
 from pgonce.sink.staging.table import StagedRows, StagingTable
 

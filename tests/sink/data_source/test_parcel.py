@@ -19,7 +19,7 @@ from pgonce.sink.data_source.parcel import (
 )
 from pgonce.sink.data_source.receiver.client import Receiver
 from pgonce.sink.data_source.workers import LOADED_VERSION
-from pgonce.sink.identity.origin import Origin
+from pgonce.sink.identity.from_checkpoint import Origin
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 

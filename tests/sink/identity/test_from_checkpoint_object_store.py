@@ -1,7 +1,7 @@
 """
 How often does a batch ask an object store, which answers each time only after a while?
 
-Covers: sink.identity.planning.
+Covers: sink.identity.planned_batch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from support.ledger_history import QUERY
 from support.stopped_query import COMMIT, entry
 
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
-from pgonce.sink.identity.from_checkpoint import batch_from_checkpoint
-from pgonce.sink.identity.origin import Origin
-from pgonce.sink.identity.planning import planned_entry
+from pgonce.sink.identity.from_checkpoint import Origin, batch_from_checkpoint
+from pgonce.sink.identity.planned_batch import planned_entry
 from pgonce.sink.options.sink_options import parse_options
 
 

@@ -13,7 +13,7 @@ from pgonce.offsets_store.errors import OffsetsError, RefusedBatch
 from pgonce.offsets_store.kafka.broker import topic_ids
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.identity.topic_ids import with_topic_ids
+from pgonce.sink.identity.planned_batch import with_topic_ids
 from pgonce.sink.options.destination import destination
 
 pytestmark = pytest.mark.kafka

@@ -6,7 +6,7 @@ import pytest
 
 from pgonce.offsets_store.checkpoint.files import LocalFiles
 from pgonce.offsets_store.errors import CheckpointError
-from pgonce.sink.identity.spark_files import SparkFiles
+from pgonce.sink.identity.from_running_query import SparkFiles
 
 pytestmark = pytest.mark.spark
 
