@@ -118,7 +118,7 @@ class Arrived:
         """
         Compare what has arrived with what is promised.
 
-        :raises ReceiverError: ROWS_NOT_RECEIVED.
+        :raises ReceiverError: RECEIVER_LOST.
         :raises CommitError: ROWS_NOT_KEPT, or any other error that prevented keeping them.
         """
         if self._spooling_error is not None:
@@ -126,9 +126,9 @@ class Arrived:
         for partition_id, (attempt_id, rows) in promise.received.items():
             sending = self._sendings.get((partition_id, attempt_id))
             if sending is None or sending.rows != rows:
-                found = "not all of them" if sending else "none of them"
+                found = "has not got all of them" if sending else "has none of them"
                 raise without_rows(
-                    f"The task of partition {partition_id} promised {rows} rows, and the receiver has {found}."
+                    f"The task of partition {partition_id} promised {rows} rows, and the receiver {found}."
                 )
 
 

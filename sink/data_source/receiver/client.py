@@ -28,7 +28,15 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
 from .line import BROKEN, CONNECT_SECONDS, SILENCE_SECONDS, SILENT, Line, context_for
-from .messages import Promise, ReceiverError, error_from_message, lost, not_in_ledger, promise_as_message
+from .messages import (
+    Promise,
+    ReceiverError,
+    UnknownOutcomeError,
+    error_from_message,
+    lost,
+    not_in_ledger,
+    promise_as_message,
+)
 
 _log = logging.getLogger("pgonce")
 
@@ -103,6 +111,7 @@ class Receiver:
         :raises PgonceError: what the commit in the receiver raised.
         """
         claimed: Verdict | None = None
+        failure: ReceiverError
         try:
             claimed = self.finish(origin, promise)
             failure, said = not_in_ledger(claimed.name, origin.batch_id), f"says that it is done ({claimed.name})"
@@ -117,7 +126,7 @@ class Receiver:
             except RefusedBatch:
                 raise
             except PgonceError as error:
-                if not failure.leaves_unknown:
+                if not isinstance(failure, UnknownOutcomeError):
                     raise
                 raise unknown_outcome(
                     f"The receiver of batch {origin.batch_id} {said.rstrip('.')}. The ledger could not be asked since: "
@@ -131,8 +140,7 @@ class Receiver:
         """
         Have the receiver commit the batch, wait, and return the verdict that it reports; the ledger must confirm it.
 
-        :raises ReceiverError: RECEIVER_LOST, if nobody answers. If that ``leaves_unknown``, only the ledger tells
-            whether the batch was committed.
+        :raises ReceiverError: if nobody answers, or if it does not have the rows.
         :raises PgonceError: what the commit in the receiver raised.
         """
         with _broken_is_lost(at_commit=False):

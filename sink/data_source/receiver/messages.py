@@ -30,7 +30,7 @@ _ASKED = (
     "The batch was not committed when the ledger was asked. If that process is still running, it may commit the batch "
     "yet: rows and offsets together, or neither."
 )
-_REMEDY = "Start the query again: Spark runs the batch again from its source."
+_REMEDY = "Start the query again: if the ledger does not have the batch, Spark runs it again from its source."
 
 
 @dataclass(frozen=True)
@@ -119,31 +119,28 @@ def origin_from_message(words: Mapping[str, Any]) -> Origin:
 class ReceiverError(PgonceError):
     """The process on the driver that took the rows of a batch does not have them, or does not answer."""
 
-    @property
-    def leaves_unknown(self) -> bool:
-        """Whether the batch may have been committed all the same, which only the ledger tells."""
-        return self.data != NOTHING
+
+class UnknownOutcomeError(ReceiverError):
+    """The same, but the batch may have been committed all the same, which only the ledger tells."""
 
 
 def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
     """The error for a receiver that does not answer; ``at_commit`` if it was told already which rows are promised."""
     why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
-    return ReceiverError(
-        "RECEIVER_LOST",
-        f"The process on the driver that received this batch's rows does not answer: {why}.",
-        _ASKED if at_commit else NOTHING,
-        "Start the query again: if the ledger does not have the batch, Spark runs it again from its source.",
-    )
+    what = f"The process on the driver that received this batch's rows does not answer: {why}."
+    if at_commit:
+        return UnknownOutcomeError("RECEIVER_LOST", what, _ASKED, _REMEDY)
+    return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
 
 
 def without_rows(what: str) -> ReceiverError:
     """The error for a receiver that does not have what the commit messages promise."""
-    return ReceiverError("ROWS_NOT_RECEIVED", what, NOTHING, _REMEDY)
+    return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
 
 
-def not_in_ledger(verdict: str, batch_id: int) -> ReceiverError:
+def not_in_ledger(verdict: str, batch_id: int) -> UnknownOutcomeError:
     """The error for a batch that the receiver calls done, but that the ledger does not have."""
-    return ReceiverError(
+    return UnknownOutcomeError(
         "NOT_IN_LEDGER",
         f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), "
         "but the ledger does not have it.",
@@ -165,7 +162,7 @@ def in_words(error: Exception) -> PgonceError:
     _log.error(without_its_words(error))
     what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
     # It may have failed after COMMIT.
-    return ReceiverError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
+    return UnknownOutcomeError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
 
 
 def error_as_message(error: Exception) -> list[str]:

@@ -106,7 +106,7 @@ class Reception:
         Commit what is promised, or skip it, and return the verdict.
 
         :param origin: the origin of the batch that the commit worker means.
-        :raises ReceiverError: ROWS_NOT_RECEIVED.
+        :raises ReceiverError: RECEIVER_LOST.
         :raises PgonceError: what the commit raises.
         """
         with self._arrived.changed:

@@ -1,4 +1,4 @@
-"""What a task says whose Python cannot unpickle the writer."""
+"""What a task says whose Python cannot unpickle the writer, and what a worker need not collect again and again."""
 
 from __future__ import annotations
 
@@ -79,3 +79,23 @@ def test_a_writer_of_a_class_that_no_module_has_arrives_too():
     derived = Derived.__new__(Derived)
     derived.__dict__.update(vars(WRITER))
     assert vars(pickle.loads(dumps(derived))) == vars(WRITER)
+
+
+# In a process of its own, as what is set aside stays so.
+SETTLES = """
+import gc
+from pgonce.sink.data_source.workers import settle
+
+counts = [gc.get_freeze_count()]
+for work in ("planning", "planning", "writing"):
+    counts.append((settle(work), gc.get_freeze_count())[1])
+    later = [[] for _ in range(1000)]
+print(*counts)
+"""
+
+
+def test_what_is_loaded_is_set_aside_once_for_each_kind_of_work():
+    """What a second batch of the same kind makes is collected as usual, so nothing grows with the stream."""
+    done = subprocess.run([sys.executable, "-c", SETTLES], capture_output=True, text=True, check=True)
+    before, planned, planned_again, written = map(int, done.stdout.split())
+    assert before < planned == planned_again < written

@@ -324,7 +324,7 @@ def test_a_commit_that_means_another_batch_than_the_tasks_is_refused(target, rec
     receiver = receiver_for(receiver_options(), STRUCT)
     assert send(receiver, 1, 2) == 2
     assert send(receiver, 3, partition_id=1, batch_id=2) is None
-    with pytest.raises(PgonceError, match="ROWS_NOT_RECEIVED.*another batch"):
+    with pytest.raises(PgonceError, match="RECEIVER_LOST.*another batch"):
         receiver.finish(origin(2), SENT)
     assert ids(target) == []
 
