@@ -38,8 +38,7 @@ from .fitting.fit_column import (
 )
 from .table.catalogue import TargetColumn, TargetTable
 from .table.lock import lock_table
-from .table.missing_table import missing_table, refuse_missing_schema
-from .table.table_name import ResolvedName
+from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
 
 _log = logging.getLogger("pgonce")
 

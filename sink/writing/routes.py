@@ -31,9 +31,8 @@ from .evolution.alter import lock_with_new_columns
 from .gathered import GatheredRows, Gathering
 from .rows import Rows
 from .table.empty_table import replace_all_in_tx
-from .table.lock import lock_tables
+from .table.lock import lock_tables, take_turns_in_tx
 from .table.table_name import ResolvedName, resolve_tables
-from .table.turns import take_turns_in_tx
 from .write_table import RowsForTable
 
 _counter = itertools.count()

@@ -43,10 +43,10 @@ from .routes import (
     written_as_listed,
 )
 from .rows import Rows
+from .savepoints import whole_or_failed
 from .start_over import StartOver
 from .table.table_name import ResolvedName, resolve_table
 from .unrouted import DROPPED, settle_unrouted_in_tx
-from .whole_or_failed import whole_or_failed
 from .write_table import Outcome, RowsForTable, write_table_in_tx
 
 

@@ -21,30 +21,29 @@ from pgonce.offsets_store.verdict.facts import Batch
 from ..encoding.unfit_rows import UnfitRow
 from ..options.destination import DeadLetters, Destination
 from ..staging.table import check_staged_rows
-from .bad_rows.bad_row import BadRow, RowsRefusedError
+from .bad_row import BadRow, RowsRefusedError, may_be_a_rows
 from .bad_rows.bounds import of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
 from .bad_rows.recorded_destination import recorded, written_as
-from .bad_rows.refusals import may_be_a_rows
+from .bad_rows.refused_values import note_copied, note_gathered
 from .bad_rows.write_what_fits import Constraints, go_back, write_what_fits_in_tx
 from .by_key.apply import WRITTEN, apply_in_tx, needs_changes
 from .by_key.deciding_changes import VALUE_NOT_READ
 from .by_key.in_order import write_in_order_in_tx
-from .by_key.keys import plan_upsert
+from .by_key.keys import Written, plan_upsert
 from .by_key.statements import insert_statement
 from .by_key.upsert import upsert_in_tx
 from .checked_table import ColumnPlan, not_durable, target_for
 from .evolution.too_narrow import written_to_wider
 from .fitting.fit import Fit
 from .gathered import GatheredRows, Gathering, copy_rows
-from .refused_values import RELEASE, SAVEPOINT, Written, note_copied, note_gathered
 from .rows import Rows
+from .savepoints import RELEASE, SAVEPOINT, fail_in_tx, whole_or_failed
 from .start_over import StartOver
 from .table.catalogue import TargetTable
 from .table.empty_table import replace_all_in_tx
 from .table.lock import unsafe_partition
 from .table.table_name import ResolvedName
-from .whole_or_failed import fail_in_tx, whole_or_failed
 
 Counts = Mapping[str, int]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...encoding.unfit_rows import UnfitRow
+from ..bad_row import BadRow
 from ..table.catalogue import TargetTable
-from .bad_row import BadRow
 
 MOST_TRIES = 5_000
 """

@@ -14,14 +14,13 @@ from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
 
+from ..bad_row import FOREIGN_KEY, UNIQUE, BadRow, ask_about, unique_columns
+from ..by_key.keys import Written
 from ..by_key.statements import (
     that_write,
     value_of,
 )
 from ..gathered import GatheredRows
-from ..refused_values import Written
-from .bad_row import BadRow
-from .refusals import FOREIGN_KEY, UNIQUE
 
 
 def conflicting_rows(
@@ -74,16 +73,11 @@ def _doubled(
     )
 
 
-def unique_columns(connection: psycopg.Connection, error: psycopg.Error) -> list[str]:
-    """The columns of the unique index that ``error`` names; empty if it has anything but plain columns."""
-    return [name for (name,) in _asked(connection, _UNIQUE_COLUMNS, error)]
-
-
 def _without_parent(
     connection: psycopg.Connection, error: psycopg.Error, gathered: GatheredRows, written: Written
 ) -> sql.Composable | None:
     """The rows that refer to a row which is neither stored nor among those of the batch."""
-    pairs = _asked(connection, _REFERENCE, error)
+    pairs = ask_about(connection, _REFERENCE, error)
     rows = pairs and _keys(gathered, written, [name for name, *_ in pairs])
     if not rows:
         return None
@@ -103,14 +97,6 @@ def _without_parent(
 _SEARCHES = {UNIQUE: _doubled, FOREIGN_KEY: _without_parent}
 
 
-def _asked(connection: psycopg.Connection, question: str, error: psycopg.Error) -> list[tuple[str, ...]]:
-    diag = error.diag
-    cursor = connection.cursor()
-    names = (diag.schema_name, diag.table_name, diag.constraint_name)
-    search_path.execute_in_tx(cursor, sql.SQL(question).format(*map(sql.Literal, names)))
-    return cursor.fetchall()
-
-
 def _keys(gathered: GatheredRows, written: Written, names: Sequence[str]) -> sql.Composable | None:
     """The places of the rows and these columns of the target; None if the rows do not bring all of them."""
     plan = {column.target: column for column in written.plan}
@@ -123,17 +109,6 @@ def _keys(gathered: GatheredRows, written: Written, names: Sequence[str]) -> sql
     )
 
 
-_UNIQUE_COLUMNS = """
-SELECT a.attname
-FROM pg_class AS t JOIN pg_index AS i ON i.indrelid = t.oid JOIN pg_class AS c ON c.oid = i.indexrelid
-CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
-JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AND c.relname = {}
-AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
--- Postgres 14 has no such column.
-AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
-ORDER BY k.place
-"""
 _REFERENCE = """
 SELECT child.attname, parent.attname, n.nspname, p.relname, p.oid = t.oid
 FROM pg_class AS t JOIN pg_constraint AS c ON c.conrelid = t.oid AND c.contype = 'f'

@@ -16,25 +16,29 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import TargetError
 
-from ..by_key.in_order import (
-    refuse_moved_values,
-)
-from ..gathered import GatheredRows
-from ..refused_values import Written
-from .bad_row import BadRow, RowsRefusedError, after, refused_by, up_to
-from .bounds import SearchBound
-from .conflicts import conflicting_rows
-from .probe import refused_rows
-from .refusals import (
+from ..bad_row import (
     CHECK,
     EXCLUSION,
     NOT_NULL,
     UNIQUE,
+    BadRow,
     Kind,
+    RowsRefusedError,
+    after,
     is_of_target,
     kind_of,
     may_be_a_rows,
+    refused_by,
+    up_to,
 )
+from ..by_key.in_order import (
+    refuse_moved_values,
+)
+from ..by_key.keys import Written
+from ..gathered import GatheredRows
+from .bounds import SearchBound
+from .conflicts import conflicting_rows
+from .probe import refused_rows
 
 Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
 """Writes rows into the target."""

@@ -18,13 +18,13 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ...staging.table import check_staged_rows
+from ..bad_row import BadRow, RowsRefusedError, at, may_be_a_rows, refused_by, without
+from ..by_key.keys import Written
 from ..gathered import GatheredRows
-from ..refused_values import Written, note_gathered
+from ..savepoints import whole_or_failed
 from ..table.catalogue import TargetTable
-from ..whole_or_failed import whole_or_failed
-from .bad_row import BadRow, RowsRefusedError, at, refused_by, without
 from .bounds import SearchBound, of_one, refuse_too_many
-from .refusals import may_be_a_rows
+from .refused_values import note_gathered
 from .search import Attempt, Search
 
 

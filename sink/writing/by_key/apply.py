@@ -29,7 +29,6 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...options.by_key import Changes
-from ..refused_values import Written, doubled_key
 from ..table.catalogue import TargetTable
 from .change_table import ChangeTable
 from .deciding_changes import (
@@ -44,6 +43,7 @@ from .deciding_changes import (
 from .keys import (
     ComparedUpsert,
     Upsert,
+    Written,
     execute_joined,
 )
 from .tombstone_sets import Tombstones, tombstones_in_tx
@@ -55,7 +55,7 @@ from .tombstones import (
     refuse_untraceable,
 )
 from .trigger_outcome import Outcome
-from .upsert import compare_in_tx, null_keys
+from .upsert import compare_in_tx, doubled_key, null_keys
 from .write_changes import (
     count_deletes_in_tx,
     delete_in_tx,

@@ -22,7 +22,7 @@ from pgonce.offsets_store.errors import (
 from ...options.by_key import (
     OPERATION,
 )
-from ..bad_rows.bad_row import (
+from ..bad_row import (
     BadRow,
     RowsRefusedError,
 )

@@ -37,22 +37,15 @@ from pgonce.offsets_store.postgres import (
     search_path,
 )
 
-from ..bad_rows.bad_row import BadRow, RowsRefusedError, refused_by
-from ..bad_rows.conflicts import (
-    unique_columns,
-)
-from ..bad_rows.refusals import is_of_target
+from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by, unique_columns
 from ..checked_table import (
     ColumnPlan,
 )
 from ..gathered import (
     GatheredRows,
 )
-from ..refused_values import (
-    BACK,
-    Written,
-)
-from .keys import ComparedUpsert, Upsert, delete_action, deletes_act_on_itself
+from ..savepoints import BACK
+from .keys import ComparedUpsert, Upsert, Written, delete_action, deletes_act_on_itself
 from .statements import (
     that_write,
     value_as_assigned,

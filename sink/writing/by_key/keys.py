@@ -34,6 +34,7 @@ from ...options.destination import (
     BY_KEY,
     Destination,
 )
+from ...options.position_columns import PositionColumns
 from ..checked_table import (
     ColumnPlan,
     nested_key,
@@ -267,3 +268,54 @@ def delete_action(what: str, remedy: str) -> TargetError:
 
 def _deletes_and_writes(changes: Changes | None) -> bool:
     return changes is not None and changes.deletes == "hard" and not changes.all_delete
+
+
+@dataclass(frozen=True)
+class Written:
+    """
+    What was to be written: into which table, how, and what tells its rows apart.
+
+    ``most_bad`` says how many bad rows are looked for before the batch is given up.
+    """
+
+    table: TargetTable
+    plan: tuple[ColumnPlan, ...]
+    columns: Sequence[EncodedColumn]
+    upsert: Upsert | None = None
+    positions: PositionColumns | None = None
+    changes: Changes | None = None
+    most_bad: int = 1
+
+    @property
+    def telling(self) -> list[str]:
+        """The columns of the rows that tell one row from another: keys, else positions, else the primary key."""
+        if self.upsert is not None:
+            return [key.source for key in self.upsert.keys]
+        names = {column.name for column in self.columns}
+        if self.positions is not None and names.issuperset(self.positions.names):
+            return list(self.positions.names)
+        primary = {column.column_name for column in self.table.columns if column.primary_key is not None}
+        found = [column.source for column in self.plan if column.target in primary]
+        return found if len(found) == len(primary) else []
+
+    def described(self, column: ColumnPlan) -> str:
+        """A column and its types."""
+        spark_type = next(c.spark_type for c in self.columns if c.name == column.source)
+        source = "" if column.source == column.target else f" {column.source}"
+        return f"column {column.target} ({column.full_type}; in Spark{source} {spark_type})"
+
+    def row(self, values: Sequence[object] | None, number: int | None) -> str:
+        """A row, named by the columns that tell it from others, or else by its place."""
+        if values:
+            of = ", ".join(f"{n} = {shortened_value(v)}" for n, v in zip(self.telling, values, strict=True))
+            return f"the row with {of}"
+        return f"row {number} of the batch, in the order in which rows came to Postgres" if number else "a row"
+
+
+def shortened_value(value: object) -> str:
+    """A value as an error shows it."""
+    text = str(value)
+    return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}..."
+
+
+_LONGEST_KEY = 100

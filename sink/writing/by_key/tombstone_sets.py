@@ -23,7 +23,7 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME
 
 from ..table.catalogue import TargetTable
-from ..table.turns import root_of
+from ..table.lock import root_of
 from .change_table import ChangeTable
 
 # What values of a type are as JSON: those of one kind are compared, though the column has got another type since.

@@ -19,7 +19,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres.settings import LocalSettings
 
 from ..table.catalogue import TargetTable
-from ..table.turns import turn_of_newer
+from ..table.lock import turn_of_newer
 from .change_table import DELETED, ChangeTable
 from .tombstone_sets import Tombstones, identified, own_set_in_tx
 

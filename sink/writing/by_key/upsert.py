@@ -11,6 +11,7 @@ rows with the index (ADR 13).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import psycopg
@@ -18,13 +19,14 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.refused_rows import add_note
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ..checked_table import ColumnPlan
 from ..fitting.fit import (
     Fit,
 )
-from ..refused_values import RELEASE, SAVEPOINT, note_doubled
+from ..savepoints import BACK, RELEASE, SAVEPOINT, fail_in_tx
 from ..table.catalogue import TargetTable
 from .key_comparison import (
     ComparedColumn,
@@ -37,8 +39,10 @@ from .keys import (
     ComparedUpsert,
     Upsert,
     execute_by_index,
+    shortened_value,
 )
 from .statements import (
+    doubled_key_statement,
     insert_statement,
     key_facts_statement,
     merge_statement,
@@ -246,3 +250,41 @@ _FOR_ON_CONFLICT = (
     psycopg.errors.ObjectNotInPrerequisiteState,
     psycopg.errors.InvalidColumnReference,
 )
+
+
+# The writer's row is locked meanwhile, and the error is raised without a key if none is found in time.
+_BOUNDED = sql.SQL("SET LOCAL statement_timeout = '60s'")
+
+
+def doubled_key(
+    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert
+) -> str:
+    """A key that several of the wanted rows have, in words; empty if none is found. The transaction is as before."""
+    try:
+        with connection.transaction() as look:
+            connection.execute(_BOUNDED)
+            found = connection.execute(doubled_key_statement(source, wanted, upsert), prepare=False).fetchone()
+            raise psycopg.Rollback(look)
+    except psycopg.Error:
+        return ""
+    if found is None:
+        return ""
+    count, *values = found
+    of = ", ".join(f"{key.source} = {shortened_value(value)}" for key, value in zip(upsert.keys, values, strict=True))
+    return f"For example, {count} rows have {of}"
+
+
+def note_doubled(
+    connection: psycopg.Connection,
+    error: psycopg.Error,
+    source: sql.Identifier,
+    wanted: sql.Composable,
+    upsert: ComparedUpsert,
+) -> None:
+    """Add a note to ``error``: a key that several of the wanted rows have. The transaction stays failed."""
+    with suppress(psycopg.Error):
+        connection.execute(BACK)
+        found = doubled_key(connection, source, wanted, upsert)
+        if found:
+            add_note(error, found)
+    fail_in_tx(connection)

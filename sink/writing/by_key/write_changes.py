@@ -25,7 +25,7 @@ from pgonce.offsets_store.errors import (
 from ...options.by_key import (
     Changes,
 )
-from ..refused_values import RELEASE
+from ..savepoints import RELEASE
 from ..table.catalogue import (
     TargetTable,
 )

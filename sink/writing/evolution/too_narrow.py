@@ -18,10 +18,10 @@ from pgonce.offsets_store.postgres import search_path
 
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Destination
-from ..bad_rows.refusals import may_be_a_rows
+from ..bad_row import may_be_a_rows
 from ..gathered import Gathering
+from ..savepoints import whole_or_failed
 from ..table.catalogue import TargetColumn, TargetTable, look_up_table
-from ..whole_or_failed import whole_or_failed
 from .alter import (
     refuse_what_stands_in_the_way,
 )

@@ -16,8 +16,8 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
+from .lock import turn_of_replacing
 from .table_name import QualifiedName
-from .turns import turn_of_replacing
 
 
 class Kept(Enum):

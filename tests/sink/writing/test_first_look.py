@@ -1,7 +1,7 @@
 """
 What Postgres says of a target before a row is computed, and what it must not cost anybody.
 
-Covers: sink.writing.table.missing_table.
+Covers: sink.writing.table.table_name.
 """
 
 from __future__ import annotations

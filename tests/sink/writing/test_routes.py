@@ -1,7 +1,7 @@
 """
 One batch into several tables, without Spark: each row in the table that its value chooses, or no row anywhere.
 
-Covers: sink.writing.unrouted, sink.writing.table.turns.
+Covers: sink.writing.unrouted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """
 Rows that the target refuses for their own values are put aside, and all others are written.
 
-Covers: sink.writing.bad_rows.bad_row, sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts,
-sink.writing.bad_rows.probe, sink.writing.bad_rows.probe_table, sink.writing.bad_rows.refusals,
-sink.writing.bad_rows.search, sink.writing.whole_or_failed, sink.writing.write_table.
+Covers: sink.writing.bad_row, sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts,
+sink.writing.bad_rows.probe, sink.writing.bad_rows.search, sink.writing.savepoints, sink.writing.write_table.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import itertools
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -26,32 +26,12 @@ from psycopg.pq import Format, TransactionStatus
 
 from pgonce.offsets_store.postgres.refused_rows import add_note
 
-from ..encoding.copy_encoder import body_fields, body_rows
-from ..encoding.encoded_types import EncodedColumn
-from ..options.by_key import Changes
-from ..options.position_columns import PositionColumns
-from .by_key.keys import (
-    ComparedUpsert,
-    Upsert,
-)
-from .by_key.statements import (
-    doubled_key_statement,
-    value_of,
-)
-from .checked_table import ColumnPlan
-from .fitting.fit import (
-    Fit,
-)
-from .table.catalogue import TargetTable
-from .whole_or_failed import fail_in_tx
-
-SAVEPOINT = sql.SQL("SAVEPOINT pgonce_rows")
-"""To be sent with the first statement that may refuse gathered rows, so that they are still there afterwards."""
-RELEASE = sql.SQL("RELEASE SAVEPOINT pgonce_rows")
-"""To be sent with the last one."""
-
-BACK = sql.SQL("ROLLBACK TO SAVEPOINT pgonce_rows")
-"""To be sent where an error of such a statement does not end the batch."""
+from ...encoding.copy_encoder import body_fields, body_rows
+from ..by_key.keys import Written
+from ..by_key.statements import value_of
+from ..checked_table import ColumnPlan
+from ..fitting.fit import Fit
+from ..savepoints import BACK, fail_in_tx
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.
 _MOST_SECONDS = 60
@@ -60,89 +40,6 @@ _IN_ORDER = sql.SQL(
     "SET LOCAL statement_timeout = '{}s'; SET LOCAL synchronize_seqscans = off; "
     "SET LOCAL max_parallel_workers_per_gather = 0; CREATE TEMPORARY SEQUENCE pgonce_row_number"
 ).format(_MOST_SECONDS)
-_BOUNDED = sql.SQL("SET LOCAL statement_timeout = '{}s'").format(_MOST_SECONDS)
-_LONGEST_KEY = 100
-
-
-@dataclass(frozen=True)
-class Written:
-    """
-    What was to be written: into which table, how, and what tells its rows apart.
-
-    ``most_bad`` says how many bad rows are looked for before the batch is given up.
-    """
-
-    table: TargetTable
-    plan: tuple[ColumnPlan, ...]
-    columns: Sequence[EncodedColumn]
-    upsert: Upsert | None = None
-    positions: PositionColumns | None = None
-    changes: Changes | None = None
-    most_bad: int = 1
-
-    @property
-    def telling(self) -> list[str]:
-        """The columns of the rows that tell one row from another: keys, else positions, else the primary key."""
-        if self.upsert is not None:
-            return [key.source for key in self.upsert.keys]
-        names = {column.name for column in self.columns}
-        if self.positions is not None and names.issuperset(self.positions.names):
-            return list(self.positions.names)
-        primary = {column.column_name for column in self.table.columns if column.primary_key is not None}
-        found = [column.source for column in self.plan if column.target in primary]
-        return found if len(found) == len(primary) else []
-
-    def described(self, column: ColumnPlan) -> str:
-        """A column and its types."""
-        spark_type = next(c.spark_type for c in self.columns if c.name == column.source)
-        source = "" if column.source == column.target else f" {column.source}"
-        return f"column {column.target} ({column.full_type}; in Spark{source} {spark_type})"
-
-    def row(self, values: Sequence[object] | None, number: int | None) -> str:
-        """A row, named by the columns that tell it from others, or else by its place."""
-        if values:
-            of = ", ".join(f"{n} = {_shortened(v)}" for n, v in zip(self.telling, values, strict=True))
-            return f"the row with {of}"
-        return f"row {number} of the batch, in the order in which rows came to Postgres" if number else "a row"
-
-
-def doubled_key(
-    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert
-) -> str:
-    """A key that several of the wanted rows have, in words; empty if none is found. The transaction is as before."""
-    try:
-        with connection.transaction() as look:
-            connection.execute(_BOUNDED)
-            found = connection.execute(doubled_key_statement(source, wanted, upsert), prepare=False).fetchone()
-            raise psycopg.Rollback(look)
-    except psycopg.Error:
-        return ""
-    if found is None:
-        return ""
-    count, *values = found
-    of = ", ".join(f"{key.source} = {_shortened(value)}" for key, value in zip(upsert.keys, values, strict=True))
-    return f"For example, {count} rows have {of}"
-
-
-def note_doubled(
-    connection: psycopg.Connection,
-    error: psycopg.Error,
-    source: sql.Identifier,
-    wanted: sql.Composable,
-    upsert: ComparedUpsert,
-) -> None:
-    """Add a note to ``error``: a key that several of the wanted rows have. The transaction stays failed."""
-    with suppress(psycopg.Error):
-        connection.execute(BACK)
-        found = doubled_key(connection, source, wanted, upsert)
-        if found:
-            add_note(error, found)
-    fail_in_tx(connection)
-
-
-def _shortened(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}..."
 
 
 def _is_about_values(error: psycopg.Error) -> bool:

@@ -20,7 +20,7 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import target_error
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.position_columns import position_columns
-from pgonce.sink.writing import refused_values
+from pgonce.sink.writing.bad_rows import refused_values
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([

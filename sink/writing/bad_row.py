@@ -1,0 +1,181 @@
+"""
+A gathered row that cannot be written, and which errors of Postgres may be about one.
+
+Runs in the commit. Invariant: a gathered row is known by its place (``ctid``), which it keeps for as long as the table
+in which it was gathered is there. Whatever error is not on the list stops the batch, as it does without dead letters: a
+full disk, a missing table, a lock, a privilege, and what a trigger says of another table concern every row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.refused_rows import shortened
+
+from .table.catalogue import TargetTable
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """
+    A row at ``place``, and why it is refused: an SQLSTATE or a code of ours, the message, the column if it is known.
+
+    ``is_proven`` says that the row is refused whatever else is in the table.
+    """
+
+    place: str
+    code: str
+    message: str
+    column_name: str | None = None
+    is_proven: bool = False
+
+
+class RowsRefusedError(Exception):
+    """
+    Rows of a batch were found to be the reason why it cannot be written; nothing is known of the other rows.
+
+    :param error: what is raised if no row may be put aside.
+    """
+
+    def __init__(self, error: psycopg.Error | TargetError, rows: Sequence[BadRow]) -> None:
+        super().__init__(error, rows)
+        self.error = error
+        self.rows = rows
+
+
+def refused_by(error: psycopg.Error | TargetError, place: str, *, is_proven: bool = False) -> BadRow:
+    """The row at ``place``, of which Postgres, or we, say ``error``."""
+    if isinstance(error, TargetError):
+        return BadRow(place, error.code, error.what, is_proven=is_proven)
+    diag = error.diag
+    message = diag.message_primary or str(error)
+    # Other details have the whole row, which an error must not show; the letter has it anyhow.
+    if diag.message_detail and diag.message_detail.startswith("Key "):
+        message = f"{message} ({diag.message_detail})"
+    return BadRow(place, error.sqlstate or "", shortened(message), diag.column_name, is_proven)
+
+
+def at(*places: str) -> sql.Composable:
+    """The condition that picks the rows at these places."""
+    values = sql.SQL(", ").join(sql.SQL("{}::pg_catalog.tid").format(sql.Literal(place)) for place in places)
+    return sql.SQL("ctid OPERATOR(pg_catalog.=) ANY (ARRAY[{}])").format(values)
+
+
+def up_to(place: str) -> sql.Composable:
+    """The condition that picks this row and those before it."""
+    return sql.SQL("ctid OPERATOR(pg_catalog.<=) {}::pg_catalog.tid").format(sql.Literal(place))
+
+
+def after(place: str) -> sql.Composable:
+    """The condition that picks the rows behind this one."""
+    return sql.SQL("ctid OPERATOR(pg_catalog.>) {}::pg_catalog.tid").format(sql.Literal(place))
+
+
+def without(places: Collection[str]) -> sql.Composable:
+    """The condition that leaves out the rows at these places."""
+    if not places:
+        return sql.SQL("true")
+    # A subquery is hashed; of an array each element would be compared with each row.
+    values = sql.SQL(", ").join(sql.SQL("({}::pg_catalog.tid)").format(sql.Literal(place)) for place in places)
+    return sql.SQL("NOT (ctid OPERATOR(pg_catalog.=) ANY (VALUES {}))").format(values)
+
+
+FIRST = "(0,0)"
+"""A place before every row."""
+
+
+class Kind(Enum):
+    """What an error may be about."""
+
+    VALUE = "a value that the type of its column does not take"
+    CONSTRAINT = "a row that a constraint of a table refuses"
+
+
+# A sequence is used up; our own encoding is wrong. Neither has to do with a row.
+_OF_EVERY_ROW = frozenset({"2200H", "22P03", "22P04"})
+NOT_NULL, CHECK = "23502", "23514"
+UNIQUE, FOREIGN_KEY, EXCLUSION = "23505", "23503", "23P01"
+_CONSTRAINTS = frozenset({NOT_NULL, CHECK, UNIQUE, FOREIGN_KEY, EXCLUSION})
+
+
+def kind_of(error: BaseException) -> Kind | None:
+    """
+    What an error may be about, as far as it says so itself; None if it is not about a row.
+
+    A value that is refused is not enough: Postgres names no table then, so that a trigger may have raised it, and the
+    row has to be found among those of the batch.
+    """
+    if not isinstance(error, psycopg.Error):
+        return None
+    state, diag = error.sqlstate or "", error.diag
+    if state.startswith("22"):
+        return None if state in _OF_EVERY_ROW else Kind.VALUE
+    if state in (NOT_NULL, CHECK) and diag.datatype_name:
+        # The constraint of a domain.
+        return Kind.VALUE
+    # Without a constraint, 23514 says that a partition is missing.
+    named = diag.column_name if state == NOT_NULL else diag.constraint_name
+    return Kind.CONSTRAINT if state in _CONSTRAINTS and diag.table_name and named else None
+
+
+OF_KEYS = ("NULL_KEYS", "NULL_ORDER")
+"""Errors of ours about rows that lack what writing by key needs."""
+
+
+def may_be_a_rows(error: BaseException) -> bool:
+    """Whether an error may be about the values of one row."""
+    if isinstance(error, RowsRefusedError):
+        return True
+    return kind_of(error) is not None or (isinstance(error, TargetError) and error.code in OF_KEYS)
+
+
+def is_of_target(connection: psycopg.Connection, table: TargetTable, error: psycopg.Error) -> bool:
+    """Whether the table that an error names is the target, or one of its partitions."""
+    named = error.diag.schema_name, error.diag.table_name
+    if named == (table.schema, table.name):
+        return True
+    if table.kind != "p":
+        return False
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, sql.SQL(_IS_PARTITION).format(table.oid, *map(sql.Literal, named)))
+    return cursor.fetchone() is not None
+
+
+_IS_PARTITION = """
+SELECT FROM pg_partition_tree({}) AS p JOIN pg_class AS c ON c.oid = p.relid
+WHERE c.relnamespace::regnamespace::text = quote_ident({}) AND c.relname = {}
+"""
+
+
+def unique_columns(connection: psycopg.Connection, error: psycopg.Error) -> list[str]:
+    """The columns of the unique index that ``error`` names; empty if it has anything but plain columns."""
+    return [name for (name,) in ask_about(connection, _UNIQUE_COLUMNS, error)]
+
+
+def ask_about(connection: psycopg.Connection, question: str, error: psycopg.Error) -> list[tuple[str, ...]]:
+    """What the catalogue answers about the constraint that ``error`` names."""
+    diag = error.diag
+    cursor = connection.cursor()
+    names = (diag.schema_name, diag.table_name, diag.constraint_name)
+    search_path.execute_in_tx(cursor, sql.SQL(question).format(*map(sql.Literal, names)))
+    return cursor.fetchall()
+
+
+_UNIQUE_COLUMNS = """
+SELECT a.attname
+FROM pg_class AS t JOIN pg_index AS i ON i.indrelid = t.oid JOIN pg_class AS c ON c.oid = i.indexrelid
+CROSS JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
+JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AND c.relname = {}
+AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL AND k.place <= i.indnkeyatts
+-- Postgres 14 has no such column.
+AND coalesce(to_jsonb(i) ->> 'indnullsnotdistinct', 'false') = 'false'
+ORDER BY k.place
+"""
