@@ -153,6 +153,8 @@ def _sink(connection: Connection, writer: Mapping[str, Any], batch_ids: Collecti
     records = {record["batch_id"]: checked(record) for record in found.mappings()}
     accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer["writer_id"]))).scalars()
     newest = records.get(last)
+    # A batch that is judged by its id is recorded as a stateful query's, because nobody has looked.
+    has_looked = writer["guarantee"] != "ids"
     return SinkFacts(
         writer_id=writer["writer_id"],
         sink_name=writer["sink_name"],
@@ -166,5 +168,5 @@ def _sink(connection: Connection, writer: Mapping[str, Any], batch_ids: Collecti
         retired_at=writer["retired_at"],
         records={batch_id: recorded(record) for batch_id, record in records.items()},
         accepted=frozenset(batch_id for batch_id in accepted if batch_id is not None),
-        stateful=newest["stateful"] if newest else None,
+        stateful=newest["stateful"] if newest and has_looked else None,
     )

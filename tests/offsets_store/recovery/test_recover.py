@@ -133,6 +133,13 @@ class TestRecover:
         undo_recovery(str(checkpoint), url, quiet_seconds=0)
         assert files_of(checkpoint) == before
 
+    def test_batches_that_were_judged_by_their_ids(self, url, tmp_path):
+        """They are recorded as a stateful query's, because nobody has looked; what is said is what lacks: offsets."""
+        history(url, 3, stateful=True, guarantee="ids")
+        checkpoint = write_checkpoint(tmp_path / "ckpt", entries(4, 5), (4, 5))
+        with pytest.raises(RecoveryError, match=r"RECOVERY_UNPROVEN.*offsetsFrom=listener"):
+            recover_at_once(checkpoint, url)
+
     def test_state_that_went_on(self, url, tmp_path):
         """Versions of state that only later batches can have made are found, and stop it."""
         history(url, 5, stateful=True)
