@@ -16,8 +16,8 @@ from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import progress
-from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.verdict.facts import Batch
 from pgonce.offsets_store.verdict.targets import WrittenTables
 
@@ -54,7 +54,7 @@ def publish(
         **identity,
     }
     batch = make_batch(batch_id, end=end, **fields)
-    with engine_for(url).begin() as connection:
+    with writing(url) as connection:
         locked = lock_writer_in_tx(connection, batch, None)
         published = Published(rows, "inline", counts=counts, tables=tables)
         record.record_batch_in_tx(
@@ -65,13 +65,13 @@ def publish(
 
 def replay(url: str, batch: Batch) -> None:
     """Record that a batch was skipped."""
-    with engine_for(url).begin() as connection:
+    with writing(url) as connection:
         record.record_replay_in_tx(connection, lock_writer_in_tx(connection, batch, None), batch)
 
 
 def take_over(url: str, batch: Batch, replaces: str) -> None:
     """Record that the batch's query took the place of another."""
-    with engine_for(url).begin() as connection:
+    with writing(url) as connection:
         locked = lock_writer_in_tx(connection, batch, replaces)
         record.replace_writer_in_tx(connection, locked, batch, replaces)
 
@@ -100,7 +100,7 @@ def hear(
         "latest_offsets": latest,
         "disagreement": disagreement,
     }
-    with engine_for(url).begin() as connection:
+    with writing(url) as connection:
         connection.execute(insert(progress).values(row))
 
 

@@ -13,7 +13,7 @@ from support.stopped_query import entries
 
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
-from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Remedies
@@ -47,7 +47,7 @@ def verdict(url: str, checkpoint: Path, batch_id: int, run_id: str, *, sink_name
         start=parse_offset_log(before).offsets,
         end=parse_offset_log(text).offsets,
     )
-    with engine_for(url).begin() as connection:
+    with writing(url) as connection:
         return decide(lock_writer_in_tx(connection, batch, None).ledger, batch, Remedies())
 
 

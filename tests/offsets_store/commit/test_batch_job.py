@@ -34,11 +34,10 @@ from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 
 @pytest.fixture
-def admin(url):
+def admin(admin):
     """A connection that may do anything, with the target table made."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+    admin.execute(TABLE)
+    return admin
 
 
 def job(key="monday", content_hash=None):

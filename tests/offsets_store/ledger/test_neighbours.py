@@ -13,7 +13,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.recovery.read_stopped_query import read_neighbours
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
@@ -119,7 +119,7 @@ def test_recoveries_know_the_same_neighbours(url, pgonce):
     commit(url, first_of("other rows", **reading("7")), CLICKS, routed())
     shown = pgonce("forget", "other rows", "--reason", "try").stdout
     assert "But public.clicks is fed by old (no name) too" in " ".join(shown.split())
-    with engine_for(url).begin() as connection:
+    with writing(url) as connection:
         fed = read_neighbours(connection, "public.orders")["public.orders"]
     assert [other.query_id for other in fed] == ["old"]
 

@@ -11,7 +11,7 @@ from support.ledger_history import QUERY, publish
 from support.progress_events import heard
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.connect import engine_for
+from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY, store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 
@@ -19,7 +19,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 def store(url, event):
     """Store one event in a transaction of its own."""
     ensure_ledger(url)
-    with engine_for(url).begin() as connection:
+    with writing(url) as connection:
         return store_progress_in_tx(connection, event)
 
 
@@ -61,7 +61,7 @@ class TestFilling:
         ensure_ledger(url)
         store(url, heard(batch_id=3, query_id="another"))
         total = KEPT_A_QUERY + 32
-        with engine_for(url).begin() as connection:
+        with writing(url) as connection:
             for batch_id in range(total + 1):
                 store_progress_in_tx(connection, heard(batch_id=batch_id))
         found = observer.execute("SELECT batch_id FROM pgonce.progress WHERE query_id = %s ORDER BY 1", [QUERY])

@@ -39,11 +39,10 @@ VALUES = {
 
 
 @pytest.fixture
-def admin(url):
+def admin(url, admin):
     """A connection that may do anything; a query has published a batch."""
     a_past(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
+    return admin
 
 
 @pytest.mark.parametrize("data_type", VALUES, ids=lambda data_type: data_type.simpleString())

@@ -158,7 +158,7 @@ class TestRefusedAgain:
         [
             ({"id": 2, "name": "too long"}, "VALUE_NOT_STORABLE", "id = 2"),
             ({"id": 2, "name": "bad"}, "CHECK_VIOLATION", "id = 2"),
-            ({"id": 1, "name": "again"}, "UNIQUE_VIOLATION", "(id)=(1)"),
+            ({"id": 1, "name": "again"}, "UNIQUE_VIOLATION", ")=(1)"),
         ],
     )
     def test_all_or_nothing(self, url, admin, row, code, says):

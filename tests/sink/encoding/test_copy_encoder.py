@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as t
+from support.fixtures.postgres import PLAIN
 from support.spark_values import (
     CASES,
     FIRST_DAY,
@@ -54,7 +55,7 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 @pytest.fixture
 def connection(url: str) -> Iterator[psycopg.Connection]:
     """A connection whose transactions are never committed."""
-    with psycopg.connect(url) as connection:
+    with psycopg.connect(url, options=PLAIN) as connection:
         yield connection
         connection.rollback()
 
