@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from pgonce.offsets_store.checkpoint.files import ArrowFiles, LocalFiles, open_location, unreadable
-from pgonce.offsets_store.errors import NOTHING
+from pgonce.offsets_store.errors import NOTHING, CheckpointError
 
 from ..errors import SparkError
 
@@ -45,6 +45,24 @@ def claim_checkpoint(location: str) -> bool:
     if isinstance(files, ArrowFiles):
         return location.lower().startswith(_EXCLUSIVE)
     return isinstance(files, LocalFiles) and _claim_folder(Path(files.shown))
+
+
+def refuse_replaced(location: str) -> None:
+    """
+    Refuse a folder that took the place of the one that this process has claimed: another query began there.
+
+    :raises CheckpointError: OTHER_CHECKPOINT. Never for stores in which nothing is claimed.
+    """
+    files = open_location(location)
+    if not isinstance(files, LocalFiles):
+        return
+    if not any(_is_at(descriptor, Path(files.shown)) for descriptor in _claims.values()):
+        raise CheckpointError(
+            "OTHER_CHECKPOINT",
+            f"The checkpoint {files.shown} was deleted or moved while its query was running.",
+            NOTHING,
+            "Stop the query before you delete its checkpoint, and start it again afterwards.",
+        )
 
 
 def _claim_folder(folder: Path) -> bool:

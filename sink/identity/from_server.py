@@ -23,6 +23,7 @@ from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..errors import SparkError
+from .checkpoint_claim import refuse_replaced
 from .from_checkpoint import Origin, describe_batch, refuse_without_positions, rewritten
 from .server_session import ServerSession, no_checkpoint_location
 
@@ -35,7 +36,7 @@ def batch_from_server(
 
     :param by_position: whether its rows carry their positions in Kafka.
     :raises SparkError: if the server does not run this query, or if another server may plan the same batch.
-    :raises CheckpointError: if the checkpoint cannot be read, or has no entry of this batch in time.
+    :raises CheckpointError: if the checkpoint cannot be read, has no entry of this batch in time, or was replaced.
     """
     called_at = int(time.time() * 1000)
     if not server.checkpoint_location:
@@ -53,6 +54,7 @@ def batch_from_server(
             "Keep the checkpoint in HDFS, in Azure's storage (abfss://) or on a disk of the server's machine; or run "
             "the query on a classic session.",
         )
+    refuse_replaced(server.checkpoint_location)
     # One server, one machine, one clock: an entry that was planned after this call began is another server's.
     origin = Origin(query_id, run_id, batch_id, planned=None, planned_by_ms=called_at)
     batch = describe_batch(checkpoint, origin, name)

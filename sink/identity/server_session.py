@@ -27,7 +27,7 @@ from .checkpoint_claim import claim_checkpoint
 
 _WORKER = "pyspark.sql.connect.streaming.worker.foreach_batch_worker"
 
-# Query id to run id, for the life of this process.
+# Query id to run id, for the life of this process: one entry at most.
 _runs: dict[str, str] = {}
 
 
@@ -37,7 +37,8 @@ class ServerSession:
 
     It is empty where the writer is created (in the client), and found when the function is unpickled in the worker.
     Only at that moment is the session that lists the query the active one: from PySpark 4.3 on, a batch runs in a
-    clone, which lists no queries. The checkpoint is claimed at the same moment, which is before the query is started.
+    clone, which lists no queries. The checkpoint is claimed at the same moment, which is before the query is started:
+    a run that the session lists then is another query's.
 
     :raises SparkError: CHECKPOINT_CLAIMED, or SPARK_TOO_OLD.
     :raises CheckpointError: CHECKPOINT_UNREADABLE.
@@ -47,12 +48,13 @@ class ServerSession:
         self.checkpoint_location = checkpoint_location
         self._root: Any = _session_of_this_worker() if checkpoint_location else None
         self.is_only_server = False
+        self._runs_before: set[str] = set()
         if self._root is not None:
             _refuse_spark_3()
             end_with_server()
             # A client names, in each request, the session that answered it first. Another server refuses that
             # (SESSION_CHANGED), even at the same port and for the same session id.
-            self._root.streams.active  # noqa: B018 (asks the server)
+            self._runs_before = {query.runId for query in self._root.streams.active}
             self.is_only_server = claim_checkpoint(checkpoint_location or "")
 
     def __reduce__(self) -> tuple[type[ServerSession], tuple[str | None]]:
@@ -78,18 +80,30 @@ class ServerSession:
                 NOTHING,
                 "Pass the writer to df.writeStream.foreachBatch(...), and the frame on as foreachBatch gives it.",
             )
-        if len(running) == 1:
-            _runs.setdefault(query_id, *running)
+        older = self._runs_before & running.keys()
+        if len(running) == 1 and not older and not _runs:
+            (_runs[query_id],) = running
         run_id = _runs.get(query_id)
         if run_id is None or run_id not in running:
-            raise SparkError(
-                "QUERY_NOT_RUNNING",
-                f"The server does not run query {query_id}, to which the checkpoint {self.checkpoint_location} belongs"
-                + (f", as run {run_id} (any more)." if run_id else ", in the session that started this function."),
-                NOTHING,
-                "Give the query and its writer the same checkpointLocation, and start the query again.",
-            )
+            raise self._not_running(query_id, run_id, is_older=bool(older))
         return run_id, running[run_id]
+
+    def _not_running(self, query_id: str, run_id: str | None, *, is_older: bool) -> SparkError:
+        belongs = f"query {query_id}, to which the checkpoint {self.checkpoint_location} belongs"
+        if is_older:
+            what = f"This function was started by another query than {belongs}: that one was running already."
+        elif run_id is None and _runs:
+            what = f"This function has written batches of query {next(iter(_runs))}, and not of {belongs}."
+        elif run_id is None:
+            what = f"The server does not run {belongs}, in the session that started this function."
+        else:
+            what = f"The server does not run {belongs}, as run {run_id} (any more)."
+        return SparkError(
+            "QUERY_NOT_RUNNING",
+            what,
+            NOTHING,
+            "Give the query and its writer the same checkpointLocation, and start the query again.",
+        )
 
 
 def is_connect(frame: DataFrame) -> bool:

@@ -10,13 +10,18 @@ import json
 import shutil
 import subprocess
 import time
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 from support.audit import query_id, wrong_rows
+from support.fixtures.driver import wait_until
 from support.fixtures.skips import unavailable
 from support.inbox import Inbox, create_events, events
+from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish
 from support.ways_in import WAYS, Sink
 
@@ -89,6 +94,64 @@ def test_a_stream_instead_of_its_batch(sink, inbox, connect, observer):
     assert wrong_rows(observer, "events", []) == []
 
 
+def test_a_checkpoint_of_a_query_that_runs_already(sink, inbox, connect, tmp_path, observer):
+    """Its batches have the same numbers: rows would be recorded as its batch, and others taken for a replay of them."""
+    with another_query_in_batch_0(sink, inbox, connect, tmp_path):
+        function = WRITER.appending(sink)
+        told_another = events(connect, inbox.folder).writeStream.foreachBatch(function)
+        assert_refused(told_another.option("checkpointLocation", str(tmp_path / "own")), "QUERY_NOT_RUNNING")
+    assert wrong_rows(observer, "events", []) == []
+
+
+def test_a_checkpoint_that_is_deleted_while_its_query_runs(sink, inbox, connect, tmp_path, observer):
+    """Another query has begun in a folder of the same name; the first one's rows are not recorded as that one's."""
+    writer, others = WRITER.appending(sink), Inbox(tmp_path / "others", first_id=1000)
+    others.add(7)
+    create_events(sink.url, "others", keyed=False)
+    began, may_write = tmp_path / "began", tmp_path / "may_write"
+
+    def late(batch: DataFrame, batch_id: int) -> None:
+        began.touch()
+        while not may_write.exists():
+            time.sleep(0.02)
+        writer(batch, batch_id)
+
+    query = events(connect, inbox.folder).writeStream.foreachBatch(late).option("checkpointLocation", sink.checkpoint)
+    first = query.start()
+    assert wait_until(began.exists, PATIENCE_SECONDS), first.exception()
+    shutil.rmtree(sink.checkpoint)
+    with another_query_in_batch_0(sink, others, connect, tmp_path, replace(sink, table="others")):
+        may_write.touch()
+        with pytest.raises(StreamingQueryException, match=r"\[OTHER_CHECKPOINT\]"):
+            first.awaitTermination(PATIENCE_SECONDS)
+        assert wrong_rows(observer, "events", []) == []
+    assert wait_until(lambda: wrong_rows(observer, "others", others.rows) == [], PATIENCE_SECONDS)
+
+
+@contextmanager
+def another_query_in_batch_0(sink, inbox, connect, tmp_path, into=None):
+    """Another query at the checkpoint is inside batch 0, which it finishes afterwards: to nowhere, or into a table."""
+    entered, wait = tmp_path / "entered", tmp_path / "wait"
+    wait.touch()
+    writer = WRITER.appending(into) if into else None
+
+    def hold(batch: DataFrame, batch_id: int) -> None:
+        entered.touch()
+        while wait.exists():
+            time.sleep(0.02)
+        if writer:
+            writer(batch, batch_id)
+
+    query = events(connect, inbox.folder).writeStream.foreachBatch(hold).option("checkpointLocation", sink.checkpoint)
+    running = query.start()
+    assert wait_until(entered.exists, PATIENCE_SECONDS), running.exception()
+    try:
+        yield
+    finally:
+        wait.unlink()
+    running.processAllAvailable()
+
+
 def test_a_folder_that_other_machines_may_write_to(sink, inbox, connect, observer):
     """On a file system that is not known to be this machine's alone, a second server could not be kept away."""
     folder = Path(sink.checkpoint)
@@ -127,4 +190,8 @@ def test_a_worker_serves_one_run_for_its_whole_life(checkpoint, inbox, connect, 
     # A worker that began with this run.
     monkeypatch.setattr(server_session, "_runs", {})
     assert worker.run_of(of_query, frame) == (second.runId, "orders")
+    # One that has written batches of another query, whose checkpoint was here.
+    monkeypatch.setattr(server_session, "_runs", {"another": "run"})
+    with pytest.raises(SparkError, match=r"\[QUERY_NOT_RUNNING\].*has written batches of query another"):
+        worker.run_of(of_query, frame)
     second.stop()

@@ -21,6 +21,10 @@ from unittest.mock import patch
 
 import psycopg
 import pytest
+from pgonce.offsets_store.recovery.diagnosis import Finding
+from pgonce.sink.settings import destination
+from pgonce.sink.target.dead_letters.replay import replay_letters
+from pgonce.sink.target.publish import publish_rows_in_tx
 from pyspark import TaskContext
 from pyspark.sql import types as t
 from replicated_postgres import ReplicatedPostgres, url_of
@@ -37,7 +41,6 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters
-from pgonce.offsets_store.recovery.diagnosis import Finding
 from pgonce.offsets_store.recovery.doctor import examine
 from pgonce.offsets_store.recovery.recover import recover_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict
@@ -46,9 +49,6 @@ from pgonce.sink.data_source.task_writer import TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planning import newest_uncommitted_entry
 from pgonce.sink.options import parse_options
-from pgonce.sink.settings import destination
-from pgonce.sink.target.dead_letters.replay import replay_letters
-from pgonce.sink.target.publish import publish_rows_in_tx
 
 RECORDS, PER_BATCH, KEPT = 60, 10, 3
 # Batches are cut otherwise when they are planned again.

@@ -15,7 +15,7 @@ import pytest
 from pgonce.offsets_store.errors import CheckpointError
 from pgonce.sink.errors import SparkError
 from pgonce.sink.identity import checkpoint_claim
-from pgonce.sink.identity.checkpoint_claim import claim_checkpoint, is_of_one_machine, kind_of
+from pgonce.sink.identity.checkpoint_claim import claim_checkpoint, is_of_one_machine, kind_of, refuse_replaced
 
 _CLAIM = "import sys; from pgonce.sink.identity.checkpoint_claim import claim_checkpoint as c; print(c(sys.argv[1]))\n"
 
@@ -110,6 +110,23 @@ def test_what_other_machines_may_write_to_is_not_claimed():
 def test_stores(location, is_exclusive):
     """Where a file is created by renaming another, only some stores see to it that one of two succeeds."""
     assert claim_checkpoint(location) is is_exclusive
+
+
+def test_a_folder_that_replaced_the_claimed_one_is_refused(tmp_path, monkeypatch):
+    """Another query may have begun there: its files say nothing of this worker's batches."""
+    monkeypatch.setattr(checkpoint_claim, "_claims", {})
+    folder = tmp_path / "checkpoint"
+    (tmp_path / "link").symlink_to(folder)
+    claim_checkpoint(str(folder))
+    refuse_replaced(str(folder))
+    refuse_replaced(f"file://{tmp_path}/link/")
+    refuse_replaced("hdfs://name-node/checkpoint")
+    folder.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"\[OTHER_CHECKPOINT\]"):
+        refuse_replaced(str(folder))
+    folder.mkdir()
+    with pytest.raises(CheckpointError, match=r"\[OTHER_CHECKPOINT\]"):
+        refuse_replaced(str(folder))
 
 
 MOUNTS = rb"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
