@@ -11,7 +11,7 @@ import traceback
 
 from typing_extensions import Self
 
-from .log_lines import one_line
+from .log_lines import one_line, scrub
 
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
@@ -32,6 +32,8 @@ class PgonceError(Exception):
     """
 
     def __init__(self, code: str, what: str, data: str, remedy: str) -> None:
+        # What happened often repeats what a user wrote, and a connection string can stand in any place by mistake.
+        what = scrub(what)
         super().__init__(code, what, data, remedy)
         self.code = code
         self.what = what

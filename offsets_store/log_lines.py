@@ -10,7 +10,20 @@ text of a warning to stderr, so the time is put before it.
 from __future__ import annotations
 
 import logging
+import re
 from datetime import datetime, timezone
+
+_PASSWORDS = (
+    re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.|'')*'|[^\s&'\"]+)"),
+    re.compile(r"(?i)(postgres(?:ql)?://[^:/@\s]*:)\S*(?=@)"),
+)
+
+
+def scrub(text: str) -> str:
+    """``text`` without the passwords of connection strings in it."""
+    for pattern in _PASSWORDS:
+        text = pattern.sub(r"\1***", text)
+    return text
 
 
 def one_line(text: str) -> str:

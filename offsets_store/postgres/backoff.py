@@ -18,7 +18,8 @@ import psycopg
 import sqlalchemy.exc
 
 from ..errors import PgonceError
-from .translate import driver_error, passes, scrub
+from ..log_lines import scrub
+from .translate import driver_error, passes
 
 _T = TypeVar("_T")
 

@@ -22,8 +22,8 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from ..errors import ConfigurationError, ConnectError, PgonceError
+from ..log_lines import scrub
 from .postgres_url import Login, PostgresUrl
-from .translate import scrub
 
 # libpq reads all that it was told, files and environment included, before it refuses this; it connects to nobody.
 _STOP_BEFORE_CONNECTING = "pgonce only reads"

@@ -10,7 +10,8 @@ from __future__ import annotations
 import psycopg
 
 from ..errors import NOTHING, PgonceError, TargetError
-from .translate import PRIMARY_NEEDED, ledger_error, scrub
+from ..log_lines import scrub
+from .translate import PRIMARY_NEEDED, ledger_error
 
 _AFTERWARDS = "Then start the query again: Spark runs the batch again from its source."
 

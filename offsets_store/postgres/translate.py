@@ -13,6 +13,7 @@ import psycopg
 import sqlalchemy.exc
 
 from ..errors import NOTHING, ConnectError, LedgerError, PgonceError
+from ..log_lines import scrub
 
 # What passes by itself. Source: appendix A of Postgres's manual, "PostgreSQL Error Codes".
 TRANSIENT_SQLSTATES = frozenset({
@@ -41,17 +42,6 @@ _ABOUT_LOGIN = re.compile(r"\bFATAL\b|authentication|no password supplied", re.I
 _NONE_LEFT = re.compile(
     r"too many (clients|connections)|connection slots are reserved|no more connections allowed", re.IGNORECASE
 )
-_PASSWORDS = (
-    re.compile(r"(?i)(password\s*=\s*)('(?:[^'\\]|\\.|'')*'|[^\s&'\"]+)"),
-    re.compile(r"(?i)(postgres(?:ql)?://[^:/@\s]*:)\S*(?=@)"),
-)
-
-
-def scrub(text: str) -> str:
-    """``text`` without the passwords of connection strings in it."""
-    for pattern in _PASSWORDS:
-        text = pattern.sub(r"\1***", text)
-    return text
 
 
 def driver_error(error: BaseException) -> psycopg.Error | None:

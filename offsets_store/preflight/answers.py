@@ -14,8 +14,9 @@ from enum import Enum
 import psycopg
 from psycopg import sql
 
+from ..log_lines import scrub
 from ..postgres.search_path import SET_OURS
-from ..postgres.translate import is_lost_connection, is_statement_pooling, scrub
+from ..postgres.translate import is_lost_connection, is_statement_pooling
 
 _BOUNDS = f"{SET_OURS}; SET LOCAL statement_timeout = '10s'"
 

@@ -22,7 +22,8 @@ from sqlalchemy import Connection, Table, delete, insert, select, text, tuple_
 from ..errors import UNCHANGED, LedgerError, OffsetsError
 from ..ledger.session import reading, writing
 from ..ledger.tables import interventions, writers
-from ..postgres.translate import driver_error, scrub
+from ..log_lines import scrub
+from ..postgres.translate import driver_error
 from ..status.dead_letters import StoredLetter, as_letters, letters_of, letters_table
 from ..status.read_stored import writers_of
 from ..status.stored import StoredWriter

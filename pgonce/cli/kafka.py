@@ -18,7 +18,8 @@ import typer
 from pgonce.offsets_store.errors import UNCHANGED, ConfigurationError, PgonceError, bad_option
 from pgonce.offsets_store.export_group import Exported, export_group
 from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
-from pgonce.offsets_store.postgres.translate import passes, scrub
+from pgonce.offsets_store.log_lines import scrub
+from pgonce.offsets_store.postgres.translate import passes
 
 from .output import print_error, print_json, print_lines
 from .terms import Json, Query, Sink, Url, errors_as_text

@@ -24,8 +24,8 @@ from pgonce.offsets_store.errors import (
     PgonceError,
     RecoveryError,
 )
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
-from pgonce.offsets_store.postgres.translate import scrub
 
 from .output import print_error
 

@@ -21,12 +21,13 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger
 from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.backoff import patiently
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error
-from pgonce.offsets_store.postgres.translate import is_ledger_gone, is_statement_pooling, ledger_error, scrub
+from pgonce.offsets_store.postgres.translate import is_ledger_gone, is_statement_pooling, ledger_error
 
 from ..encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns

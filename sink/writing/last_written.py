@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import psycopg
 
 from pgonce.offsets_store.errors import PgonceError, RecoveryError
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.translate import scrub
 from pgonce.offsets_store.status.read_stored import LastWritten
 
 from .bad_rows.recorded_destination import recalled_to_look

@@ -42,6 +42,14 @@ def test_an_option_is_refused_before_any_row_moves():
     assert str(error) == "[BAD_OPTION] mode=x is not a way to write. Nothing was written. Help: Use append."
 
 
+@pytest.mark.parametrize("misplaced", ["postgresql://u:zq7secret@h/d", "host=h password=zq7secret"])
+def test_a_connection_string_in_a_wrong_place_is_shown_without_its_password(misplaced):
+    """A user may have written it in the place of an option's name, a table's, or a mode."""
+    error = bad_option("UNKNOWN_OPTION", f"There is no option {misplaced!r}.", "Use append.")
+    assert "h" in error.what
+    assert "zq7secret" not in f"{error} {error!r} {error.what} {pickle.loads(pickle.dumps(error))}"
+
+
 # A value, which no line of the traceback has: those show the source.
 ALICE = "Alice"
 

@@ -26,8 +26,8 @@ from pgonce.cli.main import app
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError
 from pgonce.offsets_store.ledger.grants import grants
 from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.connect import connect, parse_url
-from pgonce.offsets_store.postgres.translate import scrub
 
 JOB = Path(__file__).parents[1] / "support" / "talkative_job.py"
 # Each password has a part that no encoding changes, so that half of it, or a copy in another encoding, is found too.
