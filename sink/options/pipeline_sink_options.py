@@ -23,10 +23,31 @@ def pipeline_sink_options(options: Mapping[str, str]) -> dict[str, str]:
 
     Spark hands options to a sink only when a flow runs, so that a dry run does not notice a misspelt one.
 
-    :raises ConfigurationError: as the sink does; for a value that is no text; and for checkpointLocation and queryName,
-        which a pipeline gives to each of its flows.
+    :raises ConfigurationError: as the sink does; for a name or a value that is not a string; for an option that is
+        given twice, in other cases; and for checkpointLocation and queryName, which a pipeline gives to each of its
+        flows.
     """
+    if not isinstance(options, Mapping):
+        raise bad_option(
+            "BAD_OPTION",
+            f"The options must be a dict, not {type(options).__name__}.",
+            'Write them as in {"url": "", "table": "orders"}.',
+        )
+    spelled: dict[str, str] = {}
     for name, value in options.items():
+        if not isinstance(name, str):
+            raise bad_option(
+                "BAD_OPTION",
+                f"An option's name must be a string, not {type(name).__name__}.",
+                "Write it in quotation marks.",
+            )
+        # Spark sends them in no order, and takes the one that comes last.
+        if (other := spelled.setdefault(name.lower(), name)) != name:
+            raise bad_option(
+                "CLASHING_OPTIONS",
+                f"{other} and {name} are the same option: upper and lower case do not matter.",
+                "Keep one of them.",
+            )
         if not isinstance(value, str):
             raise bad_option(
                 "BAD_OPTION",

@@ -23,6 +23,7 @@ def test_good_options_stay_as_they_are():
         ({"createTable": True}, "BAD_OPTION", "quotation marks"),
         ({"checkpointLocation": "/here"}, "CLASHING_OPTIONS", "Leave it out"),
         ({"queryname": "web"}, "CLASHING_OPTIONS", "Leave it out"),
+        ({"TABLE": "others"}, "CLASHING_OPTIONS", "Keep one of them"),
     ],
 )
 def test_a_wrong_option_is_refused_with_a_hint(more, code, hint):
@@ -32,3 +33,20 @@ def test_a_wrong_option_is_refused_with_a_hint(more, code, hint):
     assert refused.value.code == code
     assert next(iter(more)) in str(refused.value)
     assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [None, [("table", "orders")], "table=orders", {**GOOD, 1: "one"}])
+def test_what_is_not_a_dict_of_strings_is_refused(options):
+    """Spark would say so of the whole sink, in the words of another library."""
+    with pytest.raises(ConfigurationError) as refused:
+        pipeline_sink_options(options)
+    assert refused.value.code == "BAD_OPTION"
+
+
+def test_a_connection_string_in_a_wrong_place_is_shown_without_its_password():
+    """The output of a run is often kept where others read it."""
+    login = "postgresql://u:zq7secret@host/db"
+    for more in ({login: "url"}, {"mode": login}, {"lockTimeout": login}, {"tabel": login}, {"url": f"{login}?x=1"}):
+        with pytest.raises(ConfigurationError) as refused:
+            pipeline_sink_options({**GOOD, **more})
+        assert "zq7secret" not in str(refused.value)
