@@ -22,6 +22,7 @@ from unittest.mock import patch
 import psycopg
 import pytest
 from pgonce.offsets_store.recovery.diagnosis import Finding
+from pgonce.sink.identity.planning import newest_uncommitted_entry
 from pgonce.sink.settings import destination
 from pgonce.sink.target.dead_letters.replay import replay_letters
 from pgonce.sink.target.publish import publish_rows_in_tx
@@ -47,7 +48,6 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.task_writer import TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.identity.planning import newest_uncommitted_entry
 from pgonce.sink.options import parse_options
 
 RECORDS, PER_BATCH, KEPT = 60, 10, 3
