@@ -1,1 +1,1 @@
-"""How does a table that was filled anew take the place of the living one?"""
+"""Let a table that another query has filled take the place of the living one."""

@@ -143,7 +143,7 @@ def _known_under_both(connection: Connection, feeders: Sequence[Feeding], names:
         .where(writers.c.sink_name.in_(list(names.values())))
         .where(writers.c.writer_id.not_in([feeder.writer_id for feeder in feeders]))
     )
-    return [f"query {row.query_id} has fed {row.sink_name}, too, before it was retired there" for row in found]
+    return [f"query {row.query_id} has also fed {row.sink_name}, and was retired or replaced there" for row in found]
 
 
 def follow(connection: Connection, feeder: Feeding, names: dict[int, str]) -> str:
@@ -226,7 +226,7 @@ def _refuse_later_start(living: Sequence[Reach], new: Sequence[Reach]) -> None:
     later = []
     for place in sorted({place for reach in living for place, _ in _by_partition(reach.offsets)}):
         # A partition that was added later is read from its beginning. Where no record tells any more when the living
-        # table's query began, that may have been at the beginning, too.
+        # table's query began, that may also have been at the beginning.
         began = min(dict(_by_partition(reach.start)).get(place, 0) for reach in living)
         begins = max(start.get(place, 0) for start in starts)
         if begins > began:

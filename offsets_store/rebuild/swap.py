@@ -1,5 +1,5 @@
 """
-Exchange a table for one that another query has filled beside it.
+Exchange a table for one that another query has filled.
 
 Runs in the command ``pgonce swap``. Invariant: names, sequences and the ledger change in one transaction, in which no
 writer of either table is in the middle of a batch. Each writer goes on with the table that has its rows, so no row is

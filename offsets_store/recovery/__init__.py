@@ -1,1 +1,1 @@
-"""How are a stopped query's checkpoint and the ledger brought to agree again?"""
+"""Make a stopped query's checkpoint and the ledger agree again."""

@@ -1,5 +1,5 @@
 """
-May a stateful query's last batch be run again, once its recorded entry is put back?
+Decide whether a stateful query's last batch may be run again, once its recorded entry is put back.
 
 Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: the checkpoint becomes what a driver
 leaves when it is killed between the commit of batch N in Postgres and ``commits/N``. State is moved neither forward nor

@@ -1,1 +1,1 @@
-"""Where does a query stand, and where may a new one go on?"""
+"""Tell where each query stands, and where a new one may go on."""

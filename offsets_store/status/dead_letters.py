@@ -1,5 +1,5 @@
 """
-Which rows were put aside instead of published, and why?
+Read the rows that were put aside instead of published, and why.
 
 Runs wherever somebody asks. Invariant: it only reads, in a transaction that the caller owns; a table of the user's own
 is read only if it has all columns of ``pgonce.dead_letters``.

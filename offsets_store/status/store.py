@@ -1,5 +1,5 @@
 """
-Where does each query stand, and where may a new one go on?
+Tell where each query stands, and where a new one may go on.
 
 Runs wherever somebody asks: on the driver, in a notebook, behind the command line. Invariant: it only reads, and each
 answer comes from one snapshot of the ledger.

@@ -1,5 +1,5 @@
 """
-The command ``pgonce check``: would the promises hold on this server, and may this table be written to?
+The command ``pgonce check`` tries whether the promises would hold on a server, and a table may be written to.
 
 Runs in a shell, without Spark, under the role that the query will have. Invariant: it leaves nothing behind on the
 server; only ``--table`` imports pyspark, because only that asks what a commit would say.

@@ -1,5 +1,5 @@
 """
-The command ``pgonce doctor``: what happens at the next start, and what repairs it?
+The command ``pgonce doctor`` tells what happens at the next start, and what repairs it.
 
 Runs in a shell, without Spark, under a role that may read the ledger. Invariant: it changes nothing. The tables are
 looked at with pyspark's types; where pyspark is missing, the command says that it has not looked at them.

@@ -88,7 +88,7 @@ def page_list() -> str:
     found = pages()
     width = max(map(len, found))
     titles = "\n".join(f"  {name:{width}}  {found[name].splitlines()[0].lstrip('# ')}" for name in sorted(found))
-    return f"The pages are:\n{titles}\n\nA code of an error, a heading or a word will do, too."
+    return f"The pages are:\n{titles}\n\nYou can also give the code of an error, a heading or a word."
 
 
 def under_heading(page: str, heading: str) -> str | None:
