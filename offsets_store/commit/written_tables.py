@@ -27,7 +27,7 @@ def compared_with_earlier(
     :raises CommitError: TARGET_CHANGED, if they are ``pinned``, or if one of them was exchanged for another on purpose.
     """
     earlier = writer.targets if writer else None
-    if writer and writer.is_swapped and (other := changed_targets(earlier, now, is_one_table=True)):
+    if writer and writer.swapped_from and (other := changed_targets(earlier, now, is_one_table=True)):
         raise CommitError(
             "TARGET_CHANGED",
             f"The table of query {batch.query_id} was exchanged for another (`pgonce swap`), and batch "

@@ -6,22 +6,19 @@ Runs in the commit, right after the begin. Invariant: all that is read of a writ
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, bindparam, literal, select, text
+from sqlalchemy import ColumnElement, Connection, FromClause, RowMapping, and_, bindparam, literal, select, text
 from sqlalchemy.dialects import postgresql
 
-from ..verdict.facts import Batch, Ledger, Recorded, Writer
-from ..verdict.reads import recorded_reads
+from ..verdict.facts import Batch, Ledger, Recorded
 from ..verdict.rivals import rivals_of
 from .acceptances import is_open
 from .begin import PLACES_IN_ORDER
 from .migrations import refuse_too_new
-from .named_query import replaced_query_in_tx
-from .neighbours import neighbours_in_tx
 from .tables import LEAST_READER, batches, replays, runs, writers
+from .writers import as_recorded, as_writer, neighbours_in_tx, replaced_query_in_tx
 
 
 @dataclass(frozen=True)
@@ -65,14 +62,14 @@ def lock_writer_in_tx(
     :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """
-    row = connection.execute(_LOCK, _identity(batch)).one_or_none()
+    row = connection.execute(_LOCK, _identity(batch)).mappings().one_or_none()
     if row is None:
         # INSERT, never SELECT and then INSERT: two drivers could both read "absent". The key makes the second one wait.
         connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
-        row = connection.execute(_LOCK, _identity(batch)).one()
+        row = connection.execute(_LOCK, _identity(batch)).mappings().one()
     # Another job may have upgraded the ledger since this process first looked at it.
-    refuse_too_new(row.least_reader)
-    if row.last_batch_id is None:
+    refuse_too_new(row["least_reader"])
+    if row["last_batch_id"] is None:
         # Without these locks, two new queries of one sink or table that start together would not meet as rivals.
         isolation = connection.execute(_ONE_FIRST_CONTACT, {"places": list(batch.places)}).all()[0].isolation
         # Under read committed, a statement sees what was committed before it. Under a snapshot, it does not see a rival
@@ -84,10 +81,10 @@ def lock_writer_in_tx(
             # The old query may still run. It must not publish between the reading of its end and its replacement.
             connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
         ledger = _of_unknown(connection, batch, replaces, start_over=start_over)
-        return LockedWriter(row.writer_id, row.generation, ledger, replaces=replaces)
+        return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
     facts = _facts_in_tx(connection, row, batch)
     ledger = _ledger(row, batch, facts)
-    return LockedWriter(row.writer_id, row.generation, ledger, facts.has_acceptances, row.written_as_digest)
+    return LockedWriter(row["writer_id"], row["generation"], ledger, facts["has_acceptances"], row["written_as_digest"])
 
 
 def unknown_writer_in_tx(
@@ -188,58 +185,33 @@ _FACTS = (
 )
 
 
-def _facts_in_tx(connection: Connection, row: Any, batch: Batch) -> Row[tuple[Any, ...]]:
-    return connection.execute(
+def _facts_in_tx(connection: Connection, row: RowMapping, batch: Batch) -> RowMapping:
+    found = connection.execute(
         _FACTS,
         {
-            "writer": row.writer_id,
-            "generation": row.generation,
+            "writer": row["writer_id"],
+            "generation": row["generation"],
             "batch": batch.batch_id,
-            "last_batch": row.last_batch_id,
+            "last_batch": row["last_batch_id"],
             # It is usually the last batch, whose long text need not be sent twice.
-            "previous_batch": None if batch.previous_batch_id == row.last_batch_id else batch.previous_batch_id,
+            "previous_batch": None if batch.previous_batch_id == row["last_batch_id"] else batch.previous_batch_id,
             "run": batch.run_id,
         },
-    ).one()
+    )
+    return found.mappings().one()
 
 
-def _ledger(row: Any, batch: Batch, facts: Row[tuple[Any, ...]]) -> Ledger:
-    follows_last = batch.previous_batch_id == row.last_batch_id
+def _ledger(row: RowMapping, batch: Batch, facts: RowMapping) -> Ledger:
+    last = _recorded(facts, "last")
+    follows_last = batch.previous_batch_id == row["last_batch_id"]
     return Ledger(
-        writer=Writer(
-            generation=row.generation,
-            last_batch_id=row.last_batch_id,
-            end_offsets=row.end_offsets,
-            run_id=row.run_id,
-            guarantee=row.guarantee,
-            replaced_by=row.replaced_by,
-            is_retired=row.retired_at is not None,
-            targets=row.targets,
-            reads=recorded_reads(row.sources),
-            is_swapped=row.swapped_from is not None,
-        ),
+        writer=as_writer(row, last),
         same_id=_recorded(facts, "same_id"),
-        last=_recorded(facts, "last"),
-        previous=_recorded(facts, "last" if follows_last else "previous"),
-        was_owner=facts.was_owner,
-        skipped_by=facts.skipped_by,
+        previous=last if follows_last else _recorded(facts, "previous"),
+        was_owner=facts["was_owner"],
+        skipped_by=facts["skipped_by"],
     )
 
 
-def _recorded(facts: Row[tuple[object, ...]], alias: str) -> Recorded | None:
-    columns = facts._mapping
-    return None if columns[f"{alias}_batch_id"] is None else recorded(columns, f"{alias}_")
-
-
-def recorded(columns: Mapping[Any, Any], prefix: str = "") -> Recorded:
-    """A row of ``batches``; the names of its columns may begin with a ``prefix``."""
-    return Recorded(
-        batch_id=columns[f"{prefix}batch_id"],
-        run_id=columns[f"{prefix}run_id"],
-        attempt=columns[f"{prefix}attempt"],
-        start=columns[f"{prefix}start_offsets"],
-        end=columns[f"{prefix}end_offsets"],
-        offset_log=columns[f"{prefix}offset_log"],
-        positions=columns[f"{prefix}positions"],
-        topic_ids=columns[f"{prefix}topic_ids"],
-    )
+def _recorded(facts: RowMapping, alias: str) -> Recorded | None:
+    return None if facts[f"{alias}_batch_id"] is None else as_recorded(facts, f"{alias}_")

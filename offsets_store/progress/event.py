@@ -16,6 +16,7 @@ from typing import Any
 
 from ..offsets.compare import Offsets, parse_offset
 from ..offsets.exact_json import same_json
+from ..verdict.facts import Recorded, Writer
 
 
 @dataclass(frozen=True)
@@ -32,17 +33,6 @@ class Heard:
     end_offsets: Offsets
     latest_offsets: Offsets
     durations_ms: dict[str, int]
-
-
-@dataclass(frozen=True)
-class LedgerSide:
-    """What the ledger says of one sink of the query, and of the batch that the event is about, if that is recorded."""
-
-    sink_name: str
-    run_id: str | None
-    last_batch_id: int | None
-    is_recorded: bool
-    end_offsets: Offsets | None
 
 
 def parse_progress(progress: Any) -> Heard:
@@ -80,27 +70,35 @@ def _offset(source: Mapping[str, Any], which: str) -> Any:
     return parse_offset(offset)
 
 
-def disagreement(heard: Heard, sides: Sequence[LedgerSide]) -> str | None:
+def disagreement(heard: Heard, sinks: Sequence[tuple[Writer, Recorded | None]]) -> str | None:
     """
     What differs between the event and the ledger, in words; None where nothing does.
 
     A query without any sink in the ledger writes elsewhere. A sink that has no record of the batch is at fault only if
     this run has published to it before, and its last batch is an earlier one.
+
+    :param sinks: each writer of the query, with its record of the batch that the event is about.
     """
     found = []
-    for side in sides:
-        if not side.is_recorded:
-            if side.run_id == heard.run_id and side.last_batch_id is not None and side.last_batch_id < heard.batch_id:
+    for writer, recorded in sinks:
+        if recorded is None:
+            if writer.run_id == heard.run_id and writer.last_batch_id < heard.batch_id:
                 found.append(
-                    f"Spark has done batch {heard.batch_id}, but the last one in sink {side.sink_name!r} is "
-                    f"{side.last_batch_id}"
+                    f"Spark has done batch {heard.batch_id}, but the last one in sink {writer.sink_name!r} is "
+                    f"{writer.last_batch_id}"
                 )
-        elif side.end_offsets is not None and not _same_ends(side.end_offsets, heard.end_offsets):
+        elif (end := _recorded_end(recorded)) is not None and not _same_ends(end, heard.end_offsets):
             found.append(
-                f"batch {heard.batch_id} ended at {heard.end_offsets} according to Spark, and at {side.end_offsets} as "
-                f"recorded for sink {side.sink_name!r}"
+                f"batch {heard.batch_id} ended at {heard.end_offsets} according to Spark, and at {end} as "
+                f"recorded for sink {writer.sink_name!r}"
             )
     return "; ".join(found) or None
+
+
+def _recorded_end(recorded: Recorded) -> Offsets | None:
+    # If only the rows told it, it is a lower bound.
+    told_by_rows = recorded.positions is not None and recorded.offset_log is None
+    return None if told_by_rows else recorded.end
 
 
 def _same_ends(recorded: Offsets, told: Offsets) -> bool:

@@ -10,15 +10,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from sqlalchemy import Connection, and_, case, delete, desc, func, select, tuple_, update
+from sqlalchemy import Connection, delete, desc, func, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert
 
 from ..ledger.pruning import is_pruned_at
 from ..ledger.tables import batches, progress, writers
+from ..ledger.writers import records_in_tx, writers_in_tx
 from ..postgres.bounds import server_settings
 from ..postgres.connect import driver_connection
 from ..postgres.settings import OURS
-from .event import Heard, LedgerSide, disagreement
+from ..verdict.facts import Recorded, Writer
+from .event import Heard, disagreement
 
 KEPT_A_QUERY = 1000
 
@@ -29,7 +31,7 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
     settings = (*OURS.items(), *limits, *server_settings(driver_connection(connection)).items())
     connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))
-    found = disagreement(heard, _sides_in_tx(connection, heard))
+    found = disagreement(heard, _sinks_in_tx(connection, heard))
     row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found}
     connection.execute(
         insert(progress)
@@ -47,31 +49,13 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     return found
 
 
-def _sides_in_tx(connection: Connection, heard: Heard) -> list[LedgerSide]:
-    told_by_rows = and_(batches.c.positions.is_not(None), batches.c.offset_log.is_(None))
-    rows = connection.execute(
-        select(
-            writers.c.sink_name,
-            writers.c.run_id,
-            writers.c.last_batch_id,
-            batches.c.batch_id.is_not(None),
-            # If only the rows told it, it is a lower bound.
-            case((told_by_rows, None), else_=batches.c.end_offsets),
-        )
-        .select_from(
-            writers.outerjoin(
-                batches,
-                and_(
-                    batches.c.writer_id == writers.c.writer_id,
-                    batches.c.generation == writers.c.generation,
-                    batches.c.batch_id == heard.batch_id,
-                ),
-            )
-        )
-        .where(writers.c.query_id == heard.query_id)
-        .order_by(writers.c.sink_name)
-    )
-    return [LedgerSide(*row) for row in rows]
+def _sinks_in_tx(connection: Connection, heard: Heard) -> list[tuple[Writer, Recorded | None]]:
+    """Each writer of the query, with its record of the event's batch."""
+    found = []
+    for writer in writers_in_tx(connection, writers.c.query_id == heard.query_id):
+        records = records_in_tx(connection, writer, batches.c.batch_id == heard.batch_id)
+        found.append((writer, records.get(heard.batch_id)))
+    return found
 
 
 def _fill_in_tx(connection: Connection, heard: Heard) -> None:

@@ -13,14 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, RowMapping, select, update
+from sqlalchemy import Connection, select, update
 
-from ..ledger.feeders import feeders_in_tx
-from ..ledger.neighbours import NEIGHBOURS
 from ..ledger.tables import batches, interventions, writers
+from ..ledger.writers import IS_LIVING, feeds, writers_in_tx
 from ..offsets.compare import Offsets, kafka_positions, same, says_which_rows, tells_which_rows
-from ..offsets.positions import furthest
-from ..postgres.connect import driver_connection
+from ..verdict.facts import Writer
 from .described_table import Table
 
 
@@ -52,35 +50,29 @@ class Feeding:
 
 def feeding(connection: Connection, table: Table, *, lock: bool = False) -> list[Feeding]:
     """The living writers of a table, in the order of their keys; with their rows locked, if that is wanted."""
-    found = feeders_in_tx(driver_connection(connection), table.oid, table.qualified_name, lock=lock)
-    ids = [feeder.writer_id for feeder in found]
-    rows = connection.execute(NEIGHBOURS.where(writers.c.writer_id.in_(ids)).order_by(writers.c.writer_id))
-    return [_feeding(connection, row, table.oid) for row in rows.mappings().all()]
+    found = writers_in_tx(connection, IS_LIVING, feeds({table.qualified_name: table.oid}), lock=lock)
+    by_key = sorted(found, key=lambda writer: writer.writer_id)
+    return [_feeding(connection, writer, table.oid) for writer in by_key]
 
 
-def _feeding(connection: Connection, row: RowMapping, oid: int) -> Feeding:
+def _feeding(connection: Connection, writer: Writer, oid: int) -> Feeding:
     newest = (
         select(interventions.c.details)
-        .where(interventions.c.writer_id == row["writer_id"], interventions.c.kind == "swap")
+        .where(interventions.c.writer_id == writer.writer_id, interventions.c.kind == "swap")
         .order_by(interventions.c.intervention_id.desc())
         .limit(1)
     )
     details = connection.execute(newest).scalar_one_or_none()
-    end = row["end_offsets"] or row["last_end"]
     return Feeding(
-        row["writer_id"],
-        row["query_id"],
-        row["query_name"],
-        row["sink_name"],
+        writer.writer_id,
+        writer.query_id,
+        writer.query_name,
+        writer.sink_name,
         oid,
-        row["last_batch_id"],
-        Reach(
-            end if row["positions"] is None else furthest(end, row["positions"]),
-            row["topic_ids"] or {},
-            _start(connection, row["writer_id"]),
-        ),
-        row["targets"] or {},
-        row["swapped_from"],
+        writer.last_batch_id,
+        Reach(writer.stored_to, writer.topic_ids, _start(connection, writer.writer_id)),
+        writer.targets or {},
+        writer.swapped_from,
         None if not details or details["back"] else details["swap"],
     )
 

@@ -18,7 +18,7 @@ from ..errors import CheckpointError, LedgerError, RecoveryError
 from ..ledger.session import reading
 from ..offsets.compare import Offsets
 from ..verdict.decide import PUBLISH, Verdict
-from ..verdict.rivals import Neighbour
+from ..verdict.facts import Writer
 from .next_start import FirstContact, NextStart, begins_at, first_contacts, goes_on, next_start, verdict_on
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
@@ -237,7 +237,7 @@ def examine(
     return diagnose(with_state(files, checkpoint, sinks), sinks, contacts)
 
 
-def _fed(url: str, sink: str | None) -> dict[str, tuple[Neighbour, ...]]:
+def _fed(url: str, sink: str | None) -> dict[str, tuple[Writer, ...]]:
     try:
         with reading(url) as connection:
             return read_neighbours(connection, sink)
@@ -248,5 +248,5 @@ def _fed(url: str, sink: str | None) -> dict[str, tuple[Neighbour, ...]]:
         raise
 
 
-def _knows(fed: Mapping[str, Sequence[Neighbour]], location: str) -> bool:
+def _knows(fed: Mapping[str, Sequence[Writer]], location: str) -> bool:
     return any(other.checkpoint_location == location for others in fed.values() for other in others)

@@ -169,7 +169,7 @@ def _with_text(sink: SinkFacts, text: str | None) -> SinkFacts:
     if text is None or sink.last is None:
         return sink
     last = replace(sink.last, offset_log=text)
-    return replace(sink, records={**sink.records, sink.last_batch_id: last})
+    return replace(sink, records={**sink.records, sink.last_batch_id: last}, last=last)
 
 
 def _perhaps_stateful(query_id: str) -> RecoveryError:

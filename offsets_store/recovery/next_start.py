@@ -21,9 +21,9 @@ from uuid import uuid4
 from ..offsets.compare import Offsets
 from ..offsets.positions import Span
 from ..verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
-from ..verdict.facts import Batch, Ledger, Remedies
+from ..verdict.facts import Batch, Ledger, Remedies, Writer
 from ..verdict.refused_batch import refusal
-from ..verdict.rivals import Neighbour, rivals_of, what_speaks_against
+from ..verdict.rivals import rivals_of, what_speaks_against
 from .stopped_query import NO_QUERY_ID, CheckpointFacts, SinkFacts, side_log_number
 
 # Equal to no recorded text: the entry of this batch is still to be written.
@@ -135,7 +135,7 @@ class FirstContact:
 
 def first_contacts(
     checkpoint: CheckpointFacts,
-    fed: Mapping[str, tuple[Neighbour, ...]],
+    fed: Mapping[str, tuple[Writer, ...]],
     start: NextStart,
     sink_name: str | None,
     query_name: str | None,
@@ -175,7 +175,7 @@ def _batch(checkpoint: CheckpointFacts, start: NextStart, sink_name: str, query_
     )
 
 
-def _contact(batch: Batch, neighbours: tuple[Neighbour, ...], *, is_named: bool) -> FirstContact:
+def _contact(batch: Batch, neighbours: tuple[Writer, ...], *, is_named: bool) -> FirstContact:
     ledger = Ledger(rivals=rivals_of(batch, neighbours, None))
     verdict = decide(ledger, batch, Remedies())
     if verdict not in PUBLISH:
@@ -191,7 +191,7 @@ def _contact(batch: Batch, neighbours: tuple[Neighbour, ...], *, is_named: bool)
     return FirstContact(batch.sink_name, verdict, verdict.value)
 
 
-def _may_be_apart(batch: Batch, other: Neighbour) -> bool:
+def _may_be_apart(batch: Batch, other: Writer) -> bool:
     """Whether the query may prove, when it runs, that it reads something else: its checkpoint does not say it all."""
     if not what_speaks_against(batch, other):
         return True

@@ -8,9 +8,8 @@ understood raises a CheckpointError; it is never left out.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import fields, replace
 
 from sqlalchemy import Connection, or_, select
 
@@ -18,12 +17,10 @@ from ..checkpoint.files import CheckpointFiles, open_location
 from ..checkpoint.reader import Checkpoint, state_files
 from ..errors import CheckpointError, LedgerError
 from ..ledger.acceptances import is_open
-from ..ledger.lock import recorded
-from ..ledger.neighbours import IS_LIVING, NEIGHBOURS, neighbour
 from ..ledger.session import reading
 from ..ledger.tables import batches, interventions, writers
-from ..status.read_stored import checked
-from ..verdict.rivals import Neighbour
+from ..ledger.writers import IS_LIVING, records_in_tx, writers_in_tx
+from ..verdict.facts import Writer
 from .stateful_query import last_batch
 from .stopped_query import CheckpointFacts, SideLog, SinkFacts
 
@@ -108,25 +105,20 @@ def read_sinks(connection: Connection, query_id: str, batch_ids: Collection[int]
 
     :param batch_ids: the batches in its checkpoint, whose records are read besides those of the newest two.
     """
-    found = connection.execute(
-        select(writers)
-        .where(writers.c.query_id == query_id, writers.c.last_batch_id.is_not(None))
-        .order_by(writers.c.sink_name)
-    )
-    return [_sink(connection, checked(row), batch_ids) for row in found.mappings().all()]
+    found = writers_in_tx(connection, writers.c.query_id == query_id)
+    return [_sink(connection, writer, batch_ids) for writer in found]
 
 
-def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Neighbour, ...]]:
+def read_neighbours(connection: Connection, sink_name: str | None = None) -> dict[str, tuple[Writer, ...]]:
     """
     The living queries of every sink, or of one, by the sink's name.
 
     A sink that is called like its table is also fed by those that write to this table under another name.
     """
-    found: dict[str, tuple[Neighbour, ...]] = {}
-    for row in connection.execute(NEIGHBOURS.where(IS_LIVING).order_by(writers.c.sink_name, writers.c.writer_id)):
-        for name in {row.sink_name, *(row.targets or {})}:
+    found: dict[str, tuple[Writer, ...]] = {}
+    for known in writers_in_tx(connection, IS_LIVING):
+        for name in {known.sink_name, *(known.targets or {})}:
             if sink_name in (None, name):
-                known = neighbour(row)
                 place = _as_opened(known.checkpoint_location)
                 found[name] = (*found.get(name, ()), replace(known, checkpoint_location=place))
     return found
@@ -140,33 +132,12 @@ def _as_opened(location: str | None) -> str | None:
         return location
 
 
-def _sink(connection: Connection, writer: Mapping[str, Any], batch_ids: Collection[int]) -> SinkFacts:
-    last = writer["last_batch_id"]
-    of_writer = batches.c.writer_id == writer["writer_id"]
-    found = connection.execute(
-        select(batches).where(
-            of_writer,
-            batches.c.generation == writer["generation"],
-            or_(batches.c.batch_id.in_(list(batch_ids)), batches.c.batch_id >= last - 1),
-        )
-    )
-    records = {record["batch_id"]: checked(record) for record in found.mappings()}
-    accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer["writer_id"]))).scalars()
-    newest = records.get(last)
-    # A batch that is judged by its id is recorded as a stateful query's, because nobody has looked.
-    has_looked = writer["guarantee"] != "ids"
+def _sink(connection: Connection, writer: Writer, batch_ids: Collection[int]) -> SinkFacts:
+    matters = or_(batches.c.batch_id.in_(list(batch_ids)), batches.c.batch_id >= writer.last_batch_id - 1)
+    records = records_in_tx(connection, writer, matters)
+    accepted = connection.execute(select(interventions.c.batch_id).where(is_open(writer.writer_id))).scalars()
+    known = {field.name: getattr(writer, field.name) for field in fields(Writer)}
+    known |= {"end_offsets": writer.end, "last": records.get(writer.last_batch_id)}
     return SinkFacts(
-        writer_id=writer["writer_id"],
-        sink_name=writer["sink_name"],
-        query_name=writer["query_name"],
-        run_id=writer["run_id"],
-        generation=writer["generation"],
-        last_batch_id=last,
-        end_offsets=writer["end_offsets"] or (newest["end_offsets"] if newest else None),
-        guarantee=writer["guarantee"],
-        replaced_by=writer["replaced_by"],
-        retired_at=writer["retired_at"],
-        records={batch_id: recorded(record) for batch_id, record in records.items()},
-        accepted=frozenset(batch_id for batch_id in accepted if batch_id is not None),
-        stateful=newest["stateful"] if newest and has_looked else None,
+        **known, records=records, accepted=frozenset(batch_id for batch_id in accepted if batch_id is not None)
     )

@@ -11,14 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import Any, NamedTuple
 
 from ..checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
 from ..checkpoint.reader import StateFile
 from ..errors import CheckpointError, RecoveryError
 from ..offsets.compare import Offsets
-from ..verdict.facts import Guarantee, Ledger, Recorded, Writer
+from ..verdict.facts import Ledger, Recorded, Writer
 
 NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."
 NO_QUERY_ID = "(new)"
@@ -126,33 +125,16 @@ class CheckpointFacts:
         )
 
 
-@dataclass(frozen=True)
-class SinkFacts:
+@dataclass(frozen=True, kw_only=True)
+class SinkFacts(Writer):
     """
     What the ledger knows of one sink: the writer's row, and the records of the batches that matter here.
 
-    ``accepted`` are the batches that a person has accepted and that have not come yet. ``stateful`` says whether the
-    query keeps state, by the record of its newest batch; None where that does not say.
+    ``accepted`` are the batches that a person has accepted and that have not come yet.
     """
 
-    writer_id: int
-    sink_name: str
-    query_name: str | None
-    run_id: str
-    generation: int
-    last_batch_id: int
-    end_offsets: Offsets | None
-    guarantee: Guarantee
-    replaced_by: str | None
-    retired_at: datetime | None
     records: Mapping[int, Recorded]
     accepted: frozenset[int] = frozenset()
-    stateful: bool | None = None
-
-    @property
-    def is_living(self) -> bool:
-        """Whether it may publish: it was neither replaced nor retired."""
-        return self.replaced_by is None and self.retired_at is None
 
     @property
     def fate(self) -> str:
@@ -162,9 +144,10 @@ class SinkFacts:
         return f"retired or forgotten at {self.retired_at}"
 
     @property
-    def last(self) -> Recorded | None:
-        """The record of its newest batch."""
-        return self.records.get(self.last_batch_id)
+    def stateful(self) -> bool | None:
+        """Whether the query keeps state, by the record of its newest batch; None where that does not say."""
+        # A batch that is judged by its id is recorded as a stateful query's, because nobody has looked.
+        return self.last.stateful if self.last and self.guarantee != "ids" else None
 
     @property
     def drops_by_position(self) -> bool:
@@ -179,17 +162,8 @@ class SinkFacts:
     def ledger(self, batch_id: int, previous_batch_id: int | None) -> Ledger:
         """What the commit of a batch of a new run would read of this writer."""
         return Ledger(
-            writer=Writer(
-                generation=self.generation,
-                last_batch_id=self.last_batch_id,
-                end_offsets=self.end_offsets,
-                run_id=self.run_id,
-                guarantee=self.guarantee,
-                replaced_by=self.replaced_by,
-                is_retired=self.retired_at is not None,
-            ),
+            writer=self,
             same_id=self.records.get(batch_id),
-            last=self.last,
             previous=None if previous_batch_id is None else self.records.get(previous_batch_id),
         )
 

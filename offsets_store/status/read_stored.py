@@ -12,9 +12,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Result, RowMapping, desc, func, select, true
 
-from ..errors import UNCHANGED, LedgerError, PgonceError
-from ..ledger.named_query import meant_by
-from ..ledger.neighbours import IS_LIVING
+from ..errors import LedgerError, PgonceError
 from ..ledger.session import reading
 from ..ledger.tables import (
     batch_job_skips,
@@ -27,6 +25,7 @@ from ..ledger.tables import (
     writers,
     writers_and_last_batches,
 )
+from ..ledger.writers import IS_LIVING, checked, meant_by
 from ..offsets.positions import furthest
 from .ends import Newest, newest_of_progress
 from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
@@ -88,38 +87,6 @@ def writers_of(connection: Connection, query: str, sink: str | None) -> list[Sto
 
 
 # What pgonce writes as a JSON object, or not at all.
-_OBJECTS = (
-    "end_offsets",
-    "start_offsets",
-    "latest_offsets",
-    "positions",
-    "stored_positions",
-    "topic_ids",
-    "targets",
-    "counts",
-    "tables",
-)
-
-
-def checked(row: RowMapping) -> dict[str, Any]:
-    """
-    The values of a row of the ledger.
-
-    :raises LedgerError: LEDGER_MALFORMED, where JSON has another shape than pgonce gives it.
-    """
-    for name in _OBJECTS:
-        if not isinstance(row.get(name), dict | None):
-            raise LedgerError(
-                "LEDGER_MALFORMED",
-                f"The ledger has something else than a JSON object as {name} of "
-                + ", ".join(f"{key} {row[key]!r}" for key in ("query_id", "sink_name", "batch_key") if row.get(key))
-                + ": pgonce did not write that.",
-                UNCHANGED,
-                "Find out what changed the row, and restore it from a backup.",
-            )
-    return dict(row)
-
-
 def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
     found = []
     for row in rows.mappings():

@@ -15,7 +15,7 @@ from typing import Any
 from uuid import UUID
 
 from ..errors import UNCHANGED, OffsetsError
-from ..ledger.named_query import is_meant
+from ..ledger.writers import is_meant
 from ..offsets.compare import CurrentOffset, Offsets, as_current, same
 from ..verdict.facts import Guarantee
 

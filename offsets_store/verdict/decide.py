@@ -64,7 +64,7 @@ def _known(ledger: Ledger, writer: Writer, batch: Batch, remedies: Remedies) -> 
     same_id = ledger.same_id
     if same_id and same_id.attempt == batch.attempt:
         return Verdict.LANDED
-    if writer.replaced_by or writer.is_retired or (ledger.was_owner and writer.run_id != batch.run_id):
+    if not writer.is_living or (ledger.was_owner and writer.run_id != batch.run_id):
         return Verdict.FENCED
     if ledger.skipped_by not in (None, batch.attempt) or (same_id and same_id.run_id == batch.run_id):
         return Verdict.DUPLICATE
@@ -85,9 +85,9 @@ def _known(ledger: Ledger, writer: Writer, batch: Batch, remedies: Remedies) -> 
 
 def recreated(ledger: Ledger, batch: Batch, remedies: Remedies) -> list[str]:
     """The topics whose id has changed since the last batch was published; an unknown id tells nothing."""
-    replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
-    known = replaced if ledger.writer is None else ledger.last
-    before = (known and known.topic_ids) or {}
+    replaced = ledger.rival(remedies.replaces)
+    known = ledger.writer or (replaced.writer if replaced else None)
+    before = known.topic_ids if known else {}
     return sorted(topic for topic, now in (batch.topic_ids or {}).items() if before.get(topic, now) != now)
 
 
@@ -138,8 +138,8 @@ def _is_recorded(previous: Recorded | None, batch: Batch) -> bool:
 def stored_positions(ledger: Ledger, remedies: Remedies | None = None) -> Offsets | None:
     """The positions below which rows are in the target, or were never selected; None if nothing is stored."""
     if ledger.writer is None:
-        replaced = remedies and not remedies.start_over and remedies.replaces
-        return next((rival.end_offsets for rival in ledger.rivals if rival.query_id == replaced), None)
+        replaced = ledger.rival(remedies.replaces) if remedies and not remedies.start_over else None
+        return replaced.writer.stored_to if replaced else None
     if ledger.last is None or ledger.last.positions is None:
         return ledger.writer.end_offsets
     return ledger.last.positions
@@ -197,7 +197,7 @@ def may_start_over(ledger: Ledger, remedies: Remedies) -> bool:
     A query that was replaced before is not replaced again, so that a setting that was left in place deletes nothing
     twice.
     """
-    return [(rival.query_id, rival.replaced_by) for rival in ledger.rivals] == [(remedies.replaces, None)]
+    return [(rival.query_id, rival.writer.replaced_by) for rival in ledger.rivals] == [(remedies.replaces, None)]
 
 
 def starts_over(verdict: Verdict, ledger: Ledger, remedies: Remedies) -> str | None:
@@ -215,10 +215,8 @@ def takes_over(ledger: Ledger, batch: Batch, remedies: Remedies) -> bool:
     """
     if remedies.replaces is None:
         return True
-    for rival in ledger.rivals:
-        if rival.query_id == remedies.replaces:
-            return _continues(rival.end_offsets, batch.start, may_overlap=batch.span is not None)
-    return False
+    rival = ledger.rival(remedies.replaces)
+    return rival is not None and _continues(rival.writer.stored_to, batch.start, may_overlap=batch.span is not None)
 
 
 def _continues(end: Offsets | None, start: Offsets | None, *, may_overlap: bool) -> bool:

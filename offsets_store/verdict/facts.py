@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from datetime import datetime
 from typing import Literal
 from uuid import UUID, uuid4
 
 from ..offsets.compare import Offsets
-from ..offsets.positions import Span
+from ..offsets.positions import Span, furthest
 from .reads import Reads
 
 Guarantee = Literal["offsets", "ids"]
@@ -105,28 +106,8 @@ class Remedies:
 
 
 @dataclass(frozen=True)
-class Writer:
-    """
-    The writer's row in the ledger; ``reads`` is None if not everything that it has read is known.
-
-    ``is_swapped`` if its table was exchanged for another, and it has published nothing since.
-    """
-
-    generation: int
-    last_batch_id: int
-    end_offsets: Offsets | None
-    run_id: str
-    guarantee: Guarantee
-    replaced_by: str | None = None
-    is_retired: bool = False
-    targets: dict[str, int] | None = None
-    reads: Reads | None = None
-    is_swapped: bool = False
-
-
-@dataclass(frozen=True)
 class Recorded:
-    """A batch's row in the ledger."""
+    """A row of the ledger's table ``batches``."""
 
     batch_id: int
     run_id: str
@@ -136,26 +117,80 @@ class Recorded:
     offset_log: str | None
     positions: Offsets | None = None
     topic_ids: dict[str, str] | None = None
+    stateful: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writer:
+    """
+    A row of the ledger's table ``writers``: a query that has published, and one sink of it.
+
+    ``run_id`` is the owner. ``reads`` is None if not everything that the query has read is known. ``swapped_from`` is
+    the sink's name before its table was exchanged for another; None once it has published something since. ``last`` is
+    the record of the last batch, if it is kept.
+    """
+
+    writer_id: int
+    query_id: str
+    sink_name: str
+    query_name: str | None = None
+    checkpoint_location: str | None = None
+    run_id: str
+    generation: int = 0
+    last_batch_id: int
+    end_offsets: Offsets | None
+    guarantee: Guarantee = "offsets"
+    replaces: str | None = None
+    replaced_by: str | None = None
+    created_at: datetime
+    updated_at: datetime
+    retired_at: datetime | None = None
+    targets: dict[str, int] | None = None
+    swapped_from: str | None = None
+    offsets_read_by: ReadBy | None = None
+    reads: Reads | None = None
+    last: Recorded | None = None
+
+    @property
+    def is_living(self) -> bool:
+        """Whether it may publish more: it was neither replaced nor retired."""
+        return self.replaced_by is None and self.retired_at is None
+
+    @property
+    def end(self) -> Offsets | None:
+        """Where its last batch ended; the listener may have filled that in only in the batch's record."""
+        return self.end_offsets or (self.last.end if self.last else None)
+
+    @property
+    def stored_to(self) -> Offsets | None:
+        """How far its rows are stored. If they carry positions, a batch that was run again may end before that."""
+        positions = self.last.positions if self.last else None
+        return self.end if positions is None else furthest(self.end, positions)
+
+    @property
+    def topic_ids(self) -> dict[str, str]:
+        """The ids of the topics that it has read, as far as they are known."""
+        return (self.last.topic_ids if self.last else None) or {}
 
 
 @dataclass(frozen=True)
 class Rival:
     """
-    Another query that feeds the same sink or table and may have written this one's rows; ``shares`` says why, in words.
+    A writer of another query that may have written this one's rows; ``shares`` says why, in words.
 
-    ``end_offsets`` reach as far as its rows are stored. ``replaced_by`` is the query that has taken its
-    place, if one has. ``other_sink`` is the name of its sink if that is another one, which writes to the same table.
-    ``by_doubt`` if nothing speaks for it but that nothing proves the contrary.
+    ``other_sink`` is the name of its sink if that is another one, which writes to the same table. ``by_doubt`` if
+    nothing speaks for it but that nothing proves the contrary.
     """
 
-    query_id: str
+    writer: Writer
     shares: str
-    end_offsets: Offsets | None
-    topic_ids: dict[str, str] | None = None
-    checkpoint_location: str | None = None
-    replaced_by: str | None = None
     other_sink: str | None = None
     by_doubt: bool = False
+
+    @property
+    def query_id(self) -> str:
+        """The other query's id."""
+        return self.writer.query_id
 
 
 @dataclass(frozen=True)
@@ -163,17 +198,25 @@ class Ledger:
     """
     What the ledger says of this writer and batch, read under the writer's lock.
 
-    ``same_id`` is the record of this batch id, ``last`` that of the newest batch, ``previous`` that of the batch whose
-    entry in ``offsets/`` stands before this one's; ``was_owner`` tells whether this run ever owned the writer;
-    ``skipped_by`` is the attempt with which this run skipped this batch id. ``swapped_to`` is the name under which the
-    sink is known since its table was exchanged for another.
+    ``same_id`` is the record of this batch id, ``previous`` that of the batch whose entry in ``offsets/`` stands before
+    this one's; ``was_owner`` tells whether this run ever owned the writer; ``skipped_by`` is the attempt with which
+    this run skipped this batch id. ``swapped_to`` is the name under which the sink is known since its table was
+    exchanged for another.
     """
 
     writer: Writer | None = None
     same_id: Recorded | None = None
-    last: Recorded | None = None
     previous: Recorded | None = None
     was_owner: bool = False
     skipped_by: UUID | None = None
     rivals: tuple[Rival, ...] = ()
     swapped_to: str | None = None
+
+    @property
+    def last(self) -> Recorded | None:
+        """The record of the writer's last batch."""
+        return self.writer.last if self.writer else None
+
+    def rival(self, query_id: str | None) -> Rival | None:
+        """The rival of that query."""
+        return next((rival for rival in self.rivals if rival.query_id == query_id), None)

@@ -50,7 +50,7 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
     if remedies.start_over:
         return _not_over(rivals, ledger, batch, remedies)
     if remedies.replaces:
-        replaced = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
+        replaced = ledger.rival(remedies.replaces)
         return (
             f"replaces={remedies.replaces} was given, but batch 0 of {_writer(batch)} does not start where that "
             f"query ended for this sink. Known for this sink: {rivals or 'no other query'}.",
@@ -75,7 +75,7 @@ def _place(ledger: Ledger) -> str:
 
 def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str]:
     """Why batch 0 may not delete what the table has."""
-    named = next((rival for rival in ledger.rivals if rival.query_id == remedies.replaces), None)
+    named = ledger.rival(remedies.replaces)
     others = [rival for rival in ledger.rivals if rival is not named]
     given = f"With startOver=truncate, {_writer(batch)} is to take the place of query {remedies.replaces}"
     if named is None:
@@ -85,11 +85,11 @@ def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> 
             if others
             else "If the table is to be filled for the first time, leave startOver and replaces out.",
         )
-    if named.replaced_by:
+    if replaced_by := named.writer.replaced_by:
         return (
-            f"{given}, but query {named.replaced_by} has replaced it already, and nothing is deleted twice for one "
+            f"{given}, but query {replaced_by} has replaced it already, and nothing is deleted twice for one "
             "setting: the checkpoint is a new one again (lost, moved, or another full refresh).",
-            f"To start over once more, set replaces={named.replaced_by}. Otherwise bring back the checkpoint of that "
+            f"To start over once more, set replaces={replaced_by}. Otherwise bring back the checkpoint of that "
             "query, and leave startOver and replaces out.",
         )
     return (
@@ -104,7 +104,7 @@ _BOTH = "If both queries are meant to feed this sink, with different rows, set i
 
 def _ways_on(rival: Rival, batch: Batch) -> str:
     """How to go on where another query ended, which depends on its source's offsets; or to load everything again."""
-    query, end = shlex.quote(rival.query_id), rival.end_offsets
+    query, end = shlex.quote(rival.query_id), rival.writer.stored_to
     if rival.other_sink:
         # What replaces a query has its sink's name.
         return (
@@ -122,7 +122,8 @@ def _ways_on(rival: Rival, batch: Batch) -> str:
             f"{query} PATH` (for a query that keeps no state), and start it there."
         )
     else:
-        place = f" to {rival.checkpoint_location}" if rival.checkpoint_location else ""
+        location = rival.writer.checkpoint_location
+        place = f" to {location}" if location else ""
         way = (
             f"To go on where the old query ended, bring its checkpoint back{place}: its offsets do not say which rows "
             "come next."
@@ -160,7 +161,7 @@ def _unknown(_: Ledger, batch: Batch, __: Remedies) -> tuple[str, str]:
 
 def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     writer = ledger.writer
-    if writer and writer.is_retired:
+    if writer and writer.retired_at:
         return (
             f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`): it was to "
             "publish no more.",

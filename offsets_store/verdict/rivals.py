@@ -8,38 +8,17 @@ checkpoint suggests that it is the same query with a new checkpoint.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from ..offsets.compare import Offsets
-from .facts import Batch, Rival
+from .facts import Batch, Rival, Writer
 from .reads import Reads, are_apart, reads_of, seen_in, shared
 
 
-@dataclass(frozen=True)
-class Neighbour:
-    """
-    Another query that feeds the same sink or table, as the ledger has it.
-
-    It has published, and is neither replaced nor retired. ``end_offsets`` reach as far as its rows are stored.
-    ``reads`` is None if not everything that it has read is known.
-    ``sink_name`` is its sink's name; None stands for the same one.
-    """
-
-    query_id: str
-    query_name: str | None
-    checkpoint_location: str | None
-    end_offsets: Offsets | None
-    reads: Reads | None
-    topic_ids: dict[str, str] | None = None
-    replaced_by: str | None = None
-    sink_name: str | None = None
-
-
 def rivals_of(
-    batch: Batch, neighbours: tuple[Neighbour, ...], replaces: str | None, *, start_over: bool = False
+    batch: Batch, neighbours: tuple[Writer, ...], replaces: str | None, *, start_over: bool = False
 ) -> tuple[Rival, ...]:
     """
-    The rivals of a query whose first batch this is. The one that it ``replaces`` is always among them.
+    The rivals of a query whose first batch this is, among the writers that feed the same sink or table.
+
+    The query that it ``replaces`` is always among them.
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
     makes none of the others a rival, because they have worked beside the replaced one and can work beside this one.
@@ -58,8 +37,7 @@ def rivals_of(
         if start_over and not shares:
             shares = "the same sink"
         if shares:
-            what = other.end_offsets, other.topic_ids, other.checkpoint_location, other.replaced_by
-            found.append(Rival(other.query_id, shares, *what, other_sink=sink, by_doubt=shares == _DOUBT))
+            found.append(Rival(other, shares, other_sink=sink, by_doubt=shares == _DOUBT))
     return tuple(sorted(found, key=lambda rival: (not rival.shares.startswith(_SAME_PLACE), rival.shares == _DOUBT)))
 
 
@@ -67,7 +45,7 @@ _SAME_PLACE = "the same checkpoint location"
 _DOUBT = "nothing proves that it reads something else"
 
 
-def what_speaks_against(batch: Batch, other: Neighbour, *, doubt_counts: bool = True) -> str:
+def what_speaks_against(batch: Batch, other: Writer, *, doubt_counts: bool = True) -> str:
     """Why both queries may write the same rows, in words; empty if it is proven that they do not."""
     reasons = []
     if batch.checkpoint_location and other.checkpoint_location == batch.checkpoint_location:
@@ -75,7 +53,7 @@ def what_speaks_against(batch: Batch, other: Neighbour, *, doubt_counts: bool = 
     if batch.query_name and other.query_name == batch.query_name:
         reasons.append(f"the same query name {batch.query_name!r}")
     # Older code does not record what is read; it only moves the offsets.
-    theirs = (other.reads or Reads()).and_also(seen_in(other.end_offsets, {}))
+    theirs = (other.reads or Reads()).and_also(seen_in(other.stored_to, {}))
     reasons += shared(seen_in(batch.end, batch.folders), theirs)
     if doubt_counts and not reasons and not are_apart(reads_of(batch.end, batch.folders), other.reads and theirs):
         reasons.append(_DOUBT)

@@ -15,7 +15,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.ledger.feeders import Feeder, feeders_in_tx
+from pgonce.offsets_store.ledger.writers import lock_feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
 
 from .by_key.tombstone_sets import forget_in_tx
@@ -39,7 +39,7 @@ class StartOver:
         :raises TargetError: START_OVER_REFUSED.
         """
         named = (self.replaces, self.sink_name)
-        feeders = feeders_in_tx(connection, table.oid, table.qualified_name, or_gone=named)
+        feeders = lock_feeders_in_tx(connection, {table.qualified_name: table.oid}, or_gone=named)
         reason = _fed_by_others(feeders, *named) or _unfit(connection, table)
         if reason:
             raise _refused(table, reason)
@@ -49,11 +49,11 @@ class StartOver:
             raise _refused(table, kept.value)
 
 
-def _fed_by_others(feeders: Sequence[Feeder], query_id: str, sink_name: str) -> str:
-    others = [feeder for feeder in feeders if (feeder.query_id, feeder.sink_name) != (query_id, sink_name)]
+def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name: str) -> str:
+    others = [feeder for feeder in feeders if feeder != (query_id, sink_name)]
     if len(others) == len(feeders):
         return f"the ledger does not know that query {query_id} has written to it"
-    beside = ", ".join(f"query {other.query_id} (sink {other.sink_name!r})" for other in others)
+    beside = ", ".join(f"query {query} (sink {sink!r})" for query, sink in others)
     return beside and f"it is also fed by {beside}, whose rows would be deleted, and would not come again"
 
 

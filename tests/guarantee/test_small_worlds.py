@@ -18,10 +18,10 @@ from typing import NamedTuple
 from uuid import UUID
 
 import pytest
-from support.batches import make_batch
+from support.batches import make_batch, make_writer
 
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
-from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Writer
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies
 
 Decider = Callable[[Ledger, Batch, Remedies], Verdict]
 NOBODY = -1
@@ -151,9 +151,8 @@ def ledger_for(state: State, run: int, batch_id: int) -> Ledger:
         return Ledger()
     last = len(state.records) - 1
     return Ledger(
-        writer=Writer(0, last, offsets_of(last), str(state.owner), "offsets"),
+        writer=make_writer("q", last, offsets_of(last), run_id=str(state.owner), last=as_recorded(state.records[last])),
         same_id=as_recorded(state.records[batch_id]) if batch_id <= last else None,
-        last=as_recorded(state.records[last]),
         was_owner=run in state.owners,
         skipped_by=attempt(run, batch_id) if (run, batch_id) in state.skips else None,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,6 +17,7 @@ from pgonce.offsets_store.recovery.stopped_query import CheckpointFacts, SideLog
 from pgonce.offsets_store.verdict.facts import Recorded
 
 COMMIT = 'v1\n{"nextBatchWatermarkMs":7}'
+NOVEMBER = datetime(2026, 11, 20, tzinfo=timezone.utc)
 ATTEMPT = UUID("99999999-1111-4111-8111-111111111111")
 
 
@@ -63,20 +66,20 @@ def record(batch_id: int, text: str | None, positions: Any = None, end: Any = No
 
 def sink(records: Iterable[Recorded], **facts: Any) -> SinkFacts:
     """A sink's facts; ``facts`` overrides its fields."""
-    by_id = {found.batch_id: found for found in records}
+    stateful = facts.pop("stateful", False)
+    by_id = {found.batch_id: replace(found, stateful=stateful) for found in records}
     last = max(by_id)
     fields = {
         "writer_id": 1,
+        "query_id": QUERY,
         "sink_name": "public.orders",
         "query_name": "orders",
         "run_id": RUN,
-        "generation": 0,
         "last_batch_id": last,
         "end_offsets": by_id[last].end,
-        "guarantee": "offsets",
-        "replaced_by": None,
-        "retired_at": None,
-        "stateful": False,
+        "created_at": NOVEMBER,
+        "updated_at": NOVEMBER,
+        "last": by_id[last],
         **facts,
     }
     return SinkFacts(records=by_id, **fields)

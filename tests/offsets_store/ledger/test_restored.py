@@ -14,9 +14,9 @@ from support.restored_dump import restore_ledger
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import CommitError, RefusedBatch
-from pgonce.offsets_store.ledger.feeders import feeders_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
+from pgonce.offsets_store.ledger.writers import IS_LIVING, feeds, writers_in_tx
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
 
@@ -100,8 +100,9 @@ def test_a_writers_tables_are_found_by_name(url, admin, other, restored):
     with writing(other) as connection:
         driver = connection.connection.driver_connection
         for name, fed_by in (("events", ["plain"]), ("innocent", [])):
-            found = feeders_in_tx(driver, oid_of(driver, f"public.{name}"), f"public.{name}")
-            assert [feeder.query_id for feeder in found] == fed_by
+            table = {f"public.{name}": oid_of(driver, f"public.{name}")}
+            found = writers_in_tx(connection, IS_LIVING, feeds(table), lock=True)
+            assert [writer.query_id for writer in found] == fed_by
     commit(other, "plain", 1, 2, pinned=True)
     commit(other, "another", 0, 2, table="innocent")
     with pytest.raises(RefusedBatch):

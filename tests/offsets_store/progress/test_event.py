@@ -5,10 +5,12 @@ from __future__ import annotations
 from uuid import uuid4
 
 import pytest
+from support.batches import make_writer
 from support.ledger_history import RUN
 from support.progress_events import heard
 
-from pgonce.offsets_store.progress.event import LedgerSide, disagreement
+from pgonce.offsets_store.progress.event import disagreement
+from pgonce.offsets_store.verdict.facts import Recorded
 
 
 class TestDisagreement:
@@ -27,14 +29,12 @@ class TestDisagreement:
     )
     def test_what_counts_as_the_same(self, recorded, told, agrees):
         """Key order is nothing, positions count, named sources match by value, and unknown is no disagreement."""
-        side = LedgerSide("s", RUN, 0, is_recorded=True, end_offsets=recorded)
-        assert (disagreement(heard(end=told), [side]) is None) == agrees
+        record = Recorded(0, RUN, uuid4(), None, recorded, "an entry")
+        assert (disagreement(heard(end=told), [(make_writer(), record)]) is None) == agrees
 
     def test_what_another_run_left_out(self):
         """A sink that this run has not fed may have been dropped from the query: that is nobody's fault."""
-        gone = LedgerSide("s", str(uuid4()), 0, is_recorded=False, end_offsets=None)
-        short = LedgerSide("s", RUN, 0, is_recorded=False, end_offsets=None)
-        pruned = LedgerSide("s", RUN, 9, is_recorded=False, end_offsets=None)
-        assert disagreement(heard(batch_id=1), [gone]) is None
-        assert "last one in sink 's' is 0" in disagreement(heard(batch_id=1), [short])
-        assert disagreement(heard(batch_id=1), [pruned]) is None
+        gone, short, pruned = make_writer(), make_writer(run_id=RUN), make_writer(run_id=RUN, last_batch_id=9)
+        assert disagreement(heard(batch_id=1), [(gone, None)]) is None
+        assert "last one in sink 'public.events' is 0" in disagreement(heard(batch_id=1), [(short, None)])
+        assert disagreement(heard(batch_id=1), [(pruned, None)]) is None

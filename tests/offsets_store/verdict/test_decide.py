@@ -7,17 +7,18 @@ Covers: offsets_store.offsets.positions, offsets_store.verdict.facts, offsets_st
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime, timezone
 from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.batches import make_batch
+from support.batches import make_batch, make_writer
 
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.offsets.positions import Span
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
-from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Rival, Writer
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Rival
 from pgonce.offsets_store.verdict.refused_batch import refusal
 
 OURS, THEIRS = UUID(int=1), UUID(int=2)
@@ -61,16 +62,24 @@ def recorded(batch_id, **changes):
 
 def ledger(last_batch_id, same_id=None, **changes):
     """A writer that has published up to batch ``last_batch_id``."""
-    known = Ledger(
-        writer=Writer(0, last_batch_id, kafka(last_batch_id * 10 + 10), "r0", "offsets"),
-        same_id=same_id,
-        last=recorded(last_batch_id),
-    )
+    of_writer = {"last": changes.pop("last")} if "last" in changes else {}
+    known = Ledger(writer=known_writer(last_batch_id, kafka(last_batch_id * 10 + 10), **of_writer), same_id=same_id)
     return replace(known, **changes)
 
 
+def known_writer(last_batch_id, end, **changes):
+    """Its row in the ledger; run r0 is the owner, and the last batch is recorded as it was planned."""
+    return make_writer("q1", last_batch_id, end, **{"run_id": "r0", "last": recorded(last_batch_id), **changes})
+
+
 UNKNOWN_TO_LEDGER = Ledger()
-RIVAL = Rival("q0", "the same query name 'orders'", kafka(70))
+RIVAL = Rival(make_writer("q0", 6, kafka(70)), "the same query name 'orders'")
+
+
+def rival(**changes):
+    """The same with another row in the ledger."""
+    return replace(RIVAL, writer=replace(RIVAL.writer, **changes))
+
 
 CASES = {
     "the first batch of a query that nobody knows": (UNKNOWN_TO_LEDGER, batch(0), NO_REMEDY, Verdict.NEW),
@@ -102,7 +111,7 @@ CASES = {
         Verdict.DUPLICATE,
     ),
     "a batch that this run published, handed in again": (
-        ledger(7, recorded(7, run_id="r1"), was_owner=True, writer=Writer(0, 7, kafka(80), "r1", "offsets")),
+        ledger(7, recorded(7, run_id="r1"), was_owner=True, writer=known_writer(7, kafka(80), run_id="r1")),
         batch(7),
         NO_REMEDY,
         Verdict.DUPLICATE,
@@ -148,7 +157,7 @@ CASES = {
         Verdict.FENCED,
     ),
     "a query whose place another took": (
-        ledger(7, writer=Writer(0, 7, kafka(80), "r1", "offsets", replaced_by="q2")),
+        ledger(7, writer=known_writer(7, kafka(80), run_id="r1", replaced_by="q2")),
         batch(8),
         NO_REMEDY,
         Verdict.FENCED,
@@ -161,7 +170,7 @@ CASES = {
         Verdict.NEW,
     ),
     "a query that starts over, though the topic is another one": (
-        Ledger(rivals=(replace(RIVAL, topic_ids={"orders": "one"}),)),
+        Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),)),
         batch(0, topic_ids={"orders": "other"}),
         OVER,
         Verdict.NEW,
@@ -173,13 +182,13 @@ CASES = {
         Verdict.NEW,
     ),
     "a query that starts over in place of one that was replaced before": (
-        Ledger(rivals=(replace(RIVAL, replaced_by="q1"),)),
+        Ledger(rivals=(rival(replaced_by="q1"),)),
         batch(0),
         OVER,
         Verdict.FOREIGN,
     ),
     "a query that starts over beside a third": (
-        Ledger(rivals=(RIVAL, replace(RIVAL, query_id="q2"))),
+        Ledger(rivals=(RIVAL, rival(query_id="q2"))),
         batch(0),
         OVER,
         Verdict.FOREIGN,
@@ -346,7 +355,8 @@ def spanning(first, after):
 def by_position(positions, *, last=7, end=None, run_id="r0", previous=None):
     """A writer whose rows are stored up to ``positions``; another run than the tests' wrote them."""
     newest = replace(recorded(last, offset_log=None), positions=kafka(positions), end=kafka(end or positions))
-    return Ledger(writer=Writer(0, last, kafka(end or positions), run_id, "offsets"), last=newest, previous=previous)
+    writer = known_writer(last, kafka(end or positions), run_id=run_id, last=newest)
+    return Ledger(writer=writer, previous=previous)
 
 
 def resuming(batch_id, at, first, after, **changes):
@@ -429,7 +439,7 @@ def resuming(batch_id, at, first, after, **changes):
         ),
         (
             "a writer that has published by other offsets than Kafka's",
-            Ledger(writer=Writer(0, 7, {"0": 5}, "r0", "offsets"), last=recorded(7)),
+            Ledger(writer=known_writer(7, {"0": 5})),
             resuming(6, 20, 20, 70),
             Verdict.CHANGED,
         ),
@@ -449,16 +459,16 @@ def test_a_replacement_by_position_may_start_before_the_old_end(start, expected)
 
 def test_a_replacement_compares_topic_ids():
     """A topic recreated since the old query's last batch is refused to the one that takes its place, too."""
-    rival = replace(RIVAL, topic_ids={"orders": "one"})
+    known = Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),))
     this = batch(0, start=kafka(70), end=kafka(80), topic_ids={"orders": "another"})
-    assert decide(Ledger(rivals=(rival,)), this, Remedies(replaces="q0")) is Verdict.RECREATED
+    assert decide(known, this, Remedies(replaces="q0")) is Verdict.RECREATED
     same = replace(this, topic_ids={"orders": "one"})
-    assert decide(Ledger(rivals=(rival,)), same, Remedies(replaces="q0")) is Verdict.NEW
+    assert decide(known, same, Remedies(replaces="q0")) is Verdict.NEW
 
 
 def test_a_topic_recreated_since_the_last_batch():
     """Kafka's id tells, whatever the offsets say; an unknown id tells nothing."""
-    known = replace(ledger(6), last=recorded(6, topic_ids={"orders": "one"}))
+    known = ledger(6, last=recorded(6, topic_ids={"orders": "one"}))
     assert decide(known, batch(7, topic_ids={"orders": "another"}), NO_REMEDY) is Verdict.RECREATED
     assert decide(known, batch(7, topic_ids={"orders": "one", "more": "two"}), NO_REMEDY) is Verdict.NEW
     assert decide(known, batch(7), NO_REMEDY) is Verdict.NEW
@@ -467,7 +477,14 @@ def test_a_topic_recreated_since_the_last_batch():
 def test_a_retired_writer_publishes_no_more():
     """Retiring is for good, as being replaced is."""
     known = ledger(6)
-    assert decide(replace(known, writer=replace(known.writer, is_retired=True)), batch(7), NO_REMEDY) is Verdict.FENCED
+    assert (
+        decide(
+            replace(known, writer=replace(known.writer, retired_at=datetime(2026, 11, 24, tzinfo=timezone.utc))),
+            batch(7),
+            NO_REMEDY,
+        )
+        is Verdict.FENCED
+    )
 
 
 REFUSED = [name for name, case in CASES.items() if case[3] not in PUBLISH | SKIP]
@@ -494,13 +511,12 @@ records = st.builds(
     Recorded, st.integers(0, 3), st.sampled_from(["r0", "r1"]), st.sampled_from([OURS, THEIRS]), offsets, offsets, texts
 )
 writers = st.builds(
-    Writer,
-    st.just(0),
-    st.integers(0, 3),
-    offsets,
-    st.sampled_from(["r0", "r1"]),
-    st.sampled_from(["offsets", "ids"]),
-    st.sampled_from([None, "q2"]),
+    make_writer,
+    last_batch_id=st.integers(0, 3),
+    end_offsets=offsets,
+    run_id=st.sampled_from(["r0", "r1"]),
+    guarantee=st.sampled_from(["offsets", "ids"]),
+    replaced_by=st.sampled_from([None, "q2"]),
 )
 batches = st.builds(
     Batch,
@@ -528,9 +544,8 @@ def worlds(draw):
     same_id = replace(draw(records), batch_id=this.batch_id) if has_record else None
     last = replace(draw(records), batch_id=writer.last_batch_id)
     known = Ledger(
-        writer=writer,
+        writer=replace(writer, last=last),
         same_id=same_id,
-        last=last,
         was_owner=draw(st.booleans()),
         skipped_by=draw(st.sampled_from([None, OURS, THEIRS])),
     )

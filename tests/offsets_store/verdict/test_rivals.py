@@ -10,10 +10,10 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from support.batches import make_batch
+from support.batches import make_batch, make_writer
 
 from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, recorded_reads, together
-from pgonce.offsets_store.verdict.rivals import Neighbour, rivals_of, what_speaks_against
+from pgonce.offsets_store.verdict.rivals import rivals_of, what_speaks_against
 
 FILES = {"0": {"logOffset": 0}}
 RATE = {"0": {"offset": 3, "timestamp": 3000}}
@@ -33,8 +33,9 @@ def first(end, *folders, **identity):
 
 def feeding(end, *folders, **identity):
     """A query that has published one batch with that end."""
-    known = Neighbour("old", None, "/checkpoints/old", end, reads_of(end, {"0": folders} if folders else {}))
-    return replace(known, **identity)
+    reads = reads_of(end, {"0": folders} if folders else {})
+    fields = {"sink_name": "public.orders", "checkpoint_location": "/checkpoints/old", "reads": reads, **identity}
+    return make_writer(**{"query_id": "old", "end_offsets": end, **fields})
 
 
 APART = {

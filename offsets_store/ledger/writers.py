@@ -1,0 +1,240 @@
+"""
+Read the ledger's table ``writers``, and say who feeds a table.
+
+Runs wherever the ledger is read, in a transaction that the caller owns and under our search_path. Invariant: a row is
+read into :class:`~pgonce.offsets_store.verdict.facts.Writer` here and nowhere else, and a record of a batch into
+:class:`~pgonce.offsets_store.verdict.facts.Recorded`.
+
+``writers_in_tx(connection, IS_LIVING, writers.c.query_id == query_id)`` reads the living writers of a query,
+``writers_in_tx(connection, IS_LIVING, feeds({"public.orders": oid}), lock=True)`` locks those that feed a table, and
+``records_in_tx(connection, writer, batches.c.batch_id >= 7)`` reads records of one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, func, literal, or_, select, text
+
+from ..errors import NOTHING, UNCHANGED, LedgerError, OffsetsError
+from ..postgres import search_path
+from ..verdict.facts import Batch, Recorded, Writer
+from ..verdict.reads import recorded_reads
+from .tables import batches, last_batches, writers, writers_and_last_batches
+
+Condition = ColumnElement[bool] | TextClause
+
+HAS_PUBLISHED = writers.c.last_batch_id.is_not(None)
+"""A first batch that is not committed yet leaves a row that counts for nobody else."""
+IS_LIVING = and_(HAS_PUBLISHED, writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
+"""The writers that have published and may publish more."""
+
+_NOT_READ = {"written_as", "sources"}
+_COLUMNS = [column.name for column in writers.c if column.name not in _NOT_READ]
+# What a batch was written like and its entry of offsets/ are long, and few ask for them.
+_WRITERS = select(
+    *(column for column in writers.c if column.name != "written_as"),
+    *(column.label(f"of_last_{column.name}") for column in last_batches.c if column.name != "offset_log"),
+    literal(None).label("of_last_offset_log"),
+).select_from(writers_and_last_batches)
+
+
+def writers_in_tx(connection: Connection, *conditions: Condition, lock: bool = False) -> list[Writer]:
+    """
+    The writers that have published and meet all conditions, by sink and key, each with the record of its last batch.
+
+    That record lacks the text of its entry of ``offsets/``; :func:`records_in_tx` reads it.
+
+    :param lock: whether to lock their rows first, in the order of their keys, as a commit locks its own.
+    """
+    if lock:
+        # Two statements: one that waits for a lock has an older snapshot, and may miss the record of the last batch.
+        locked = select(writers.c.writer_id).where(HAS_PUBLISHED, *conditions).order_by(writers.c.writer_id)
+        ids = connection.execute(locked.with_for_update()).scalars().all()
+        conditions = (writers.c.writer_id.in_(ids),)
+    found = _WRITERS.where(HAS_PUBLISHED, *conditions).order_by(writers.c.sink_name, writers.c.writer_id)
+    return [
+        as_writer(row, None if row["of_last_batch_id"] is None else as_recorded(row, "of_last_"))
+        for row in connection.execute(found).mappings()
+    ]
+
+
+def records_in_tx(connection: Connection, writer: Writer, *conditions: ColumnElement[bool]) -> dict[int, Recorded]:
+    """The records of a writer's generation that meet all conditions, by batch id."""
+    found = select(batches).where(
+        batches.c.writer_id == writer.writer_id, batches.c.generation == writer.generation, *conditions
+    )
+    return {row["batch_id"]: as_recorded(row) for row in connection.execute(found).mappings()}
+
+
+def as_writer(row: Mapping[str, Any] | RowMapping, last: Recorded | None) -> Writer:
+    """A row of ``writers``, with the record of its last batch; None if that is not kept or was not read."""
+    values = checked(row)
+    return Writer(**{name: values[name] for name in _COLUMNS}, reads=recorded_reads(values["sources"]), last=last)
+
+
+def as_recorded(row: Mapping[str, Any] | RowMapping, prefix: str = "") -> Recorded:
+    """A row of ``batches``; the names of its columns may begin with a ``prefix``."""
+    values = checked({name: row[f"{prefix}{name}"] for name in _RECORDED})
+    start, end = values.pop("start_offsets"), values.pop("end_offsets")
+    return Recorded(start=start, end=end, **values)
+
+
+_RECORDED = (
+    "batch_id",
+    "run_id",
+    "attempt",
+    "start_offsets",
+    "end_offsets",
+    "offset_log",
+    "positions",
+    "topic_ids",
+    "stateful",
+)
+_OBJECTS = (
+    "end_offsets",
+    "start_offsets",
+    "latest_offsets",
+    "positions",
+    "stored_positions",
+    "topic_ids",
+    "targets",
+    "counts",
+    "tables",
+)
+
+
+def checked(row: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
+    """
+    The values of a row of the ledger.
+
+    :raises LedgerError: LEDGER_MALFORMED, where JSON has another shape than pgonce gives it.
+    """
+    for name in _OBJECTS:
+        if not isinstance(row.get(name), dict | None):
+            raise LedgerError(
+                "LEDGER_MALFORMED",
+                f"The ledger has something else than a JSON object as {name} of "
+                + ", ".join(f"{key} {row[key]!r}" for key in ("query_id", "sink_name", "batch_key") if row.get(key))
+                + ": pgonce did not write that.",
+                UNCHANGED,
+                "Find out what changed the row, and restore it from a backup.",
+            )
+    return dict(row)
+
+
+# A writer feeds a table if its sink has the table's name, or if it writes into the table, a partition of it, or a table
+# that it is a partition of. A table that was renamed is found by its oid, one that was created again by its name.
+_FEEDS = """(
+    pgonce.writers.sink_name = ANY (CAST({names} AS text[]))
+    OR pgonce.writers.targets ?| CAST({names} AS text[])
+    OR EXISTS (
+        SELECT FROM jsonb_each_text(pgonce.writers.targets) AS written, unnest(CAST({oids} AS bigint[])) AS asked(oid)
+        WHERE CAST(written.value AS bigint) = asked.oid
+           OR CAST(CAST(written.value AS bigint) AS oid) IN (
+               SELECT relid FROM pg_partition_tree(CAST(CAST(asked.oid AS oid) AS regclass))
+               UNION ALL SELECT relid FROM pg_partition_ancestors(CAST(CAST(asked.oid AS oid) AS regclass))))
+)"""
+
+
+def feeds(tables: Mapping[str, int | None]) -> TextClause:
+    """
+    The condition for the writers that feed one of these tables, whatever their sinks are called.
+
+    A writer whose tables are not known before it writes to them is found once it has.
+
+    :param tables: their qualified names (or the name of a sink), with their oids as far as they are known.
+    """
+    names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
+    return text(_FEEDS.format(names=":fed_names", oids=":fed_oids")).bindparams(fed_names=names, fed_oids=oids)
+
+
+def lock_feeders_in_tx(
+    connection: psycopg.Connection, tables: Mapping[str, int | None], or_gone: tuple[str, str]
+) -> list[tuple[str, str]]:
+    """
+    Lock the living writers that feed these tables; the query's id and the sink of each.
+
+    The user's search_path may be in force, and is so afterwards.
+
+    :param or_gone: the query's id and the sink of a writer that is found even if it is no longer living.
+    """
+    names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
+    query, sink = or_gone
+    statement = sql.SQL(_LOCK_FEEDERS + _FEEDS + " ORDER BY writer_id FOR UPDATE").format(
+        names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(query), sink=sql.Literal(sink)
+    )
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, statement)
+    return cursor.fetchall()
+
+
+_LOCK_FEEDERS = """
+SELECT query_id, sink_name FROM pgonce.writers
+WHERE last_batch_id IS NOT NULL
+  AND (replaced_by IS NULL AND retired_at IS NULL OR query_id = {query} AND sink_name = {sink})
+  AND """
+
+
+def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Writer, ...]:
+    """The other queries that feed the batch's sink or tables, and the one to be replaced, whatever became of it."""
+    replaced = and_(writers.c.sink_name == batch.sink_name, writers.c.query_id == literal(replaces))
+    by_name = feeds({batch.sink_name: None, **batch.tables})
+    found = writers_in_tx(connection, writers.c.query_id != batch.query_id, or_(and_(IS_LIVING, by_name), replaced))
+    return tuple(found)
+
+
+# Fewer characters of an id are probably something else that was mistyped.
+LEAST_CHARACTERS = 4
+
+
+def is_meant(given: str, query_id: str, query_name: str | None) -> bool:
+    """Whether ``given`` is the query's id, at least four characters with which that begins, or the query's name."""
+    begins = len(given) >= LEAST_CHARACTERS and query_id.startswith(given)
+    return begins or given in (query_id, query_name)
+
+
+def meant_by(given: str, query_id: ColumnElement[str], query_name: ColumnElement[str | None]) -> ColumnElement[bool]:
+    """:func:`is_meant` as a condition in SQL."""
+    begins = [func.starts_with(query_id, given)] if len(given) >= LEAST_CHARACTERS else []
+    return or_(query_id == given, query_name == given, *begins)
+
+
+def replaced_query_in_tx(connection: Connection, batch: Batch, given: str) -> str:
+    """
+    The id of the query that the option ``replaces`` names: one that has published into this sink.
+
+    A name never moves on from a query that was replaced to the one that took its place. Both count, so a setting that
+    was left in place is ambiguous then, and is refused; with ``startOver`` it would otherwise delete the rows of the
+    newer query. What names no query is returned as it is given; the batch is then refused, because no query has that
+    id.
+
+    :raises OffsetsError: QUERY_AMBIGUOUS.
+    """
+    is_named = meant_by(given, writers.c.query_id, writers.c.query_name)
+    found = writers_in_tx(
+        connection, writers.c.sink_name == batch.sink_name, writers.c.query_id != batch.query_id, is_named
+    )
+    ids = [writer.query_id for writer in found]
+    if given in ids or not ids:
+        return given
+    if len(ids) == 1:
+        return ids[0]
+    candidates = "; ".join(
+        f"{writer.query_id} ({writer.query_name or 'no name'}, "
+        + (
+            f"replaced by {writer.replaced_by})"
+            if writer.replaced_by
+            else f"last batch at {writer.updated_at:%Y-%m-%d %H:%M})"
+        )
+        for writer in sorted(found, key=lambda writer: writer.updated_at, reverse=True)
+    )
+    raise OffsetsError(
+        "QUERY_AMBIGUOUS",
+        f"replaces={given} could be any of {len(ids)} queries that have written into sink {batch.sink_name!r}.",
+        NOTHING,
+        f"Set replaces to the id of one of them: {candidates}.",
+    )
