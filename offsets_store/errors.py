@@ -53,6 +53,10 @@ class ConfigurationError(PgonceError):
     """An option, an argument or a Spark setting that pgonce cannot work with."""
 
 
+class NotInstalledError(ConfigurationError):
+    """A Python package that is needed for what was asked is not installed here."""
+
+
 class ConnectError(PgonceError):
     """
     Postgres could not be reached, or refused the login.
@@ -69,8 +73,20 @@ class CheckpointError(PgonceError):
     """Spark's checkpoint could not be read, or does not say what it must."""
 
 
+class NoCheckpointError(CheckpointError):
+    """There is no checkpoint of a query at this location."""
+
+
 class LedgerError(PgonceError):
     """The ledger (schema ``pgonce``) is missing, too new, or may not be written."""
+
+
+class NoLedgerError(LedgerError):
+    """The database has no ledger yet."""
+
+
+class OldLedgerError(LedgerError):
+    """The ledger lacks a migration that this code needs."""
 
 
 class OffsetsError(PgonceError):
@@ -81,6 +97,10 @@ class RecoveryError(PgonceError):
     """A checkpoint that cannot be repaired from the ledger, or a command of a person that a writer does not allow."""
 
 
+class UnknownQueryError(RecoveryError):
+    """The ledger does not know the query of a checkpoint."""
+
+
 class RefusedBatch(PgonceError):
     """A batch that must not be published; ``code`` is the verdict's name."""
 
@@ -89,8 +109,24 @@ class TargetError(PgonceError):
     """The target table cannot take the batch, or Postgres refused its rows."""
 
 
+class NullKeyError(TargetError):
+    """Rows of the batch have NULL in a key column."""
+
+
+class NullOrderError(TargetError):
+    """Rows of the batch have NULL in the column that orderBy names."""
+
+
+class NotAlteredError(TargetError):
+    """The target table would have to be altered for the rows, and cannot be."""
+
+
 class CommitError(PgonceError):
     """The batch could not be committed, for a reason outside its rows."""
+
+
+class UnknownOutcomeError(CommitError):
+    """The batch may have been committed, and the ledger could not be asked."""
 
 
 def bad_option(code: str, what: str, remedy: str) -> ConfigurationError:

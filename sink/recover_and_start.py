@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import Any
 
@@ -17,7 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from pgonce.offsets_store.errors import NOTHING, RecoveryError
+from pgonce.offsets_store.errors import NOTHING, RecoveryError, UnknownQueryError
 from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
@@ -118,11 +118,8 @@ def _asked_of(writer: DataStreamWriter) -> tuple[str, str]:
 @contextmanager
 def _unknown_to_the_ledger() -> Iterator[None]:
     # A query that wrote elsewhere before: the sink judges adoptCheckpoint, at the first batch.
-    try:
+    with suppress(UnknownQueryError):
         yield
-    except RecoveryError as error:
-        if error.code != "RECOVERY_UNKNOWN_QUERY":
-            raise
 
 
 def _stop_if_continuous(query: StreamingQuery) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, NoCheckpointError
 from ..offsets.compare import Offsets
 from .files import CheckpointFiles, open_location
 from .log_entries import (
@@ -61,7 +61,7 @@ class Checkpoint:
         """
         text = self._text("metadata")
         if text is None:
-            raise CheckpointError(
+            raise NoCheckpointError(
                 "CHECKPOINT_NOT_FOUND",
                 f"There is no checkpoint of a query at {self.location}: it has no file named metadata.",
                 "Nothing was written.",

@@ -10,7 +10,7 @@ The steps of a try, in this order:
 2. claim the key, which waits for another job that has claimed it: ``claim_in_tx``
 3. if it was published: by this attempt, whose COMMIT was not answered; or by another one, and this one is skipped; or
    with other rows, and this one is refused: ``_skip_in_tx``
-4. publish the rows, and record the job: ``_publish_in_tx``
+4. publish the rows, and record the job: ``_publish_in_tx``, ``_record_in_tx``
 5. COMMIT: ``send_commit``
 
 Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for the batches of a stream.
@@ -35,8 +35,8 @@ from ..postgres.one_round_trip import one_trip
 from ..postgres.search_path import leave_in_tx
 from . import one_transaction
 from .notification import notify_in_tx
+from .one_transaction import application_name, session_of_a_try
 from .retrying import tried
-from .session import application_name, session_of_a_try
 from .settings import CommitSettings
 from .work import Named, Outcome
 
@@ -93,18 +93,21 @@ def _publish_or_skip(
         sink_name = work.name_sink(connection)
         began = begin_in_tx(connection, application_name(str(job.attempt)), settings.lock_timeout)
         one_transaction.refuse_lost_on_crash(began)
-        with watch.looking(began.backend_pid, may_end=True):
+        with outcome.on_ledger(), watch.looking(began.backend_pid, may_end=True):
             recorded = claim_in_tx(connection, sink_name, job)
         # Whoever had the key before is done, so what is recorded now stays so.
         outcome.unknown = False
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
-                _publish_in_tx(settings, connection, sink_name, job, work, began)
+                published = _publish_in_tx(connection, work, began)
+                with outcome.on_ledger():
+                    _record_in_tx(settings, connection, sink_name, job, published)
             verdict = JobVerdict.PUBLISHED
         elif recorded.attempt == job.attempt:
             return JobVerdict.LANDED
         else:
-            _skip_in_tx(connection, sink_name, job, recorded)
+            with outcome.on_ledger():
+                _skip_in_tx(connection, sink_name, job, recorded)
             verdict = JobVerdict.SKIPPED
         one_transaction.send_commit(settings.url, connection, began.backend_pid, _named(job), outcome)
     if recorded is not None:
@@ -113,12 +116,16 @@ def _publish_or_skip(
     return verdict
 
 
-def _publish_in_tx(
-    settings: CommitSettings, connection: Connection, sink_name: str, job: Job, work: JobWork, began: TransactionState
-) -> None:
+def _publish_in_tx(connection: Connection, work: JobWork, began: TransactionState) -> Published:
     leave_in_tx(driver_connection(connection))
     published = work.publish(connection)
     one_transaction.refuse_another_in_tx(connection, began)
+    return published
+
+
+def _record_in_tx(
+    settings: CommitSettings, connection: Connection, sink_name: str, job: Job, published: Published
+) -> None:
     with one_trip(connection):
         record_job_in_tx(connection, sink_name, job, published)
         notify_in_tx(connection, settings.notify_channel, published, sink=sink_name, batch_key=job.batch_key)

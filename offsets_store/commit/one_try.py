@@ -52,7 +52,7 @@ from ..verdict.refused_batch import refusal
 from ..verdict.targets import WrittenTables
 from . import one_transaction
 from .notification import notify_in_tx
-from .session import application_name, session_of_a_try
+from .one_transaction import application_name, session_of_a_try
 from .settings import CommitSettings
 from .work import NameSink, Outcome, Work, named
 from .written_tables import compared_with_earlier
@@ -86,10 +86,12 @@ def publish_or_skip(
         if transaction.verdict in PUBLISH:
             with watch.looking(transaction.began.backend_pid, may_end=False):
                 stored = _stored_positions(transaction)
-                published, tables = _publish_in_tx(transaction, work, stored)
-                _record_in_tx(transaction, published, tables, stored)
+                published, tables = _publish_in_tx(transaction, work, stored, outcome)
+                with outcome.on_ledger():
+                    _record_in_tx(transaction, published, tables, stored)
         else:
-            _skip_in_tx(transaction)
+            with outcome.on_ledger():
+                _skip_in_tx(transaction)
         _commit(transaction, outcome)
     return transaction.verdict
 
@@ -104,7 +106,8 @@ def ask_or_skip(
     """
     with _decided_transaction(settings, planned, name_sink, watch, outcome) as transaction:
         if transaction.verdict in SKIP:
-            _skip_in_tx(transaction)
+            with outcome.on_ledger():
+                _skip_in_tx(transaction)
             _commit(transaction, outcome)
     return transaction.verdict
 
@@ -126,7 +129,7 @@ def _decided_transaction(
         batch = planned.into(sink) if isinstance(sink, str) else planned.into(sink.name, sink.tables)
         began = begin_in_tx(connection, application, settings.lock_timeout)
         one_transaction.refuse_lost_on_crash(began)
-        with watch.looking(began.backend_pid, may_end=True):
+        with outcome.on_ledger(), watch.looking(began.backend_pid, may_end=True):
             try:
                 locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over)
             except SnapshotTooOldError:
@@ -136,7 +139,8 @@ def _decided_transaction(
         settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and locked.has_acceptances:
-            is_accepted = is_accepted_in_tx(connection, locked.writer_id, batch.batch_id)
+            with outcome.on_ledger():
+                is_accepted = is_accepted_in_tx(connection, locked.writer_id, batch.batch_id)
             verdict = Verdict.ACCEPTED if is_accepted else verdict
         if verdict not in PUBLISH | SKIP:
             _refuse_forgotten(settings.url, batch, verdict)
@@ -150,10 +154,13 @@ def _stored_positions(transaction: Try) -> Offsets | None:
     return stored_positions(transaction.locked.ledger, transaction.settings.remedies)
 
 
-def _publish_in_tx(transaction: Try, work: Work, stored: Offsets | None) -> tuple[Published, WrittenTables]:
+def _publish_in_tx(
+    transaction: Try, work: Work, stored: Offsets | None, outcome: Outcome
+) -> tuple[Published, WrittenTables]:
     if work.sealed:
         one_transaction.refuse_when_it_ends(transaction.connection)
-        record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
+        with outcome.on_ledger():
+            record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
     leave_in_tx(driver_connection(transaction.connection))
     below = None if transaction.verdict is Verdict.NEW else stored
     over = starts_over(transaction.verdict, transaction.locked.ledger, transaction.settings.remedies)

@@ -1,21 +1,25 @@
 """
-How often is a batch tried, and what is known when no try has succeeded?
+Commit a batch: try it until it is committed, or until it is known why it cannot be.
 
 Runs in the commit worker, in a receiver, or in the foreachBatch function on the driver. Invariant: every try begins at
 the first step. The attempt's token in the ledger distinguishes a commit whose answer was lost from one that never
 happened. While the ledger cannot be asked, the outcome is called unknown, never failed.
+
+A transaction may begin before all rows are there (:class:`EarlyTry`). It is one try: whatever goes wrong in it is met
+again, and then raised, by the commit that begins once the rows are there.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import psycopg
 import sqlalchemy.exc
 
-from ..errors import NOTHING, CommitError, ConnectError, PgonceError
+from ..errors import NOTHING, CommitError, ConnectError, PgonceError, UnknownOutcomeError, without_its_words
 from ..ledger.migrations import forget_ledger
 from ..postgres.backoff import in_one_line, patiently
 from ..postgres.lock_watch import HeldByOthersError, LockWatch
@@ -76,11 +80,54 @@ def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: N
     return tried(settings, named(planned), once, Outcome())
 
 
+_BEGINS_AGAIN = "batch %s begins again when its rows are there: %s"
+
+
+class NotNowError(Exception):
+    """Raised by the work of an early transaction whose rows are missing, or are not those that were wanted."""
+
+
+@dataclass
+class EarlyTry:
+    """
+    The one try that may come before the commit.
+
+    Call :meth:`begin` first, or not at all. Then call :meth:`commit`, unless ``verdict`` says what became of the batch.
+
+    ``verdict`` is what became of the batch, if the try succeeded. ``outcome_unknown`` tells the commit that follows
+    that the try may have been committed, although its answer was lost.
+    """
+
+    settings: CommitSettings
+    verdict: Verdict | None = None
+    outcome_unknown: bool = False
+
+    def begin(self, planned: PlannedBatch, work: Work) -> None:
+        """Publish or skip the batch now, or leave it to :meth:`commit`. No error gets out of this."""
+        try:
+            # One try only: while rows are missing, this transaction should not hold up other sessions, or end them.
+            self.verdict = commit_batch(replace(self.settings, retry_timeout=0), planned, work)
+        except NotNowError as why:
+            _log.info(_BEGINS_AGAIN, planned.batch_id, why)
+        except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
+            self.outcome_unknown = isinstance(error, UnknownOutcomeError)
+            _log.warning(_BEGINS_AGAIN, planned.batch_id, _reason(error))
+
+    def commit(self, planned: PlannedBatch, work: Work) -> Verdict:
+        """Publish or skip the batch, with all the patience that the settings allow, whatever became of the try."""
+        return commit_batch(self.settings, planned, work, outcome_unknown=self.outcome_unknown)
+
+
+def _reason(error: Exception) -> str:
+    return str(error) if isinstance(error, PgonceError) else without_its_words(error)
+
+
 def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outcome], _T], outcome: Outcome) -> _T:
     """What ``once`` returns, which is tried as often as ``settings`` allow; the error says what is known then."""
     watch = LockWatch(settings.url, settings.lock_timeout)
 
     def work() -> _T:
+        outcome.in_ledger = False
         try:
             return once(watch, outcome)
         except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
@@ -97,19 +144,21 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
         if outcome.unknown:
             # This try failed before it could read the ledger, which alone tells what an earlier try has done.
             return _unknown(what, error)
-        return _given_up(error, what, settings, watch) if is_time_up else _translated(error, settings.url)
+        if is_time_up:
+            return _given_up(error, what, settings, watch, outcome)
+        return _translated(error, settings.url, in_ledger=outcome.in_ledger)
 
     trying = f"{what.full}: trying again"
     return patiently(work, settings.retry_timeout, log=_log, trying=trying, failed=failed, may_pass=may_pass)
 
 
-def _translated(error: Exception, url: str) -> Exception:
+def _translated(error: Exception, url: str, *, in_ledger: bool) -> Exception:
     cause = driver_error(error)
     if cause is None:
         return error
     if is_ledger_gone(cause):
         forget_ledger(url)
-    if is_statement_pooling(cause) or is_ledger_gone(cause) or " pgonce." in (getattr(error, "statement", None) or ""):
+    if in_ledger or is_statement_pooling(cause) or is_ledger_gone(cause):
         return ledger_error(cause, "writing the ledger")
     return target_error(cause)
 
@@ -126,7 +175,7 @@ def _is_lock_timeout(error: Exception) -> bool:
     return cause is not None and cause.sqlstate == _LOCK_NOT_AVAILABLE
 
 
-def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: LockWatch) -> Exception:
+def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: LockWatch, outcome: Outcome) -> Exception:
     seconds, reason = settings.retry_timeout, in_one_line(error)
     if _is_lock_timeout(error):
         # The first try waits for lock_timeout, however short the time for others is.
@@ -140,7 +189,7 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
             "waits.",
         )
     if isinstance(error, ConnectError) or _will_be_promoted(error, settings.url):
-        return _translated(error, settings.url)
+        return _translated(error, settings.url, in_ledger=outcome.in_ledger)
     return CommitError(
         "RETRIES_EXHAUSTED",
         f"{what.begins} could not be committed within {seconds:g} s; the last reason: {reason}.",
@@ -149,12 +198,7 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
     )
 
 
-def left_unknown(error: Exception) -> bool:
-    """Whether ``error`` is that of a commit that may have been done."""
-    return isinstance(error, CommitError) and error.code == "COMMIT_UNKNOWN"
-
-
-def _unknown(what: Named, error: Exception) -> CommitError:
+def _unknown(what: Named, error: Exception) -> UnknownOutcomeError:
     reason = error.what.rstrip(".") if isinstance(error, PgonceError) else in_one_line(error)
     return unknown_outcome(
         f"The connection was lost while {what.short} was committed, and Postgres could not be asked since: {reason}.",
@@ -162,9 +206,9 @@ def _unknown(what: Named, error: Exception) -> CommitError:
     )
 
 
-def unknown_outcome(what: str, again: str = "start the query again") -> CommitError:
+def unknown_outcome(what: str, again: str = "start the query again") -> UnknownOutcomeError:
     """The error for a batch that may have been committed, while the ledger cannot be asked."""
-    return CommitError(
+    return UnknownOutcomeError(
         "COMMIT_UNKNOWN",
         what,
         "Whether the batch was committed is unknown. Its rows and its offsets were committed together, or not at all.",

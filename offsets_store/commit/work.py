@@ -7,7 +7,8 @@ own, and at most one of these is committed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from sqlalchemy import Connection
@@ -87,6 +88,18 @@ class Outcome:
     It is ``unknown`` from the moment at which a COMMIT is sent until Postgres has answered it, or a later try has read
     the ledger under the lock on the writer's row (a batch job: on its key). That try gets the lock only when the
     earlier transaction is over.
+
+    ``in_ledger`` tells, when a try has failed, that it failed in a statement on the ledger. Otherwise an error of
+    Postgres is about the target or its rows.
     """
 
     unknown: bool = False
+    in_ledger: bool = False
+
+    @contextmanager
+    def on_ledger(self) -> Iterator[None]:
+        """Run the block as a part of the try that reads or writes the ledger."""
+        self.in_ledger = True
+        yield
+        # Not after an error, because whoever handles that asks where it came from.
+        self.in_ledger = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ..errors import UNCHANGED, ConfigurationError, OffsetsError
+from ..errors import UNCHANGED, NotInstalledError, OffsetsError
 from .settings import Brokers
 
 _Answer = TypeVar("_Answer")
@@ -64,7 +64,7 @@ def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer
     try:
         from confluent_kafka import KafkaException
     except ImportError as error:
-        raise ConfigurationError(
+        raise NotInstalledError(
             "NO_KAFKA_CLIENT",
             "Asking a Kafka broker needs the package confluent-kafka, which is not installed here.",
             UNCHANGED,

@@ -3,7 +3,8 @@ How is the ledger opened outside a commit: to read it, or to change it by hand?
 
 Runs wherever the stored offsets are asked for, and in recoveries. Invariant: a block is one transaction, under our
 search_path and with a bound for every wait, on a ledger that is there and that this code knows; what psycopg raises in
-it leaves it as an error of ours. (:mod:`pgonce.offsets_store.commit.session` opens it for the tries of a commit.)
+it leaves it as an error of ours. (A try of a commit has its session from
+:mod:`pgonce.offsets_store.commit.one_transaction`.)
 """
 
 from __future__ import annotations

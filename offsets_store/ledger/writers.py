@@ -94,6 +94,7 @@ _RECORDED = (
     "topic_ids",
     "stateful",
 )
+# What pgonce writes as a JSON object, or not at all.
 _OBJECTS = (
     "end_offsets",
     "start_offsets",

@@ -13,23 +13,11 @@ import psycopg
 from sqlalchemy import Connection
 
 from .connect import driver_connection
-from .translate import is_transient, ledger_error
 
 
 @contextmanager
 def one_trip(connection: Connection) -> Iterator[None]:
-    """
-    Send the block's statements on the ledger together.
-
-    :raises LedgerError: what Postgres says of one of them, if it does not pass by itself.
-    """
+    """Send the block's statements together; an error of one of them is raised at the end of the block."""
     # libpq before 14 cannot; psycopg[binary] brings a newer one.
-    pipeline = driver_connection(connection).pipeline() if psycopg.Pipeline.is_supported() else nullcontext()
-    try:
-        with pipeline:
-            yield
-    except psycopg.Error as error:
-        # When the answer comes, SQLAlchemy cannot translate it any more and say which statement it was.
-        if is_transient(error):
-            raise
-        raise ledger_error(error, "writing the ledger") from None
+    with driver_connection(connection).pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+        yield

@@ -74,8 +74,12 @@ _LONGEST_MESSAGE = 1000
 _UNKNOWN = ("TARGET_FAILED", "Look the SQLSTATE up in Postgres's manual and remove its cause.")
 
 
-def target_error(error: psycopg.Error) -> PgonceError:
-    """The error for what Postgres refused while a batch was published, with Postgres's text but without passwords."""
+def target_error(error: psycopg.Error, what: str = "the batch") -> PgonceError:
+    """
+    The error for what Postgres refused while a batch was published, with Postgres's text but without passwords.
+
+    :param what: what Postgres refused, for the sentence.
+    """
     sqlstate = error.sqlstate or _sqlstate_of_client(error)
     if sqlstate is None or error.diag.schema_name == "pgonce":
         if error.diag.constraint_name == "last_batch_is_recorded":
@@ -86,7 +90,7 @@ def target_error(error: psycopg.Error) -> PgonceError:
         or _REMEDIES.get(sqlstate)
         or _REMEDIES.get(sqlstate[:2], _UNKNOWN)
     )
-    return TargetError(code, _sentence(error), NOTHING, f"{remedy} {_AFTERWARDS}")
+    return TargetError(code, _sentence(error, what), NOTHING, f"{remedy} {_AFTERWARDS}")
 
 
 def code_of(sqlstate: str) -> str:
@@ -111,11 +115,11 @@ def add_note(error: psycopg.Error, note: str) -> None:
     vars(error)["__notes__"] = [*getattr(error, "__notes__", ()), note]
 
 
-def _sentence(error: psycopg.Error) -> str:
+def _sentence(error: psycopg.Error, what: str) -> str:
     diag = error.diag
     if error.sqlstate is None:
         return scrub(f"A statement could not be sent to Postgres: {' '.join(str(error).split()).rstrip('.')}.")
-    parts = [f"Postgres refused the batch (SQLSTATE {error.sqlstate}): {shortened(diag.message_primary or '')}"]
+    parts = [f"Postgres refused {what} (SQLSTATE {error.sqlstate}): {shortened(diag.message_primary or '')}"]
     # "Failing row contains ..." would put a whole row into logs; a key says enough.
     if diag.message_detail and diag.message_detail.startswith("Key "):
         parts.append(f"Detail: {diag.message_detail}")

@@ -14,7 +14,7 @@ from enum import Enum
 from typing import Any
 
 from ..checkpoint.files import open_location
-from ..errors import CheckpointError, LedgerError, RecoveryError
+from ..errors import CheckpointError, NoLedgerError, RecoveryError
 from ..ledger.session import reading
 from ..offsets.compare import Offsets
 from ..verdict.decide import PUBLISH, Verdict
@@ -241,11 +241,9 @@ def _fed(url: str, sink: str | None) -> dict[str, tuple[Writer, ...]]:
     try:
         with reading(url) as connection:
             return read_neighbours(connection, sink)
-    except LedgerError as error:
+    except NoLedgerError:
         # The first batch of the query will create it.
-        if error.code == "NO_LEDGER":
-            return {}
-        raise
+        return {}
 
 
 def _knows(fed: Mapping[str, Sequence[Writer]], location: str) -> bool:

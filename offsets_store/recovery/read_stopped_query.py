@@ -15,7 +15,7 @@ from sqlalchemy import Connection, or_, select
 
 from ..checkpoint.files import CheckpointFiles, open_location
 from ..checkpoint.reader import Checkpoint, state_files
-from ..errors import CheckpointError, LedgerError
+from ..errors import CheckpointError, NoCheckpointError, NoLedgerError
 from ..ledger.acceptances import is_open
 from ..ledger.session import reading
 from ..ledger.tables import batches, interventions, writers
@@ -67,9 +67,7 @@ def with_state(files: CheckpointFiles, checkpoint: CheckpointFacts, sinks: Seque
 def _query_id(checkpoint: Checkpoint) -> str | None:
     try:
         return checkpoint.query_id()
-    except CheckpointError as error:
-        if error.code != "CHECKPOINT_NOT_FOUND":
-            raise
+    except NoCheckpointError:
         return None
 
 
@@ -92,9 +90,9 @@ def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
     try:
         with reading(url) as connection:
             return read_sinks(connection, checkpoint.query_id, checkpoint.offsets.keys())
-    except LedgerError as error:
+    except NoLedgerError:
         # Before the first batch, and after a continuous query, the checkpoint alone says what to do.
-        if error.code == "NO_LEDGER" and (checkpoint.newest in (None, 0) or checkpoint.is_continuous):
+        if checkpoint.newest in (None, 0) or checkpoint.is_continuous:
             return []
         raise
 

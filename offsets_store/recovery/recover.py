@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from ..checkpoint.writer import CheckpointWriter
-from ..errors import LedgerError, RecoveryError
+from ..errors import LedgerError, OldLedgerError, RecoveryError
 from ..ledger.migrations import ensure_ledger
 from ..postgres.backoff import RETRY_SECONDS, patiently
 from ..postgres.translate import driver_error, ledger_error, passes
@@ -119,8 +119,8 @@ def _recover(
         return Recovery(writer.location, None, "changes nothing: there is no checkpoint yet", None)
     try:
         sinks = known_sinks(url, checkpoint)
-    except LedgerError as error:
-        if dry_run or error.code != "LEDGER_TOO_OLD":
+    except OldLedgerError:
+        if dry_run:
             raise
         # The first commit of the query would bring it up to date too, but that is too late for a recovery.
         ensure_ledger(url)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
 from ..checkpoint.reader import StateFile
-from ..errors import CheckpointError, RecoveryError
+from ..errors import NoCheckpointError, RecoveryError
 from ..offsets.compare import Offsets
 from ..verdict.facts import Ledger, Recorded, Writer
 
@@ -181,9 +181,9 @@ def side_log_number(offset: Any) -> int | None:
     return None
 
 
-def no_checkpoint(checkpoint: CheckpointFacts) -> CheckpointError:
+def no_checkpoint(checkpoint: CheckpointFacts) -> NoCheckpointError:
     """The file ``metadata`` is missing, so nothing says whose checkpoint this is."""
-    return CheckpointError(
+    return NoCheckpointError(
         "CHECKPOINT_NOT_FOUND",
         f"There is no checkpoint of a query at {checkpoint.location}: it has no file named metadata"
         + (f", though offsets/ ends with batch {checkpoint.newest}." if checkpoint.offsets else "."),

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Result, RowMapping, desc, func, select, true
+from sqlalchemy import Connection, Result, desc, func, select, true
 
-from ..errors import LedgerError, PgonceError
+from ..errors import NoLedgerError, PgonceError
 from ..ledger.session import reading
 from ..ledger.tables import (
     batch_job_skips,
@@ -86,7 +86,6 @@ def writers_of(connection: Connection, query: str, sink: str | None) -> list[Sto
     return find_writers(own or stored_writers(connection), query, sink)
 
 
-# What pgonce writes as a JSON object, or not at all.
 def _as_stored(rows: Result[Any]) -> list[StoredWriter]:
     found = []
     for row in rows.mappings():
@@ -200,10 +199,8 @@ def last_written(url: str, query_id: str) -> list[LastWritten]:
     try:
         with reading(url) as connection:
             rows = connection.execute(found.order_by(writers.c.sink_name)).all()
-    except LedgerError as error:
-        if error.code == "NO_LEDGER":
-            return []
-        raise
+    except NoLedgerError:
+        return []
     return [LastWritten(row.sink_name, row.last_batch_id, _tables(row.written_as)) for row in rows]
 
 

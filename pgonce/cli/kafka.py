@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.errors import UNCHANGED, ConfigurationError, PgonceError, bad_option
+from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, PgonceError, bad_option
 from pgonce.offsets_store.export_group import Exported, export_group
 from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
 from pgonce.offsets_store.log_lines import scrub
@@ -83,7 +83,7 @@ def parse_properties(text: str) -> dict[str, str]:
     try:
         import javaproperties
     except ImportError as error:
-        raise ConfigurationError(
+        raise NotInstalledError(
             "NO_KAFKA_CLIENT",
             "Reading a file of Kafka's settings needs the package javaproperties, which is not installed here.",
             UNCHANGED,

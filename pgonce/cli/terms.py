@@ -20,6 +20,7 @@ import typer
 from pgonce.offsets_store.errors import (
     CheckpointError,
     ConfigurationError,
+    NotInstalledError,
     OffsetsError,
     PgonceError,
     RecoveryError,
@@ -67,7 +68,6 @@ _NOT_FOUND = {
     "DEAD_LETTERS_TABLE",
 }
 _FOR_A_PERSON = {"GROUP_IN_USE", "GROUP_NOT_OURS"}
-_SOMETHING_IS_NOT_INSTALLED = {"NO_KAFKA_CLIENT", "NO_PYSPARK"}
 
 Url = Annotated[
     str,
@@ -115,7 +115,7 @@ def _fail(error: PgonceError) -> NoReturn:
 def exit_code(error: PgonceError) -> ExitCode:
     """The exit code for an error: it says which kind of error it was."""
     if isinstance(error, ConfigurationError):
-        return ExitCode.FAILED if error.code in _SOMETHING_IS_NOT_INSTALLED else ExitCode.USAGE
+        return ExitCode.FAILED if isinstance(error, NotInstalledError) else ExitCode.USAGE
     if isinstance(error, RecoveryError):
         return ExitCode.RUNNING if error.code == "RECOVERY_RUNNING" else ExitCode.NEEDS_PERSON
     if error.code in _FOR_A_PERSON:
@@ -186,7 +186,7 @@ def needing_pyspark(what_for: str, data: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "pyspark":
             raise
-        raise ConfigurationError(
+        raise NotInstalledError(
             "NO_PYSPARK",
             f"{what_for}, and pyspark is not installed here.",
             data,

@@ -19,10 +19,10 @@ from psycopg import sql
 from sqlalchemy import Connection, func, select
 
 from pgonce.offsets_store.commit import one_transaction
-from pgonce.offsets_store.commit.session import session_of_a_try
+from pgonce.offsets_store.commit.one_transaction import session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Named, Outcome
-from pgonce.offsets_store.errors import UNCHANGED, CommitError, LedgerError, PgonceError, TargetError
+from pgonce.offsets_store.errors import UNCHANGED, LedgerError, PgonceError, TargetError, UnknownOutcomeError
 from pgonce.offsets_store.ledger.begin import TransactionState, begin_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
@@ -113,20 +113,23 @@ def replay_letters(
                 one_transaction.refuse_lost_on_crash(began)
             with watch.looking(began.backend_pid, may_end=False):
                 if dry_run:
-                    groups = _tried_in_tx(connection, choice)
+                    groups = _tried_in_tx(connection, choice, outcome)
                     connection.rollback()
                     return groups
-                groups = _replay_in_tx(connection, choice, began, reason)
+                groups = _replay_in_tx(connection, choice, began, reason, outcome)
             one_transaction.send_commit(url, connection, began.backend_pid, _WHAT, outcome)
             return groups
     except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
         _raise_translated(error, outcome, watch)
 
 
-def _replay_in_tx(connection: Connection, choice: Choice, began: TransactionState, reason: str | None) -> list[Group]:
+def _replay_in_tx(
+    connection: Connection, choice: Choice, began: TransactionState, reason: str | None, outcome: Outcome
+) -> list[Group]:
     # As a commit does: first the writer's row, then the tables. So a running query and a replay take turns.
-    writer_ids = lock_writers_in_tx(connection, choice)
-    letters = letters_in_tx(connection, choice, lock=True)
+    with outcome.on_ledger():
+        writer_ids = lock_writers_in_tx(connection, choice)
+        letters = letters_in_tx(connection, choice, lock=True)
     groups = _read_in_tx(connection, choice, letters)
     driver = driver_connection(connection)
     leave_in_tx(driver)
@@ -135,16 +138,19 @@ def _replay_in_tx(connection: Connection, choice: Choice, began: TransactionStat
     replayed = [letter for group in done for letter in group.replayed]
     if replayed:
         why = reason.strip() if reason else None
-        remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
+        with outcome.on_ledger():
+            remove_letters_in_tx(connection, choice.table, replayed, writer_ids, "replay-dead-letters", why)
     # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
     leave_in_tx(driver)
     return done
 
 
-def _tried_in_tx(connection: Connection, choice: Choice) -> list[Group]:
+def _tried_in_tx(connection: Connection, choice: Choice, outcome: Outcome) -> list[Group]:
     """What a replay would do; it is done, and must be rolled back."""
     # Nothing of the ledger is locked, so that the role needs no more than to write its rows.
-    groups = _read_in_tx(connection, choice, letters_in_tx(connection, choice, lock=False))
+    with outcome.on_ledger():
+        letters = letters_in_tx(connection, choice, lock=False)
+    groups = _read_in_tx(connection, choice, letters)
     driver = driver_connection(connection)
     leave_in_tx(driver)
     try:
@@ -258,7 +264,7 @@ def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> N
     if cause is None:
         raise error
     if outcome.unknown:
-        raise CommitError(
+        raise UnknownOutcomeError(
             "COMMIT_UNKNOWN",
             "Postgres did not answer COMMIT of the replay.",
             "Either all rows are written and their letters are gone, or nothing was changed.",
@@ -271,15 +277,15 @@ def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> N
             UNCHANGED,
             "Wait until the query's batch is done, or end that session, and give the command again.",
         ) from error
-    if " pgonce." in (getattr(error, "statement", None) or ""):
+    if outcome.in_ledger:
         raise ledger_error(cause, "replaying dead letters") from error
-    refused = target_error(cause)
+    refused = target_error(cause, "the replay")
     if not isinstance(refused, TargetError):
         raise refused from error
     code = refused.code
     raise TargetError(
         code,
-        refused.what.replace("Postgres refused the batch", "Postgres refused the replay"),
+        refused.what,
         UNCHANGED,
         "Repair what it complains of, in row_data of the letter or in the table, and give the command again. With "
         f"--id, only the letters that you name are replayed; with --each, each by itself. (`pgonce explain {code}`)",

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
+from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 

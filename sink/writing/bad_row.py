@@ -15,7 +15,7 @@ from enum import Enum
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import NullKeyError, NullOrderError, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import shortened
 
@@ -125,15 +125,9 @@ def kind_of(error: BaseException) -> Kind | None:
     return Kind.CONSTRAINT if state in _CONSTRAINTS and diag.table_name and named else None
 
 
-OF_KEYS = ("NULL_KEYS", "NULL_ORDER")
-"""Errors of ours about rows that lack what writing by key needs."""
-
-
 def may_be_a_rows(error: BaseException) -> bool:
     """Whether an error may be about the values of one row."""
-    if isinstance(error, RowsRefusedError):
-        return True
-    return kind_of(error) is not None or (isinstance(error, TargetError) and error.code in OF_KEYS)
+    return isinstance(error, (RowsRefusedError, NullKeyError, NullOrderError)) or kind_of(error) is not None
 
 
 def is_of_target(connection: psycopg.Connection, table: TargetTable, error: psycopg.Error) -> bool:

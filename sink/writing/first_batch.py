@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import NamedSink
-from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError
+from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, NoLedgerError
 from pgonce.offsets_store.ledger.lock import unknown_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import require_ledger
 from pgonce.offsets_store.ledger.tables import SCHEMA
@@ -73,7 +73,7 @@ def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -
     try:
         require_ledger(connection)
     except LedgerError as error:
-        if error.code == "NO_LEDGER" and not any(may_create(connection)):
+        if isinstance(error, NoLedgerError) and not any(may_create(connection)):
             raise _not_permitted(f"create the schema {SCHEMA}, which is not there yet") from None
         # The commit will create it, bring it up to date, or say why it cannot.
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pgonce.offsets_store.commit.commit_watch import SAID_EVERY_SECONDS
+from pgonce.offsets_store.commit.one_transaction import WAIT_LOGGED_EVERY_SECONDS
 from pgonce.offsets_store.ledger.pruning import PRUNE_EVERY
 from pgonce.offsets_store.postgres.backoff import Backoff
 from pgonce.offsets_store.postgres.connect import (
@@ -58,7 +58,7 @@ def default(name):
         ("The pool has 64 connections at most", DEFAULT_MAX_CONNECTIONS == 64),
         ("keeps 4 of them open", KEPT_CONNECTIONS == 4),
         ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", FREE_CONNECTION_SECONDS == 30),
-        ("and every 30 seconds the log says", SAID_EVERY_SECONDS == 30),
+        ("and every 30 seconds the log says", WAIT_LOGGED_EVERY_SECONDS == 30),
         ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
         ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
     ],

@@ -25,8 +25,8 @@ from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 
 from pgonce.cli.main import app
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError

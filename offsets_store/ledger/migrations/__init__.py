@@ -17,7 +17,7 @@ from threading import Lock
 import psycopg
 from psycopg import sql
 
-from ...errors import LedgerError
+from ...errors import LedgerError, NoLedgerError, OldLedgerError
 from ...postgres.bounds import LOCK_SECONDS, enter_in_tx
 from ...postgres.connect import connect
 from ...postgres.lock_watch import LockWatch
@@ -222,14 +222,14 @@ def require_ledger(connection: psycopg.Connection) -> None:
     if not missing:
         return
     if missing[0] is MIGRATIONS[0]:
-        raise LedgerError(
+        raise NoLedgerError(
             "NO_LEDGER",
             f"The database {connection.info.dbname!r} has no ledger (schema {SCHEMA}).",
             "Nothing was read or written.",
             "Check that url names the database that the query writes to. The first batch of a query creates the "
             "ledger, and so does `pgonce init`.",
         )
-    raise LedgerError(
+    raise OldLedgerError(
         "LEDGER_TOO_OLD",
         f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
         "Nothing was read or written.",

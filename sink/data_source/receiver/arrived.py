@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from pgonce.offsets_store.commit.early_try import NotNowError
+from pgonce.offsets_store.commit.retrying import NotNowError
 
 from ...encoding.encoded_types import EncodedColumn
 from ...spool import Spool

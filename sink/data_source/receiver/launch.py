@@ -25,7 +25,7 @@ from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
-from pgonce.offsets_store.errors import ConfigurationError, PgonceError, bad_option
+from pgonce.offsets_store.errors import ConfigurationError, NotInstalledError, PgonceError, bad_option
 from pgonce.offsets_store.postgres.connect import connect
 
 from ...options.sink_options import AUTOMATIC, SinkOptions
@@ -124,7 +124,7 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
 
 
 def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:
-    return error.code == "NO_RECEIVER_TLS" or options.receiver not in (AUTOMATIC, *_running)
+    return isinstance(error, NotInstalledError) or options.receiver not in (AUTOMATIC, *_running)
 
 
 @cache

@@ -20,7 +20,7 @@ from datetime import datetime, timezone
 from tempfile import NamedTemporaryFile
 from typing import Any, cast
 
-from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.errors import NotInstalledError
 
 CONNECT_SECONDS = 5
 # The receiver reads at once what arrives, and while it commits it says so every second. If it is silent for this long,
@@ -145,10 +145,11 @@ def new_identity() -> Identity:
         from cryptography.hazmat.primitives.asymmetric import ec
         from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding, PrivateFormat
     except ImportError:
-        raise bad_option(
+        raise NotInstalledError(
             "NO_RECEIVER_TLS",
             "receiver is set, but the Python package cryptography is not installed on the driver. It makes the "
             "certificate by which tasks recognize the receiver.",
+            "Nothing was written.",
             "Install it there (pip install 'pgonce[receiver]'), or leave receiver out; executors do not need it.",
         ) from None
     # A curve that hosts in FIPS mode support, too.

@@ -16,7 +16,7 @@ from uuid import UUID
 from pyspark.sql.types import StructType
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.early_try import EarlyTry, NotNowError
+from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets.compare import Offsets

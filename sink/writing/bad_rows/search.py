@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import NullOrderError, TargetError
 
 from ..bad_row import (
     CHECK,
@@ -111,7 +111,7 @@ class Search:
         upsert = self.written.upsert
         if upsert is None:
             return []
-        columns = [upsert.order_by] if error.code == "NULL_ORDER" and upsert.order_by else list(upsert.keys)
+        columns = [upsert.order_by] if isinstance(error, NullOrderError) and upsert.order_by else list(upsert.keys)
         found = []
         for column in columns:
             is_null = sql.SQL("{} IS NULL").format(sql.Identifier(column.source))

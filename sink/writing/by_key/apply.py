@@ -26,7 +26,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 
 from ...options.by_key import Changes
 from ..table.catalogue import TargetTable
@@ -152,7 +152,7 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: 
     if without_key:
         raise null_keys(without_key, upsert)
     if without_order and upsert.order_by:
-        raise TargetError(
+        raise NullOrderError(
             "NULL_ORDER",
             f"{without_order} rows of the batch have NULL in {upsert.order_by.source!r}, which orderBy names: with "
             "onlyNewer nothing says whether they are newer than what is stored.",

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import NOTHING, NullKeyError, TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import add_note
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
@@ -181,9 +181,9 @@ def _checked_keys(facts: tuple[Any, ...] | None, upsert: Upsert) -> tuple[int, i
     return None if least is None else (least, greatest)
 
 
-def null_keys(count: int, upsert: Upsert) -> TargetError:
+def null_keys(count: int, upsert: Upsert) -> NullKeyError:
     """The error for rows that lack a key: they conflict with nothing, so each replay would add them again."""
-    return TargetError(
+    return NullKeyError(
         "NULL_KEYS",
         f"{count} rows of the batch have NULL in a key column ({', '.join(k.source for k in upsert.keys)}).",
         NOTHING,

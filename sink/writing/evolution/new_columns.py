@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from psycopg import sql
 
-from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.errors import NOTHING, NotAlteredError
 
 from ...encoding.encoded_types import (
     EncodedColumn,
@@ -217,14 +217,14 @@ def alter_statement(table: sql.Composable, changes: Sequence[Change]) -> sql.Com
 
 def not_altered(
     table: TargetTable, changes: Sequence[Change], reason: str, *, altered: str | None = None
-) -> TargetError:
+) -> NotAlteredError:
     """
     The error for changes that cannot be made, with the statement that makes them.
 
     :param altered: the table to alter, as SQL names it, if it is another one.
     """
     statement = alter_statement(sql.SQL(altered) if altered else table.identifier, changes).as_string(None)
-    return TargetError(
+    return NotAlteredError(
         "TARGET_NOT_ALTERED",
         f"{table.qualified_name} does not take the rows as it is, and schemaEvolution=addColumns cannot alter it: "
         f"{reason}.",

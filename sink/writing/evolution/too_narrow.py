@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import TargetError
+from pgonce.offsets_store.errors import NotAlteredError, TargetError
 from pgonce.offsets_store.postgres import search_path
 
 from ...encoding.encoded_types import EncodedColumn
@@ -79,8 +79,8 @@ def written_to_wider(
                 raise
             try:
                 done = write(names)
-            except TargetError as not_widened:
-                if not (diverts and names and not_widened.code == "TARGET_NOT_ALTERED"):
+            except NotAlteredError:
+                if not (diverts and names):
                     raise
                 # Only Postgres knew that. The values that are too large are put aside, as without addColumns.
                 connection.execute(_BACK)

@@ -20,8 +20,8 @@ from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.errors import CommitError, PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger

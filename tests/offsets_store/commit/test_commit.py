@@ -1,7 +1,7 @@
 """
 The commit itself, without Spark: locks, lost answers, retention, takeovers, and what a try leaves behind.
 
-Covers: offsets_store.commit.one_transaction, offsets_store.commit.one_try, offsets_store.commit.session,
+Covers: offsets_store.commit.one_transaction, offsets_store.commit.one_try, offsets_store.commit.one_transaction,
 offsets_store.commit.work, offsets_store.ledger.begin, offsets_store.ledger.lock, offsets_store.ledger.record,
 offsets_store.postgres.one_round_trip.
 """
@@ -21,9 +21,9 @@ from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.one_try import has_committed
 from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
-from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError

@@ -18,8 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, appending, ids, settings
 
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.session import application_name
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.connect import connect

@@ -1,7 +1,7 @@
 """
 What if there are two servers, and one of them is a standby: which of them is written to, and who sees what, and when?
 
-Covers: offsets_store.commit.retrying, offsets_store.commit.commit_watch.
+Covers: offsets_store.commit.retrying, offsets_store.commit.one_transaction.
 
 Whole queries under failovers are in tests/guarantee/test_replicas.py.
 """
@@ -318,7 +318,7 @@ def test_a_commit_whose_answer_is_lost_in_a_failover(is_received, verdict):
 
 def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
     """The log says what COMMIT waits for; once the standby is back, the batch can be read there when COMMIT returns."""
-    monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch.SAID_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("pgonce.offsets_store.commit.one_transaction.WAIT_LOGGED_EVERY_SECONDS", 0.2)
     with changing() as (one, two), caplog.at_level(logging.WARNING, logger="pgonce"):
         one.configure(synchronous_standby_names="two", synchronous_commit="remote_apply")
         assert commit_batch(settings(one.uri()), make_batch(0), appending(1)) is Verdict.NEW

@@ -29,7 +29,7 @@ from support.patience import PATIENCE_SECONDS
 from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.client
-from pgonce.offsets_store.commit.session import application_name
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict

@@ -21,7 +21,7 @@ from support.stopped_query import entries, entry, write_checkpoint
 
 import pgonce.sink.data_source.receiver.arrived
 import pgonce.sink.writing.write_batch
-from pgonce.offsets_store.commit.session import application_name
+from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.receiver.messages import Promise, promise_as_message, promise_from_message

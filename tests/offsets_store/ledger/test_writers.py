@@ -85,6 +85,15 @@ def test_a_table_is_known_by_its_name(url, admin):
     refused(url, first_of("new"), CLICKS)
 
 
+@pytest.mark.parametrize(("first", "second"), [("whole", "part"), ("part", "whole")])
+def test_a_table_and_its_partition_are_one_place(url, admin, first, second):
+    """Rows of a partition are rows of its table, whichever of the two a query names."""
+    admin.execute("CREATE TABLE whole (id bigint, name text, kind text) PARTITION BY RANGE (id)")
+    admin.execute("CREATE TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (100)")
+    commit(url, first_of("old"), destination(first), routed())
+    assert f"through sink 'public.{first}'" in refused(url, first_of("new"), destination(second)).what
+
+
 def test_other_tables_and_other_rows_are_let_in(url):
     """Only what may be the same rows in the same table is refused."""
     commit(url, first_of("old"), BOTH, routed())
