@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from uuid import UUID
 
 import psycopg
@@ -35,8 +34,8 @@ from ..options.sink_options import SinkOptions
 from ..positions import bodies_not_stored, is_stored
 from ..staging.table import StagedRows, StagingTable, sweep, sweep_jobs
 from ..writing.rows import Rows
-from ..writing.table.table_name import ResolvedName, resolve_table
-from ..writing.write_batch import work_into, write_batch_in_tx
+from ..writing.table.table_name import ResolvedName
+from ..writing.write_batch import named_sink, work_into, write_batch_in_tx
 from .content_hash import content_hash
 from .parcel import Inline, Parcel, Received, Staged, open_parcels
 from .receiver.messages import Promise
@@ -99,13 +98,25 @@ def commit_job_parcels(
     """
     origin, parcels = open_parcels(messages, 0)
     rows = parcel_rows(columns, None, parcels, staging_table(options, origin))
-    work = _RowsIntoTable(options, rows)
+    sink_name = ""
+    # The table after which the sink was named, for the same transaction.
+    found: Sequence[ResolvedName] | None = None
+
+    def name_sink(connection: Connection) -> str:
+        nonlocal sink_name, found
+        named, found = named_sink(driver_connection(connection), options.sink_name, options.destination)
+        sink_name = named.name
+        return sink_name
+
+    def write(connection: Connection) -> Published:
+        return write_batch_in_tx(driver_connection(connection), options.destination, rows, found=found)
+
     sums = [parcel.row_sum or 0 for parcel in parcels]
     content = content_hash(columns, rows.count(), sums) if options.batch_hash else None
     job = Job(options.batch_key, UUID(origin.run_id), content, rows.count())
-    verdict = commit_job(options.commit, job, JobWork(work.name_sink, work.publish))
+    verdict = commit_job(options.commit, job, JobWork(name_sink, write))
     # What this run, and runs of keys that are published, have staged: no message tells of what failed.
-    _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, work.sink_name))
+    _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, sink_name))
     return verdict
 
 
@@ -157,28 +168,6 @@ def promise(parcels: Sequence[Parcel], rows: Rows) -> Promise:
         rows.staged.promised if rows.staged else (),
         tuple(rows.unfit()),
     )
-
-
-@dataclass
-class _RowsIntoTable:
-    """The work of a job's commit; ``found`` is the table after which the sink was named, for the same transaction."""
-
-    options: JobOptions
-    rows: Rows
-    found: ResolvedName | None = None
-    sink_name: str = ""
-
-    def name_sink(self, connection: Connection) -> str:
-        """The sink's name is the one that the user gave it, else the qualified target table."""
-        self.found = resolve_table(driver_connection(connection), self.options.destination.table)
-        self.sink_name = self.options.sink_name or self.found.qualified_name
-        return self.sink_name
-
-    def publish(self, connection: Connection) -> Published:
-        """Write all rows."""
-        driver = driver_connection(connection)
-        found = [self.found] if self.found else None
-        return write_batch_in_tx(driver, self.options.destination, self.rows, found=found)
 
 
 def _sweep(options: SinkOptions | JobOptions, drop: Callable[[psycopg.Connection], None]) -> None:
