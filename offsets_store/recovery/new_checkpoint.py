@@ -116,9 +116,10 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
     metadata = Change("metadata", json.dumps({"id": query_id}, separators=(",", ":")))
     empty = CheckpointFacts(f"of query {query_id}", query_id, {}, {}, frozenset(), {}, {}, is_stateful=False)
     living = living_sinks(empty, sinks)
+    # First: of a query that is judged by ids nobody has recorded whether it keeps state.
+    refuse_ids_alone(living)
     if any(sink.stateful is not False for sink in living):
         raise _perhaps_stateful(query_id)
-    refuse_ids_alone(living)
     newest, ahead, behind = newest_of(living)
     text = common_text(ahead, newest)
     entry, made_up = (text, None) if text is not None else (_entry_at_the_end(ahead, newest),) * 2
