@@ -21,11 +21,6 @@ from unittest.mock import patch
 
 import psycopg
 import pytest
-from pgonce.offsets_store.recovery.diagnosis import Finding
-from pgonce.sink.identity.planning import newest_uncommitted_entry
-from pgonce.sink.settings import destination
-from pgonce.sink.target.dead_letters.replay import replay_letters
-from pgonce.sink.target.publish import publish_rows_in_tx
 from pyspark import TaskContext
 from pyspark.sql import types as t
 from replicated_postgres import ReplicatedPostgres, url_of
@@ -42,13 +37,17 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters
-from pgonce.offsets_store.recovery.doctor import examine
+from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.recover import recover_checkpoint
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.task_writer import TaskWriter
+from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
+from pgonce.sink.dead_letters.replay import replay_letters
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options import parse_options
+from pgonce.sink.identity.planned_batch import newest_uncommitted_entry
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.sink_options import parse_options
+from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 RECORDS, PER_BATCH, KEPT = 60, 10, 3
 # Batches are cut otherwise when they are planned again.
@@ -178,7 +177,7 @@ class Writing:
         options = parse_options(raw, overwrite=False)
         values = [(*self.feed[at], "t", 0, at) for at in range(planned.start.get(0, 0), planned.end[0])]
         entry = None if self.is_sparse else newest_uncommitted_entry(str(self.query.root))
-        writer = TaskWriter(options, STRUCT, entry, planned.planned_at_ms)
+        writer = TaskWriter(options, STRUCT, MicroBatch(entry, planned.planned_at_ms))
         with patch.object(TaskContext, "get", return_value=PlayedTask(self.query, planned.batch_id)):
             parcel = writer.write(iter([arrow_rows(STRUCT, values)]))
         return commit_parcels(options, encoded_columns(writer.written_type), [parcel], planned.batch_id)
@@ -256,7 +255,7 @@ def job(url: str, key: str) -> JobVerdict:
 
     def publish(connection: Any) -> Published:
         where = destination("jobs", "append", (), None)
-        publish_rows_in_tx(driver_connection(connection), where, rows({"kept": 1, "lost": 2}[key]))
+        write_batch_in_tx(driver_connection(connection), where, rows({"kept": 1, "lost": 2}[key]))
         return Published(1, "inline")
 
     settings = CommitSettings(url, lock_timeout=2, retry_timeout=20)
