@@ -44,7 +44,7 @@ BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .bui
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -93,6 +93,9 @@ package: setup ## build sdist and wheel into dist/, and check what an index woul
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/twine check --strict dist/*
+
+docs: setup ## write the table of docs/options.md from the table of options
+	@PYTHONPATH=$(CURDIR)/tests $(BIN)/python -m support.options_page
 
 check: lint test ## lint, then test
 

@@ -17,11 +17,11 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from upserts import merge_by_hand
 
 from pgonce import PostgresBatchWriter
-from pgonce.sink.options.destination import TableOptions
+from pgonce.sink.options.definitions import RowOptions
 
 # A partition of 500,000 rows is 45 MB: no load reaches this limit.
 _ALL_INLINE = str(512 * 1024 * 1024)
-_APPLY: TableOptions = {"mode": "apply", "change_feed": "debezium", "order_by": "source.lsn"}
+_APPLY: RowOptions = {"mode": "apply", "change_feed": "debezium", "order_by": "source.lsn"}
 
 
 @dataclass(frozen=True)

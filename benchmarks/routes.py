@@ -29,9 +29,9 @@ from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options.destination import Destination
-from pgonce.sink.options.route_options import where_to
-from pgonce.sink.options.routes import Routes
+from pgonce.sink.options.destination import Destination, destination
+from pgonce.sink.options.option import Mode
+from pgonce.sink.options.routes import Routes, where_to
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into
 
@@ -104,11 +104,12 @@ def _ways(rows: int, tables: int) -> dict[str, list[tuple[Destination | Routes, 
     parts = {name: _rows([(name, n) for n in range(place, rows, tables)]) for place, name in enumerate(names)}
 
     def one(table: str, mode: str) -> Destination | Routes:
-        return where_to(table, None, None, None, mode, (), None)
+        return destination(table, mode)
 
     found: dict[str, list[tuple[Destination | Routes, Rows]]] = {}
-    for mode in ("append", "upsert"):
-        routed = where_to("", "kind", {name: {} for name in names}, None, mode, (), None)
+    modes: tuple[Mode, ...] = ("append", "upsert")
+    for mode in modes:
+        routed = where_to(route="kind", tables={name: {} for name in names}, mode=mode)
         found[f"{mode}: one batch into {tables} tables"] = [(routed, whole)]
         found[f"{mode}: one batch into one table"] = [(one("everything", mode), whole)]
         found[f"{mode}: {tables} batches, one for each table"] = [(one(name, mode), parts[name]) for name in names]

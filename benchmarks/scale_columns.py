@@ -24,9 +24,8 @@ from run import POSTGRES
 
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options.destination import Destination
-from pgonce.sink.options.route_options import where_to
-from pgonce.sink.options.routes import Routes
+from pgonce.sink.options.destination import Destination, destination
+from pgonce.sink.options.routes import Routes, where_to
 
 _VALUES = 4_000_000
 
@@ -63,9 +62,9 @@ class Way:
     def where(self) -> Destination | Routes:
         """Where the rows go."""
         if self.tables == 1:
-            return where_to(self.table(0), None, None, None, "append", (), None)
+            return destination(self.table(0))
         listed = {self.table(n): {"columns": self.columns_of(n)} for n in range(self.tables)}
-        return where_to("", "kind", listed, None, "append", (), None)
+        return where_to(route="kind", tables=listed)
 
     def rows(self) -> Rows:
         """As many rows as make the same number of values."""

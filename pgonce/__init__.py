@@ -16,16 +16,15 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.status.store import OffsetsStore
     from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
     from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-    from pgonce.sink.foreach_batch.transaction import BatchTransaction
-    from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
-    from pgonce.sink.options.pipeline_sink_options import pipeline_sink_options
+    from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction, transactional_batch
+    from pgonce.sink.options.sink_options import pipeline_sink_options
     from pgonce.sink.recover_and_start import recover_and_start
 
     __version__: str
 else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _MODULES = {
-        "BatchTransaction": "pgonce.sink.foreach_batch.transaction",
+        "BatchTransaction": "pgonce.sink.foreach_batch.transactional_batch",
         "CurrentOffset": "pgonce.offsets_store.offsets.compare",
         "Login": "pgonce.offsets_store.postgres.postgres_url",
         "OffsetsListener": "pgonce.offsets_store.progress.listener",
@@ -39,7 +38,7 @@ else:
         "StoredJob": "pgonce.offsets_store.status.stored",
         "StoredLetter": "pgonce.offsets_store.status.dead_letters",
         "StoredWriter": "pgonce.offsets_store.status.stored",
-        "pipeline_sink_options": "pgonce.sink.options.pipeline_sink_options",
+        "pipeline_sink_options": "pgonce.sink.options.sink_options",
         "recover_and_start": "pgonce.sink.recover_and_start",
         "recover_checkpoint": "pgonce.offsets_store.recovery.recover",
         "transactional_batch": "pgonce.sink.foreach_batch.transactional_batch",

@@ -18,7 +18,7 @@ from pyspark.sql.types import BooleanType, DataType, StringType, StructField, St
 from pgonce.offsets_store.errors import NOTHING, ConfigurationError, bad_option
 
 from ..errors import EncodingError
-from ..options.by_key import CHANGE_TYPE, DELETED_COLUMN
+from ..options.destination import CHANGE_TYPE, DELETED_COLUMN
 
 _SAY_IT = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
 _WRITES, _DELETES, _BEFORE = pa.array(["insert", "update_postimage"]), "delete", "update_preimage"
@@ -95,7 +95,7 @@ class AllDelete:
 
     @property
     def struct_type(self) -> StructType:
-        """The frame's columns, and :data:`~pgonce.sink.options.by_key.DELETED_COLUMN`."""
+        """The frame's columns, and :data:`~pgonce.sink.options.destination.DELETED_COLUMN`."""
         return with_deleted(self.of)
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -115,7 +115,7 @@ class ChangeTypes:
 
     @property
     def struct_type(self) -> StructType:
-        """The frame's columns, and :data:`~pgonce.sink.options.by_key.DELETED_COLUMN`."""
+        """The frame's columns, and :data:`~pgonce.sink.options.destination.DELETED_COLUMN`."""
         return with_deleted(self.of)
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -132,7 +132,7 @@ class ChangeTypes:
 
 
 def with_deleted(struct_type: StructType) -> StructType:
-    """These columns and :data:`~pgonce.sink.options.by_key.DELETED_COLUMN`."""
+    """These columns and :data:`~pgonce.sink.options.destination.DELETED_COLUMN`."""
     return StructType([*struct_type.fields, StructField(DELETED_COLUMN, BooleanType(), nullable=False)])
 
 

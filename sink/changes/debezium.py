@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
-from ..options.by_key import OPERATION
+from ..options.destination import OPERATION
 from .change_types import change_columns, refuse_unknown, require_column, with_deleted, without_row
 
 _ENVELOPE = frozenset({"before", "after", "source", OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})

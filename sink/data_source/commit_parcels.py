@@ -28,9 +28,8 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..encoding.encoded_types import EncodedColumn
 from ..identity.planned_batch import planned_batch, staging_table
-from ..options.job_options import JobOptions
 from ..options.position_columns import PositionColumns
-from ..options.sink_options import SinkOptions
+from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import bodies_not_stored, is_stored
 from ..staging.table import StagedRows, StagingTable, sweep, sweep_jobs
 from ..writing.rows import Rows

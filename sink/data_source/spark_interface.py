@@ -36,9 +36,8 @@ from ..encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_mor
 from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import planned_batch, planned_entry, staging_table
-from ..options.job_options import JobOptions, parse_job_options
 from ..options.position_columns import written_type
-from ..options.sink_options import SinkOptions, parse_options
+from ..options.sink_options import JobOptions, SinkOptions, parse_job_options, parse_options
 from ..staging.table import OF_JOB, drop_staging_table, give_up_job
 from ..writing.first_batch import refuse_first_batch
 from ..writing.first_look import look_once

@@ -26,9 +26,8 @@ from ..encoding.unfit_rows import UnfitRows
 from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import staging_table
-from ..options.job_options import JobOptions
 from ..options.position_columns import PositionColumns, written_type
-from ..options.sink_options import SinkOptions
+from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach, reach, reach_of, widen
 from ..staging.stager import Stager
 from .content_hash import RowSum

@@ -27,7 +27,8 @@ from pgonce.offsets_store.postgres.refused_rows import (
 )
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 
-from ..options.destination import BY_KEY, Destination
+from ..options.definitions import BY_KEY
+from ..options.destination import Destination
 from ..writing.rows import Rows
 from .mended_rows import only
 

@@ -1,5 +1,5 @@
 """
-How do a frame's rows reach the driver while tasks still make others?
+Take a frame's rows on the driver, while tasks still make others.
 
 Runs on the driver, or in the worker of a Connect server. Invariant: what arrives is read at once, even if it is needed
 later: Spark sends it from the thread that schedules the tasks of the whole application, and a slow reader would hold
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import itertools
 import threading
+import uuid
 from collections.abc import Iterator
-from typing import Protocol
+from contextlib import suppress
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -20,7 +22,6 @@ from pgonce.offsets_store.errors import CommitError
 
 from ..identity.server_session import is_connect
 from ..spool import Spool
-from .server_rows import ServerRows
 
 # A smaller batch has arrived in whole before any of it is written.
 BEFORE_BEGIN_BYTES = 16 * 1024 * 1024
@@ -130,11 +131,47 @@ class _ComingRows(Protocol):
 
 def _rows_of(frame: DataFrame) -> _ComingRows:
     if is_connect(frame):
-        return ServerRows(frame)
+        return _ServerRows(frame)
     # Needs a JVM in this process, which a client of a Connect server lacks.
     from .jvm_rows import JvmRows
 
     return JvmRows(frame)
+
+
+class _ServerRows:
+    """
+    The operation of a Spark Connect server that makes a frame's rows; it starts with the first look at them.
+
+    Rows are taken as Arrow, one record batch after the other, and never gathered into one table.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        running = cast("Any", frame)
+        self._client = running._session.client
+        self._plan = running._plan.to_proto(self._client)
+        self._observations = running._plan.observations
+        self._tag = f"pgonce-{uuid.uuid4()}"
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows as they come; raises what Spark raises."""
+        # A client keeps tags by thread.
+        self._client.add_tag(self._tag)
+        try:
+            # It yields the schema too. DataFrame.toArrow would gather all rows first.
+            for part in self._client.to_table_as_iterator(self._plan, self._observations):
+                if isinstance(part, pa.Table):
+                    yield from part.to_batches()
+        finally:
+            self._client.remove_tag(self._tag)
+
+    def raise_error(self) -> None:
+        """Nothing more is known here than what :meth:`batches` has raised."""
+
+    def cancel(self) -> None:
+        """End the operation, and with it the stream of its rows."""
+        # The server may be gone, and then there is nothing to end.
+        with suppress(Exception):
+            self._client.interrupt_tag(self._tag)
 
 
 class _ArrowForm:

@@ -1,27 +1,50 @@
 """
-When does a small batch's transaction begin? While Spark's job is still running, if the rows are expected soon.
+Commit a frame's batch once enough of its rows are there, or while Spark's job still runs if they are expected soon.
 
 Runs in the foreachBatch function on the driver. Invariant: an early transaction is one try that writes nothing before
 the rows are there; whatever goes wrong in it is met again, and then raised, by a commit that begins once they are.
+Otherwise no transaction is open while Spark's job makes the first rows: a writer's lock is held no longer than writing
+takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError
+from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError, commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..writing.rows import Rows
 from .arriving_batches import ArrivingBatches
-from .frame_commits import FrameCommits, WorkOf
 
 # If the rows of a run's last batch came within this time, the next batch's transaction begins while Spark's job runs.
 _SOON_SECONDS = 0.25
 # It waits for them no longer than this, because it holds the writer's row.
 PATIENCE_SECONDS = 0.5
+
+
+WorkOf = Callable[[Rows], Work]
+
+
+class FrameCommits:
+    """Commits one batch after another, as ``settings`` say."""
+
+    def __init__(self, settings: CommitSettings) -> None:
+        self.settings = settings
+
+    def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
+        """
+        Publish ``batch``, or skip it.
+
+        :param rows: made from what is ``arriving``.
+        :raises PgonceError: what the commit raises.
+        :raises PySparkException: what Spark's job raises.
+        """
+        arriving.wait()
+        commit_batch(self.settings, batch, work_of(rows))
 
 
 class EarlyCommits(FrameCommits):

@@ -1,5 +1,5 @@
 """
-How do a frame's rows come from the driver's JVM?
+Bring a frame's rows from the driver's JVM.
 
 Runs on the driver of a classic session. Invariant: what Spark says of a job that failed is asked for in the thread that
 waits for the rows.

@@ -26,8 +26,7 @@ from pgonce.offsets_store.offsets.positions import furthest
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError
-from ..options.job_options import JobOptions
-from ..options.sink_options import SinkOptions
+from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach
 from ..staging.table import StagingTable
 from .from_checkpoint import WAIT_FOR_OFFSETS_SECONDS, Origin, batch_by_id, batch_from_checkpoint

@@ -1,5 +1,5 @@
 """
-Where do a batch's rows go, and how, whichever way in is used?
+Where a batch's rows go, and how, whichever way in is used.
 
 Pure: runs in the planner's worker, the commit worker and the driver. Invariant: settings that cannot work are refused
 when they are made.
@@ -13,34 +13,66 @@ from typing import Literal, cast, get_args
 
 from typing_extensions import Unpack
 
-from pgonce.offsets_store.errors import ConfigurationError, bad_option
-from pgonce.offsets_store.postgres.text import refuse_unstorable
+from pgonce.offsets_store.errors import bad_option
 
-from .by_key import ByKeyOptions, Changes, Existing, changes, existing
-from .values import one_of
+from .definitions import (
+    BY_KEY,
+    DEAD_LETTERS,
+    MOST_DEAD_LETTERS,
+    TOMBSTONE_DAYS,
+    ChangeFeed,
+    OnConflict,
+    SchemaEvolution,
+    TableOptions,
+)
+from .option import Mode, Way
+from .reading import Given, read, refuse_clashes
 
-Mode = Literal["append", "upsert", "apply", "complete"]
-BY_KEY = ("upsert", "apply")
-SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
+Deletes = Literal["hard", "soft", "ignore"]
 
-DEAD_LETTERS = "pgonce.dead_letters"
-MOST_DEAD_LETTERS = 100
-"""Few, because many bad rows at once have a common cause, which should be found first."""
+DELETED_COLUMN = "pgonce_deleted"
+"""The column that says which rows delete, where the frame has none of its own."""
+OPERATION = "op"
+CHANGE_TYPE = "_change_type"
+_OF_CHANGE_TYPES = frozenset({CHANGE_TYPE, "_commit_version", "_commit_timestamp"})
 
 
-class TableOptions(ByKeyOptions, total=False):
+@dataclass(frozen=True)
+class Changes:
     """
-    The keyword arguments that say how rows go into a table, beside mode, keys and order_by.
+    What makes a row of ``mode=apply`` a delete, and what a delete does.
 
-    ``create_table`` creates the table from the frame's schema if it is missing. ``schema_evolution`` says what becomes
-    of columns that the table lacks: ``strict``, ``addColumns`` or ``ignoreExtra``. ``dead_letters`` is the table for
-    rows that cannot be written for their own values, or True for the ledger's; at most ``max_dead_letters`` of a batch.
+    Either ``delete_when`` or ``feed`` is given, or ``all_delete`` says that every row deletes. ``soft_column`` is the
+    column that a soft delete sets.
     """
 
-    create_table: bool
-    schema_evolution: str
-    dead_letters: str | bool | None
-    max_dead_letters: int | None
+    delete_when: str | None = None
+    feed: ChangeFeed | None = None
+    all_delete: bool = False
+    deletes: Deletes = "hard"
+    soft_column: str | None = None
+
+    @property
+    def deleted(self) -> str:
+        """The boolean column that is true where a row deletes."""
+        return self.delete_when or DELETED_COLUMN
+
+    @property
+    def about_changes(self) -> frozenset[str]:
+        """Columns that are about the change, not of the row: they are written only if the table has them."""
+        of_feed = {"debezium": frozenset({OPERATION}), "delta": _OF_CHANGE_TYPES, "spark": _OF_CHANGE_TYPES}
+        return of_feed.get(self.feed or "", frozenset()) | {self.deleted}
+
+
+@dataclass(frozen=True)
+class Existing:
+    """What becomes of a stored row when one of its key comes."""
+
+    on_conflict: OnConflict = "update"
+    only_newer: bool = False
+    tombstone_days: int = TOMBSTONE_DAYS
+    update_columns: tuple[str, ...] = ()
+    keep_where: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,97 +132,72 @@ def destination(
     **options: Unpack[TableOptions],
 ) -> Destination:
     """
+    A checked :class:`Destination`, from the arguments of Python.
+
+    :raises ConfigurationError: as :func:`destination_of`, and as :func:`~pgonce.sink.options.reading.read`.
+    """
+    raw = {"table": table, "mode": mode, "keys": keys, "order_by": order_by, **options}
+    return destination_of(read(raw, Way.TABLE))
+
+
+def destination_of(given: Given) -> Destination:
+    """
     A checked :class:`Destination`, for every way in.
 
-    :raises ConfigurationError: for a missing table, an unknown mode, or options that do not go together.
+    :raises ConfigurationError: for a missing table, or options that do not go together.
     """
-    if not table.strip():
+    table = given["table"].strip()
+    if not table:
         raise bad_option("NO_TABLE", "No table is given.", 'Set table, for example "events" or "sales.orders".')
-    refuse_unstorable(table=table, keys="".join(keys), orderBy=order_by)
-    if mode not in get_args(Mode):
-        remedy = one_of(str(mode).strip().lower(), get_args(Mode))
-        raise bad_option("BAD_OPTION", f"mode={mode!r} is not a way to write.", remedy)
-    create_table = options.get("create_table", False)
-    if mode in BY_KEY and not keys and create_table:
+    refuse_clashes(given)
+    mode = given["mode"]
+    if mode in BY_KEY and given["create_table"] and not given["keys"]:
         raise bad_option(
             "NO_KEYS",
             f"mode={mode} with createTable needs keys, which become the new table's primary key.",
             'Set keys, for example "id" or "region,day".',
         )
-    if mode == "append" and keys and not create_table:
+    return Destination(
+        table,
+        mode,
+        given["keys"],
+        given["order_by"],
+        given["create_table"],
+        given["schema_evolution"],
+        _changes(given) if mode == "apply" else None,
+        Existing(*(given[argument] for argument in Existing.__dataclass_fields__)),
+        dead_letters_of(given),
+    )
+
+
+def _changes(given: Given) -> Changes:
+    if not (given["delete_when"] or given["change_feed"]):
         raise bad_option(
-            "CLASHING_OPTIONS",
-            "keys are given, but mode is append, which does not use them.",
-            "Use mode=upsert, or leave keys out (with createTable they become the primary key).",
+            "NO_DELETES",
+            "mode=apply needs to know which rows delete.",
+            "Set deleteWhen to a boolean column of the frame, or changeFeed to debezium, delta or spark.",
         )
-    if order_by and mode not in BY_KEY:
-        raise bad_option(
-            "CLASHING_OPTIONS", f"orderBy has no effect with mode={mode}.", "Use it with mode=upsert or mode=apply."
-        )
-    if len(set(keys)) != len(keys):
-        raise bad_option("BAD_OPTION", f"keys={','.join(keys)} names a column twice.", "Name each key once.")
-    evolution = options.get("schema_evolution") or "strict"
-    if evolution not in get_args(SchemaEvolution):
+    kind, _, column = given["deletes"].strip().partition(":")
+    if kind not in get_args(Deletes) or bool(column) != (kind == "soft"):
         raise bad_option(
             "BAD_OPTION",
-            f"schemaEvolution={evolution!r} is not allowed.",
-            one_of(str(evolution), get_args(SchemaEvolution)),
+            f"deletes={given['deletes']!r} is not a way to delete.",
+            "Use hard, ignore, or soft: with the column to set, for example soft:deleted_at.",
         )
-    return Destination(
-        table.strip(),
-        cast("Mode", mode),
-        tuple(keys),
-        order_by,
-        create_table,
-        cast("SchemaEvolution", evolution),
-        changes(mode, options),
-        existing(mode, order_by, options),
-        _dead_letters(options.get("dead_letters"), options.get("max_dead_letters")),
-    )
+    return Changes(given["delete_when"], given["change_feed"], False, cast("Deletes", kind), column or None)
 
 
-def _dead_letters(table: str | bool | None, most: int | None) -> DeadLetters | None:
-    if table is None or table is False:
-        if most is not None:
-            raise bad_option(
-                "CLASHING_OPTIONS",
-                "maxDeadLetters has no effect without deadLetters.",
-                "Set deadLetters to true, or to a table.",
-            )
+def dead_letters_of(given: Given) -> DeadLetters | None:
+    """
+    Where the options let bad rows go.
+
+    :raises ConfigurationError: BAD_OPTION for a table without a name.
+    """
+    asked = given["dead_letters"]
+    if asked is None:
         return None
-    name = DEAD_LETTERS if table is True else str(table).strip()
-    refuse_unstorable(deadLetters=name)
-    if not name:
-        raise bad_option("BAD_OPTION", "deadLetters is empty.", f"Set it to true, which is {DEAD_LETTERS}, or a table.")
-    if most is not None and most < 1:
-        raise bad_option("BAD_OPTION", f"maxDeadLetters={most} is less than one row.", "Set 1 or more.")
-    return DeadLetters(name, MOST_DEAD_LETTERS if most is None else most)
-
-
-def asynchronous_progress() -> ConfigurationError:
-    """The error for asynchronous progress tracking without position columns, for both ways in."""
-    return bad_option(
-        "ASYNC_PROGRESS",
-        "Asynchronous progress tracking is on, with an interval: Spark then writes the offset log only for some "
-        "batches, so a batch that is run again may have another range, and nothing here tells which of its rows are "
-        "stored already.",
-        "Either name the columns that hold Kafka's topic, partition and offset (positionColumns), so that rows that "
-        "are stored already are dropped; or set asyncProgressTrackingCheckpointIntervalMs=0, so that every entry is "
-        "written; or remove asyncProgressTrackingEnabled.",
-    )
-
-
-def refuse_unfit_positions(mode: str, *, judged_by_ids: bool = False) -> None:
-    """:raises ConfigurationError: if rows cannot be told apart by position."""
-    if mode == "complete":
-        raise bad_option(
-            "CLASHING_OPTIONS",
-            "Position columns are given, but the output mode is complete, whose rows do not come from single records.",
-            "Leave the position columns out.",
-        )
-    if judged_by_ids:
-        raise bad_option(
-            "CLASHING_OPTIONS",
-            "Position columns are given with offsetsFrom=listener, which does not tell where a run begins.",
-            "Use offsetsFrom=checkpoint, or leave the position columns out.",
-        )
+    table = DEAD_LETTERS if asked is True else asked.strip()
+    if not table:
+        remedy = f"Set it to true, which is {DEAD_LETTERS}, or to a table."
+        raise bad_option("BAD_OPTION", "deadLetters is empty.", remedy)
+    return DeadLetters(table, given["max_dead_letters"])

@@ -17,6 +17,7 @@ from pgonce.offsets_store.errors import NOTHING, bad_option
 
 from ..errors import EncodingError
 from .destination import Destination
+from .reading import Given
 from .routes import Routes
 
 _NAMES = ("topic", "partition", "offset")
@@ -85,6 +86,12 @@ def written_type(
     """The columns of ``struct_type`` that go into the target, or that say which target."""
     route = where.column if isinstance(where, Routes) else None
     return positions.without(struct_type, route) if positions else struct_type
+
+
+def positions_of(given: Given) -> PositionColumns | None:
+    """:raises ConfigurationError: if these are not three different names: topic, partition, offset."""
+    names = given["position_columns"]
+    return position_columns(names, written=given["write_positions"]) if names else None
 
 
 def position_columns(names: Sequence[str], *, written: bool) -> PositionColumns:

@@ -1,26 +1,29 @@
 """
-One stream into several tables: which value of a column goes to which of them, and how?
+One stream into several tables: which value of a column goes to which of them, and how.
 
 Pure: runs wherever settings are made, in tasks, and in the commit. Invariant: a row goes into a table only if the user
-has listed the table; the rows bring a value that is compared with this list, and never a table's name.
+has listed the table; the rows bring a value that is compared with this list, and never a table's name. A list that
+cannot work is refused before any row moves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.sql import types as t
+from typing_extensions import Unpack
 
-from pgonce.offsets_store.errors import bad_option
+from pgonce.offsets_store.errors import ConfigurationError, bad_option
+from pgonce.offsets_store.postgres.text import refuse_unstorable
 
 from ..encoding.encoded_types import EncodedColumn
-from .by_key import ChangeFeed
-from .destination import DeadLetters, Destination
-
-UnknownRoutes = Literal["refuse", "drop", "deadLetters"]
-"""What becomes of rows whose value is not in the list: the batch, they, or a record of them."""
+from .definitions import OPTIONS, ChangeFeed, RouteOptions, UnknownRoutes
+from .destination import DeadLetters, Destination, dead_letters_of, destination_of
+from .option import Way
+from .reading import Given, read, refuse_clashes
 
 # Types whose values have one text only, which is the same in Spark and in Postgres, whatever the session's settings.
 _COMPARABLE = (
@@ -33,6 +36,9 @@ _COMPARABLE = (
     t.LongType,
     t.BooleanType,
 )
+_EXAMPLE = '{"orders": {"table": "sales.orders", "mode": "upsert", "keys": ["id"]}}'
+# Only the stream as a whole has these.
+_OF_THE_STREAM = ("table", "route", "tables", "unknown_routes")
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,127 @@ class Routes:
                     f"columns of {route.value!r} in tables names {', '.join(missing)}, which the rows do not have.",
                     f"The rows have {', '.join(struct_type.names)}.",
                 )
+
+
+def where_to(**options: Unpack[RouteOptions]) -> Destination | Routes:
+    """
+    Where rows go, from the arguments of Python.
+
+    :raises ConfigurationError: as :func:`where_of`, and as :func:`~pgonce.sink.options.reading.read`.
+    """
+    return where_of(read(options, Way.WRITER))
+
+
+def where_of(given: Given) -> Destination | Routes:
+    """
+    Where rows go: into one table, or with ``route`` into several.
+
+    :raises ConfigurationError: if an option is missing or in conflict with another.
+    """
+    if not given["route"]:
+        return destination_of(given)
+    column, tables = given["route"], given["tables"]
+    refuse_clashes(given, (argument for argument in given if Way.ENTRY not in OPTIONS[argument].ways))
+    refuse_clashes(given, ["table"])
+    tables = _parsed(tables) if isinstance(tables, str) else tables
+    if not isinstance(tables, Mapping) or not tables:
+        raise _bad(f"route={column} is set, but tables lists no table.", f"Set it to {_EXAMPLE}")
+    each = tuple(_route(value, entry, given) for value, entry in tables.items())
+    _refuse_doubled(each)
+    _refuse_unlike_feeds(each)
+    letters = dead_letters_of(given)
+    if given["unknown_routes"] == "deadLetters" and letters is None:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "unknownRoutes=deadLetters is set, but deadLetters is not: nothing says where the rows go.",
+            "Set deadLetters to true, or to a table.",
+        )
+    found = Routes(column, each, given["unknown_routes"], letters)
+    # What chooses the table, or says of other tables' rows that they delete, is written only where a table has it.
+    aside = frozenset({column, *found.delete_columns})
+    return replace(found, each=tuple(replace(r, destination=replace(r.destination, aside=aside)) for r in each))
+
+
+def _route(value: object, entry: object, outside: Given) -> Route:
+    """The entry, with what is set for the stream where it says nothing itself."""
+    if not isinstance(value, str):
+        raise _bad(f"tables has {value!r}, which is not a string.", "Write the values of the route column as strings.")
+    refuse_unstorable(tables=value)
+    if not isinstance(entry, Mapping):
+        raise _bad(f"The entry for {value!r} in tables is not an object.", f"Write it as in {_EXAMPLE}")
+    try:
+        own = read(entry, Way.ENTRY)
+        mode = own.get("mode", outside["mode"])
+        inherited = {
+            argument: of
+            for argument, of in outside.items()
+            # With another mode it does not take what has no effect in that.
+            if argument not in _OF_THE_STREAM
+            and (mode == outside["mode"] or not OPTIONS[argument].modes or mode in OPTIONS[argument].modes)
+        }
+        where = destination_of(Given({"table": value, **inherited, **own}))
+    except ConfigurationError as error:
+        raise error.beginning(f"For {value!r} in tables") from None
+    return Route(value, where, own["columns"])
+
+
+def _parsed(text: str) -> Mapping[str, Any]:
+    """The JSON object; a name that comes twice in it is refused, because one of the two would be lost."""
+
+    def object_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _bad(f"tables has {twice!r} twice.", "Name each once.")
+        return found
+
+    try:
+        found = json.loads(text, object_pairs_hook=object_of)
+    except ValueError as error:
+        raise _bad(f"tables is not JSON: {error}.", f"Write it as a JSON object: {_EXAMPLE}") from None
+    if not isinstance(found, dict):
+        raise _bad("tables is not a JSON object.", f"Write it as {_EXAMPLE}")
+    return found
+
+
+def _refuse_doubled(each: Sequence[Route]) -> None:
+    by_table: dict[str, str] = {}
+    for route in each:
+        other = by_table.setdefault(route.destination.table, route.value)
+        if other != route.value:
+            raise twice(route.destination.table, other, route.value)
+
+
+def _refuse_unlike_feeds(each: Sequence[Route]) -> None:
+    found = {(r.destination.changes and r.destination.changes.feed, r.destination.order_by) for r in each}
+    feeds = {feed for feed, _ in found}
+    if feeds == {None}:
+        return
+    if len(feeds) > 1:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "changeFeed is set for some tables, but the frame is one: it is a change feed for all of them or for none.",
+            "Set mode=apply and changeFeed for the stream, and no other mode, feed or deleteWhen in tables.",
+        )
+    if len(found) > 1:
+        raise bad_option(
+            "CLASHING_OPTIONS",
+            "orderBy differs between tables, but with changeFeed it is taken out of the rows once, for all of them.",
+            "Set orderBy for the stream, and not in tables.",
+        )
+
+
+def twice(table: str, one: str, other: str) -> ConfigurationError:
+    """The error for two routes into one table."""
+    return _bad(
+        f"{one!r} and {other!r} in tables both go into {table}, and nothing says whose rows come first.",
+        "Give both values the same name in Spark, before the rows are written.",
+    )
+
+
+def _bad(what: str, remedy: str) -> ConfigurationError:
+    return bad_option("BAD_ROUTES", what, remedy)
 
 
 def sink_name_of(where: Destination | Routes) -> str:

@@ -1,77 +1,32 @@
 """
-What did the user ask for?
+What the user of a stream, of a batch job or of a pipeline's sink asked for.
 
 Runs in the planner's worker, the commit worker and the driver. Pure, except that an error about startOver asks who
-feeds the table. Invariant: an option that is unknown, bad or in conflict with another is refused before any row moves,
-and the error suggests the nearest valid name.
+feeds the table. Invariant: an option that is unknown, bad or in conflict with another is refused before any row moves;
+and so is a stream without a checkpoint, and a job without a key.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import ClassVar
 
-from pgonce.offsets_store.commit.settings import (
-    LOCK_TIMEOUT_SECONDS,
-    RETAINED_BATCHES,
-    CommitSettings,
-    commit_settings,
-)
+from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
 from pgonce.offsets_store.errors import bad_option
-from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
-from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
-from pgonce.offsets_store.postgres.text import refuse_unstorable
+from pgonce.offsets_store.kafka.settings import Brokers, brokers
+from pgonce.offsets_store.postgres.connect import parse_url
+from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
+from pgonce.offsets_store.status.read_stored import who_feeds
 from pgonce.offsets_store.verdict.facts import Remedies
 
-from .destination import Destination, Mode, asynchronous_progress, refuse_unfit_positions
-from .hints import column_names, refuse_unknown_options
-from .position_columns import PositionColumns, position_columns
-from .route_options import ROUTE_OPTIONS, parse_where
-from .routes import Routes, sink_name_of
-from .table_options import TABLE_OPTIONS
-from .values import (
-    AS_OPTIONS,
-    choice,
-    executor_url,
-    flag,
-    number,
-    postgres_url,
-    starts_over,
-)
+from .definitions import DEFAULT_INLINE_BYTES, OffsetsFrom
+from .destination import Destination, destination_of
+from .option import Mode, Way
+from .position_columns import PositionColumns, positions_of
+from .reading import Given, read
+from .routes import Routes, sink_name_of, where_of
 
-OffsetsFrom = Literal["checkpoint", "listener"]
-
-# The names as users write them; Spark hands them over in lower case.
-OPTIONS = (
-    "url",
-    "passwordFrom",
-    "executorUrl",
-    "table",
-    *ROUTE_OPTIONS,
-    *TABLE_OPTIONS,
-    "sinkName",
-    "inlineBytes",
-    "receiver",
-    "pinTable",
-    "retainBatches",
-    "offsetsFrom",
-    "positionColumns",
-    "writePositions",
-    "bootstrapServers",
-    "notifyChannel",
-    "adoptCheckpoint",
-    "replaces",
-    "startOver",
-    "independent",
-    "lockTimeout",
-    "retryTimeout",
-)
-# Spark's own writer options, which reach every sink.
-_SPARK_OPTIONS = frozenset({"checkpointlocation", "queryname", "path", "outputmode", "truncate", "numrows"})
-_SPARK_PREFIXES = ("spark.", "_", "asyncprogresstracking")
-
-DEFAULT_INLINE_BYTES = 8 * 1024 * 1024
 # Lower, because sending to a receiver costs a connection where staging costs a table, and because rows that a task
 # holds back are not being copied yet.
 DEFAULT_INLINE_BYTES_WITH_RECEIVER = 1024 * 1024
@@ -79,6 +34,10 @@ SPARKS_ASYNC_INTERVAL_MS = 1000
 # Values of ``receiver`` that are not addresses.
 AUTOMATIC = "auto"
 _NO_RECEIVER = "off"
+# Key and sink name are in one index, whose entries have at most 2,704 bytes.
+_LONGEST_KEY = 250
+# A pipeline gives every flow these two by itself.
+_OF_THE_PIPELINE = ("checkpointlocation", "queryname")
 
 
 @dataclass(frozen=True)
@@ -120,16 +79,43 @@ class SinkOptions:
         return bool(self.async_interval_ms)
 
 
+@dataclass(frozen=True)
+class JobOptions:
+    """
+    A batch job's options, parsed.
+
+    ``inline_bytes`` bounds what one task puts in its commit message; ``batch_hash`` if the rows are to be hashed.
+    """
+
+    commit: CommitSettings
+    destination: Destination
+    batch_key: str
+    batch_hash: bool = False
+    sink_name: str | None = None
+    inline_bytes: int = DEFAULT_INLINE_BYTES
+    executor_url: str | None = field(default=None, repr=False)
+    positions: ClassVar[None] = None
+    """Rows of a batch job do not say where in Kafka they come from."""
+
+    @property
+    def staging_url(self) -> str:
+        """How tasks reach Postgres when they stage rows."""
+        return self.commit.url if self.executor_url is None else self.executor_url
+
+    @property
+    def sink_label(self) -> str:
+        """Tells this sink from others before Postgres has been asked which table is meant."""
+        return self.sink_name or self.destination.table
+
+
 def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     """
     Options as Spark hands them over (keys in any case); ``overwrite`` is Spark's complete output mode.
 
     :raises ConfigurationError: if an option is unknown, bad, missing or in conflict with another.
     """
-    given = {name.lower(): value for name, value in raw.items()}
-    _refuse_unknown(given)
-    refuse_unstorable(sinkName=given.get("sinkname"), queryName=given.get("queryname"))
-    if not given.get("checkpointlocation"):
+    given = read(raw, Way.STREAM)
+    if "checkpoint_location" not in given:
         raise bad_option(
             "NO_CHECKPOINT_LOCATION",
             "The option checkpointLocation is not set on this writer. One that is only in the session configuration "
@@ -137,103 +123,192 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             "checkpoint's offset log pgonce cannot prove that a batch is a replay.",
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
-    mode = _mode(given, overwrite)
-    offsets_from = cast("OffsetsFrom", choice(given, "offsetsFrom", get_args(OffsetsFrom), "checkpoint"))
-    positions = _positions(given)
-    if positions:
-        refuse_unfit_positions(mode, judged_by_ids=offsets_from == "listener")
-    receiver = _receiver(given, positions)
-    independent = choice(given, "independent", ("true", "false", "byname"), "false")
-    url, replaces, sink_name = postgres_url(given), given.get("replaces") or None, given.get("sinkname") or None
-    start_over = starts_over(
-        given.get("startover"), replaces, url, table=given.get("table", ""), sink_name=sink_name, spelled=AS_OPTIONS
-    )
-    inline_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
+    given["mode"] = _mode(given, overwrite, "Spark's output mode", '.outputMode("complete")')
+    where = where_of(given)
+    if isinstance(where, Routes):
+        _refuse_other_output_mode(where, given["mode"])
+    listens = given["receiver"].strip()
+    receiver = None if listens.lower() == _NO_RECEIVER else AUTOMATIC if listens.lower() == AUTOMATIC else listens
+    default_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
-        commit=commit_settings(
-            url=url,
-            remedies=Remedies(
-                adopt_checkpoint=number(given, "adoptCheckpoint", None, least=0),
-                replaces=replaces,
-                independent=independent == "true",
-                start_over=start_over,
-                independent_by_name=independent == "byname",
-            ),
-            retain_batches=number(given, "retainBatches", RETAINED_BATCHES, least=1),
-            lock_timeout=number(given, "lockTimeout", LOCK_TIMEOUT_SECONDS, least=1),
-            retry_timeout=number(given, "retryTimeout", RETRY_SECONDS, least=0),
-            pin_table=flag(given, "pinTable"),
-            notify_channel=given.get("notifychannel"),
-        ),
-        destination=parse_where(given, mode),
-        checkpoint_location=given["checkpointlocation"],
-        sink_name=sink_name,
-        query_name=given.get("queryname") or None,
-        inline_bytes=number(given, "inlineBytes", inline_bytes, least=0),
+        commit=commit_settings_of(given),
+        destination=where,
+        checkpoint_location=given["checkpoint_location"],
+        sink_name=given["sink_name"],
+        query_name=given["query_name"],
+        inline_bytes=given.get("inline_bytes", default_bytes),
         receiver=receiver,
-        offsets_from=offsets_from,
-        positions=positions,
-        async_interval_ms=_async_interval(given, positions, offsets_from),
-        brokers=brokers(given.get("bootstrapservers") or None, _of_kafka(given)),
-        executor_url=executor_url(given),
+        offsets_from=given["offsets_from"],
+        positions=positions_of(given),
+        async_interval_ms=_async_interval(raw, given),
+        brokers=brokers(given["bootstrap_servers"], given["kafka_options"]),
+        executor_url=_executor_url(given),
     )
 
 
-def _refuse_unknown(given: Mapping[str, str]) -> None:
-    # Without brokers of ours, Kafka's settings can only have been meant for the source.
-    theirs = (*_SPARK_PREFIXES, PREFIX) if given.get("bootstrapservers") else _SPARK_PREFIXES
-    ours = (name for name in given if name not in _SPARK_OPTIONS and not name.startswith(theirs))
-    refuse_unknown_options(ours, {name.lower(): name for name in OPTIONS})
+def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:
+    """
+    Options as Spark hands them over (keys in any case); ``overwrite`` is Spark's save mode of that name.
 
-
-def _of_kafka(given: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in given.items() if name.startswith(PREFIX)}
-
-
-def _positions(given: Mapping[str, str]) -> PositionColumns | None:
-    names = column_names("positionColumns", given.get("positioncolumns", ""))
-    if not names:
-        if "writepositions" in given:
-            raise bad_option(
-                "CLASHING_OPTIONS", "writePositions has no effect without positionColumns.", "Set both, or neither."
-            )
-        return None
-    return position_columns(names, written="writepositions" not in given or flag(given, "writePositions"))
-
-
-def _receiver(given: Mapping[str, str], positions: PositionColumns | None) -> str | None:
-    host = given.get("receiver", _NO_RECEIVER).strip()
-    if host.lower() in (_NO_RECEIVER, ""):
-        return None
-    if positions:
+    :raises ConfigurationError: if an option is unknown, bad, missing or in conflict with another.
+    """
+    given = read(raw, Way.JOB)
+    batch_key = given["batch_key"] or ""
+    if not batch_key.strip():
         raise bad_option(
-            "CLASHING_OPTIONS",
-            "receiver and positionColumns are both set, but which rows are stored already is known only once all rows "
-            "have arrived.",
-            "Leave receiver out.",
+            "NO_BATCH_KEY",
+            "The option batchKey is not set. Without it nothing can tell a retry of this job from a new job, and a "
+            "retry would write its rows a second time.",
+            'Set batchKey to what names the input of this run, for example .option("batchKey", "2026-11-20"): the '
+            "scheduler's logical date, never the time at which the job starts.",
         )
-    return AUTOMATIC if host.lower() == AUTOMATIC else host
+    if len(batch_key) > _LONGEST_KEY:
+        raise bad_option(
+            "BAD_OPTION",
+            f"batchKey has {len(batch_key)} characters, and may have {_LONGEST_KEY}.",
+            "Use a shorter name for the job's input.",
+        )
+    given["mode"] = _mode(given, overwrite, "Spark's save mode", '.mode("overwrite")')
+    return JobOptions(
+        commit=commit_settings_of(given),
+        destination=destination_of(given),
+        batch_key=batch_key,
+        batch_hash=given["batch_hash"],
+        sink_name=given["sink_name"],
+        inline_bytes=given["inline_bytes"],
+        executor_url=_executor_url(given),
+    )
 
 
-def _async_interval(
-    given: Mapping[str, str], positions: PositionColumns | None, offsets_from: OffsetsFrom
-) -> int | None:
-    if given.get("asyncprogresstrackingenabled", "").lower() != "true":
+def pipeline_sink_options(options: Mapping[str, str]) -> dict[str, str]:
+    """
+    Check the options of ``dp.create_sink(name, "pgonce", ...)``, and give them back as they are.
+
+    Spark hands options to a sink only when a flow runs, so that a dry run does not notice a misspelt one.
+
+    :raises ConfigurationError: as the sink does; for a name or a value that is not a string; and for checkpointLocation
+        and queryName, which a pipeline gives to each of its flows.
+    """
+    if not isinstance(options, Mapping):
+        raise bad_option(
+            "BAD_OPTION",
+            f"The options must be a dict, not {type(options).__name__}.",
+            'Write them as in {"url": "", "table": "orders"}.',
+        )
+    for name, value in options.items():
+        if not isinstance(name, str):
+            raise bad_option(
+                "BAD_OPTION",
+                f"An option's name must be a string, not {type(name).__name__}.",
+                "Write it in quotation marks.",
+            )
+        if not isinstance(value, str):
+            raise bad_option(
+                "BAD_OPTION",
+                f"Option {name} must be a string, not {type(value).__name__}.",
+                'Write it in quotation marks, as in {"createTable": "true"}: Spark takes nothing else.',
+            )
+        if name.lower() in _OF_THE_PIPELINE:
+            raise bad_option(
+                "CLASHING_OPTIONS",
+                f"{name} is set for a sink of a pipeline, where each flow has its own from the pipeline.",
+                "Leave it out.",
+            )
+    parse_options({**options, "checkpointLocation": "/of-the-pipeline"}, overwrite=False)
+    return dict(options)
+
+
+def commit_settings_of(given: Given) -> CommitSettings:
+    """
+    How the batches are committed, for every way in.
+
+    :raises ConfigurationError: as :func:`~pgonce.offsets_store.commit.settings.commit_settings`; NO_REPLACES.
+    """
+    url = PostgresUrl(given["url"], given["password_from"])
+    if given["start_over"] == "truncate" and not given["replaces"]:
+        _refuse_without_replaces(url, given)
+    return commit_settings(
+        url,
+        Remedies(
+            given["adopt_checkpoint"],
+            given["replaces"],
+            given["independent"] is True,
+            given["start_over"] == "truncate",
+            given["independent"] == "byName",
+        ),
+        retain_batches=given["retain_batches"],
+        lock_timeout=given["lock_timeout"],
+        retry_timeout=given["retry_timeout"],
+        pin_table=given["pin_table"],
+        notify_channel=given["notify_channel"],
+    )
+
+
+def _refuse_without_replaces(url: str, given: Given) -> None:
+    feeders = {writer.query_id: writer for writer in who_feeds(url, given["table"], given["sink_name"])}
+    named = next(iter(feeders)) if len(feeders) == 1 else "<the name or id of the old query>"
+    known = "; ".join(
+        f"{query_id} ({writer.query_name or 'no name'}, sink {writer.sink_name}, last batch {writer.batch_id} at "
+        f"{writer.updated_at:%Y-%m-%d %H:%M})"
+        for query_id, writer in feeders.items()
+    )
+    whose = f"This table is fed by {known}." if known else "`pgonce status` shows the queries, and what they feed."
+    raise bad_option(
+        "NO_REPLACES",
+        "startOver=truncate is given without replaces: nothing says whose rows are to be deleted, so a setting that "
+        "was left in place would empty the table whenever a checkpoint is lost.",
+        f'To let batch 0 replace all rows of the table, set replaces to "{named}". {whose} To keep the rows, leave '
+        "startOver out.",
+    )
+
+
+def _executor_url(given: Given) -> str | None:
+    url = given["executor_url"]
+    if url is None:
         return None
-    interval = number(given, "asyncProgressTrackingCheckpointIntervalMs", SPARKS_ASYNC_INTERVAL_MS, least=0)
-    if offsets_from == "listener" or (interval > 0 and positions is None):
-        raise asynchronous_progress()
-    return interval
+    parse_url(url)
+    return PostgresUrl(url, given["password_from"])
 
 
-def _mode(given: Mapping[str, str], overwrite: bool) -> str:
-    mode = choice(given, "mode", get_args(Mode), "complete" if overwrite else "append")
+def _mode(given: Given, overwrite: bool, whose: str, chosen_by: str) -> Mode:
+    """The write mode, which is complete if and only if Spark's own mode says so."""
+    mode: Mode = given.get("mode", "complete" if overwrite else "append")
     if overwrite != (mode == "complete"):
         raise bad_option(
             "CLASHING_OPTIONS",
-            f"mode={mode} was given, but Spark's output mode is {'complete' if overwrite else 'append'}.",
-            "Leave mode out and use .outputMode('complete'), which replaces the table's rows with every batch."
-            if overwrite
-            else "For mode=complete, set .outputMode('complete') on the writer.",
+            f"mode={mode} was given, but {whose} {'is' if overwrite else 'is not'} {chosen_by}.",
+            f"Leave the option mode out: {chosen_by} replaces the table's rows.",
         )
     return mode
+
+
+def _refuse_other_output_mode(where: Routes, mode: Mode) -> None:
+    # Spark's output mode is one for the whole stream, and decides which rows come.
+    for route in where:
+        if (route.destination.mode == "complete") != (mode == "complete"):
+            raise bad_option(
+                "CLASHING_OPTIONS",
+                f"mode={route.destination.mode} was given for {route.value!r} in tables, but Spark's output mode is "
+                f"{'complete' if mode == 'complete' else 'append'}.",
+                "mode=complete goes with .outputMode('complete'), and then for all tables.",
+            )
+
+
+def _async_interval(raw: Mapping[str, str], given: Given) -> int | None:
+    sparks = {name.lower(): value for name, value in raw.items()}
+    if sparks.get("asyncprogresstrackingenabled", "").lower() != "true":
+        return None
+    text = sparks.get("asyncprogresstrackingcheckpointintervalms", str(SPARKS_ASYNC_INTERVAL_MS))
+    # Spark itself refuses what is not a number.
+    interval = int(text) if text.strip().isdecimal() else SPARKS_ASYNC_INTERVAL_MS
+    if given["offsets_from"] == "listener" or (interval > 0 and not given["position_columns"]):
+        raise bad_option(
+            "ASYNC_PROGRESS",
+            "Asynchronous progress tracking is on, with an interval: Spark then writes the offset log only for some "
+            "batches, so a batch that is run again may have another range, and nothing here tells which of its rows "
+            "are stored already.",
+            "Either name the columns that hold Kafka's topic, partition and offset (positionColumns), so that rows "
+            "that are stored already are dropped; or set asyncProgressTrackingCheckpointIntervalMs=0, so that every "
+            "entry is written; or remove asyncProgressTrackingEnabled.",
+        )
+    return interval

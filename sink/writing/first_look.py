@@ -20,7 +20,8 @@ from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.refused_rows import target_error
 
 from ..encoding.encoded_types import EncodedColumn
-from ..options.destination import BY_KEY, DEAD_LETTERS, DeadLetters, Destination
+from ..options.definitions import BY_KEY, DEAD_LETTERS
+from ..options.destination import DeadLetters, Destination
 from ..options.routes import Routes
 from .bad_rows.letters import checked_letters_table
 from .by_key.keys import (

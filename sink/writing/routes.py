@@ -23,8 +23,7 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.refused_rows import add_note
 
 from ..encoding.encoded_types import EncodedColumn
-from ..options.route_options import twice
-from ..options.routes import Route, Routes
+from ..options.routes import Route, Routes, twice
 from ..staging.table import check_staged_rows
 from .bad_rows.recorded_destination import written_as
 from .evolution.alter import lock_with_new_columns

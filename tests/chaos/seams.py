@@ -19,7 +19,7 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from pgonce.sink.foreach_batch import early_commit
 from pgonce.sink.foreach_batch.arriving_batches import ArrivingBatches
 from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.frame_commits import WorkOf
+from pgonce.sink.foreach_batch.early_commit import WorkOf
 from pgonce.sink.writing.by_key import upsert
 from pgonce.sink.writing.rows import Rows
 

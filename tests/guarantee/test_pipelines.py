@@ -1,7 +1,7 @@
 """
 Declarative pipelines: is every row in the table once, whatever happens to a run of ``spark-pipelines``?
 
-Covers: sink.options.pipeline_sink_options.
+Covers: sink.options.sink_options.
 """
 
 from __future__ import annotations

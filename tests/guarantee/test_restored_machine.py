@@ -55,8 +55,7 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin, describe_batch
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.route_options import where_to
-from pgonce.sink.options.routes import Routes
+from pgonce.sink.options.routes import Routes, where_to
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
@@ -118,8 +117,7 @@ class Sink:
         by_key = {**BY_KEY, "only_newer": self.only_newer}
         if self.kind == "route":
             tables = {"newest": {"table": "newest_routed", **camel(by_key)}, "every": {"table": "every_routed"}}
-            given: dict[str, Any] = {"unknown_routes": None, "mode": "append", "keys": (), "order_by": None, **how}
-            routes = where_to("", "kind", tables, **given)
+            routes = where_to(route="kind", tables=tables, **how)
             assert isinstance(routes, Routes)
             return work_into("routed", routes, rows)
         if self.kind == NEWEST:

@@ -1,7 +1,7 @@
 """
 One stream into several tables: whatever comes again, each table has its rows once, and all of them stand together.
 
-Covers: sink.writing.routes, sink.foreach_batch.transaction.
+Covers: sink.writing.routes, sink.foreach_batch.transactional_batch.
 """
 
 from __future__ import annotations

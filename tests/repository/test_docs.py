@@ -7,15 +7,11 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from support.named_tests import is_there
 
 import pgonce
 from pgonce.cli.main import app
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
-from pgonce.sink.foreach_batch.transactional_batch import transactional_batch
-from pgonce.sink.options.hints import argument_names
 
 ROOT = Path(__file__).parents[2]
 SOURCES = sorted(
@@ -137,13 +133,6 @@ def test_every_verdict_stands_in_the_guarantees():
     """docs/guarantees.md has a row for each verdict, and for no other."""
     rows = re.findall(r"^\| `([A-Z]+)` \|", (ROOT / "docs/guarantees.md").read_text(), re.MULTILINE)
     assert set(rows) == {verdict.name for verdict in Verdict}
-
-
-@pytest.mark.parametrize("way_in", [PostgresBatchWriter, transactional_batch], ids=lambda way: way.__name__)
-def test_every_argument_is_described(way_in):
-    """docs/options.md has each argument of the ways in through foreachBatch."""
-    text = (ROOT / "docs/options.md").read_text()
-    assert [name for name in argument_names(way_in) if f"`{name}`" not in text] == []
 
 
 def anchors_of(text: str) -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 import pytest
@@ -22,8 +21,8 @@ from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
 from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
 from pgonce.sink.foreach_batch.early_commit import PATIENCE_SECONDS
+from pgonce.sink.options.definitions import OPTIONS
 from pgonce.sink.staging.stager import COPY_BYTES
 
 MIB = 1024 * 1024
@@ -32,8 +31,8 @@ TEXT = " ".join(" ".join(page.read_text() for page in DOCS.glob("*.md")).split()
 
 
 def default(name):
-    """The default of an argument of ``PostgresBatchWriter``."""
-    return inspect.signature(PostgresBatchWriter).parameters[name].default
+    """The default of an option, by its argument."""
+    return OPTIONS[name].default
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.foreach_batch.transaction import BatchTransaction
+from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.sink_options import parse_options
 

@@ -41,7 +41,7 @@ from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_l
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.foreach_batch.transaction import BatchTransaction
+from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction
 from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.table import sweep
 from pgonce.sink.writing import routes as by_route

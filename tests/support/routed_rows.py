@@ -17,8 +17,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.options.route_options import where_to
-from pgonce.sink.options.routes import Routes
+from pgonce.sink.options.routes import Routes, where_to
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into
 
@@ -48,8 +47,7 @@ def routed(*rows: tuple[str | None, int, str | None]) -> Rows:
 
 def routes(tables: dict[str, Any], **beside: Any) -> Routes:
     """Settings that choose by ``kind``."""
-    given: dict[str, Any] = {"unknown_routes": None, "mode": "append", "keys": (), "order_by": None, **beside}
-    found = where_to("", "kind", tables, **given)
+    found = where_to(route="kind", tables=tables, **beside)
     assert isinstance(found, Routes)
     return found
 

@@ -21,7 +21,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
 
-from ...options.by_key import Existing
+from ...options.destination import Existing
 from ..bad_row import FIRST, BadRow, Kind, after, at, kind_of, refused_by
 from ..by_key.keys import Written
 from ..by_key.statements import (

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any
 
 from pyspark.sql import types as t
 
@@ -21,14 +21,18 @@ from pgonce.offsets_store.errors import UNCHANGED, PgonceError, RecoveryError
 from pgonce.offsets_store.ledger.published import WrittenAs
 
 from ...encoding.encoded_types import EncodedColumn, encoded_columns, type_as_json, type_from_json
-from ...options.by_key import DELETED_COLUMN, Changes, Existing
-from ...options.destination import Destination, destination
+from ...options.definitions import BY_KEY, OPTIONS
+from ...options.destination import DELETED_COLUMN, Changes, Destination, Existing, destination
 
 VERSION = 2
 """A reader that does not know it cannot replay the letter."""
 _ALL_DELETE = "all_delete"
 """No option, but what ``tx.delete`` does: every row deletes."""
 _CREATES, _ADDS_COLUMNS = "creates", "adds_columns"
+_RECORDED = frozenset({"mode", "keys", "order_by", "schema_evolution", "delete_when", "change_feed", "deletes"}).union(
+    Existing.__dataclass_fields__
+)
+"""The options that say how a row is written to a table that is there."""
 
 
 def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: int | None = None) -> dict[str, Any]:
@@ -118,27 +122,22 @@ def _spark_type(column: EncodedColumn) -> t.DataType:
 
 def _options(of: Destination) -> dict[str, Any]:
     """The options that a user would give for such a destination; those that keep their defaults are left out."""
-    changes, existing, usual = of.changes, of.existing, Existing()
+    changes = of.changes or Changes()
+    soft = f":{changes.soft_column}" if changes.soft_column else ""
     given: dict[str, Any] = {
-        # Without createTable, mode=append refuses keys: they would have become the table's primary key.
-        "keys": [] if of.mode == "append" else list(of.keys),
+        # Without createTable, modes that do not write by key refuse keys: they have become the table's primary key.
+        "keys": of.keys if of.mode in BY_KEY else (),
         "order_by": of.order_by,
-        "schema_evolution": "ignoreExtra" if of.schema_evolution == "ignoreExtra" else None,
-        "only_newer": existing.only_newer,
-        "tombstone_days": None if existing.tombstone_days == usual.tombstone_days else existing.tombstone_days,
-        "on_conflict": None if existing.on_conflict == usual.on_conflict else existing.on_conflict,
-        "update_columns": list(existing.update_columns),
-        "keep_where": existing.keep_where,
+        "schema_evolution": of.schema_evolution if of.schema_evolution == "ignoreExtra" else "strict",
+        "delete_when": changes.delete_when,
+        "change_feed": changes.feed,
+        "deletes": changes.deletes + soft,
+        **vars(of.existing),
     }
-    if changes is not None:
-        soft = f":{changes.soft_column}" if changes.soft_column else ""
-        given |= {
-            "delete_when": changes.delete_when,
-            "change_feed": changes.feed,
-            "deletes": None if changes.deletes == "hard" else changes.deletes + soft,
-            _ALL_DELETE: changes.all_delete,
-        }
-    return {"mode": of.mode} | {name: value for name, value in given.items() if value not in (None, False, [])}
+    given = {name: value for name, value in given.items() if value != OPTIONS[name].default}
+    all_delete = {_ALL_DELETE: True} if changes.all_delete else {}
+    # As JSON gives it back.
+    return {"mode": of.mode} | {n: list(v) if isinstance(v, tuple) else v for n, v in given.items()} | all_delete
 
 
 def _recalled_field(value: Any) -> t.StructField:
@@ -149,11 +148,18 @@ def _recalled_field(value: Any) -> t.StructField:
 
 def _recalled_destination(value: Mapping[str, Any]) -> Destination:
     aside = frozenset(map(_text, _list(value["aside"])))
-    given = value["options"]
-    if not isinstance(given, Mapping):
-        raise TypeError(given)
-    options = {name: _CHECKS[name](setting) for name, setting in given.items()}
+    if not isinstance(value["options"], Mapping):
+        raise TypeError(value["options"])
+    options = dict(value["options"])
     all_delete = options.pop(_ALL_DELETE, False)
+    if not _RECORDED.issuperset(options) or all_delete not in (False, True):
+        raise ValueError(sorted(options))
+    if options.get("schema_evolution", "ignoreExtra") != "ignoreExtra":
+        # To add columns would alter the table with the rights of whoever replays.
+        raise ValueError(options["schema_evolution"])
+    if options.get("mode") == "complete":
+        # Letters of older versions have the keys that became the table's primary key.
+        options.pop("keys", None)
     if all_delete:
         options["delete_when"] = DELETED_COLUMN
     # The way that options of a query take: whatever they refuse is refused here.
@@ -171,46 +177,6 @@ def _list(value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(value)
     return value
-
-
-def _texts(value: Any) -> tuple[str, ...]:
-    return tuple(map(_text, _list(value)))
-
-
-def _true(value: Any) -> bool:
-    if value is not True:
-        raise TypeError(value)
-    return True
-
-
-def _ignore_extra(value: Any) -> str:
-    # To add columns would alter the table with the rights of whoever replays.
-    if value != "ignoreExtra":
-        raise ValueError(value)
-    return _text(value)
-
-
-def _number(value: Any) -> int:
-    if type(value) is not int:
-        raise TypeError(value)
-    return value
-
-
-_CHECKS: Final[dict[str, Callable[[Any], Any]]] = {
-    "mode": _text,
-    "keys": _texts,
-    "order_by": _text,
-    "schema_evolution": _ignore_extra,
-    "delete_when": _text,
-    "change_feed": _text,
-    "deletes": _text,
-    _ALL_DELETE: _true,
-    "only_newer": _true,
-    "tombstone_days": _number,
-    "on_conflict": _text,
-    "update_columns": _texts,
-    "keep_where": _text,
-}
 
 
 def _makes_no_sense(why: str) -> RecoveryError:

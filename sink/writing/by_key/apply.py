@@ -28,7 +28,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 
-from ...options.by_key import Changes
+from ...options.destination import Changes
 from ..table.catalogue import TargetTable
 from .change_table import ChangeTable
 from .deciding_changes import (

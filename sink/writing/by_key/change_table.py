@@ -20,7 +20,7 @@ from functools import cached_property
 from psycopg import sql
 
 from ...encoding.encoded_types import EncodedColumn
-from ...options.by_key import Changes
+from ...options.destination import Changes
 from ..checked_table import ColumnPlan
 from ..fitting.fit import (
     Fit,

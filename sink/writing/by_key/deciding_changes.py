@@ -19,7 +19,7 @@ from pgonce.offsets_store.errors import (
     TargetError,
 )
 
-from ...options.by_key import (
+from ...options.destination import (
     OPERATION,
 )
 from ..bad_row import (

@@ -26,13 +26,11 @@ from pgonce.offsets_store.postgres.settings import (
 from ...encoding.encoded_types import (
     EncodedColumn,
 )
-from ...options.by_key import (
-    Changes,
-    Existing,
-)
+from ...options.definitions import BY_KEY
 from ...options.destination import (
-    BY_KEY,
+    Changes,
     Destination,
+    Existing,
 )
 from ...options.position_columns import PositionColumns
 from ..checked_table import (

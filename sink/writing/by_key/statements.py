@@ -21,7 +21,7 @@ from psycopg import sql
 from ...encoding.encoded_types import (
     EncodedColumn,
 )
-from ...options.by_key import (
+from ...options.destination import (
     Changes,
 )
 from ..checked_table import (

@@ -22,7 +22,7 @@ from pgonce.offsets_store.errors import (
     TargetError,
 )
 
-from ...options.by_key import (
+from ...options.destination import (
     Changes,
 )
 from ..savepoints import RELEASE

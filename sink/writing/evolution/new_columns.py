@@ -18,7 +18,8 @@ from pgonce.offsets_store.errors import NOTHING, NotAlteredError
 from ...encoding.encoded_types import (
     EncodedColumn,
 )
-from ...options.destination import BY_KEY, Destination
+from ...options.definitions import BY_KEY
+from ...options.destination import Destination
 from ..fitting.fit import (
     Fit,
     fit,

@@ -1,4 +1,8 @@
-"""A writer looks at its table when it is made, if the database can be reached, and costs nothing if it cannot."""
+"""
+A writer looks at its table when it is made, if the database can be reached, and costs nothing if it cannot.
+
+Its settings and those of a transactional function are checked in the same way.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,12 @@ import time
 import pytest
 from support.fixtures.postgres import url_with
 
-from pgonce import PostgresBatchWriter
+from pgonce import PostgresBatchWriter, transactional_batch
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
+from pgonce.sink.foreach_batch.batch_writer import batch_settings_of
+from pgonce.sink.options.option import Way
+from pgonce.sink.options.position_columns import PositionColumns
+from pgonce.sink.options.reading import read
 
 
 @pytest.mark.parametrize(
@@ -59,3 +67,38 @@ def test_a_database_that_cannot_be_reached(url, login):
 def test_a_client_of_a_connect_server_does_not_look(url):
     """The function runs in the server, for which the url may mean another database."""
     PostgresBatchWriter(url, table="orderz", checkpoint_location="/checkpoints/orders")
+
+
+def test_position_columns_are_found_however_they_are_written():
+    """A list, or a text with commas; none at all means that rows do not say where they come from."""
+    columns = PositionColumns("topic", "partition", "offset", written=False)
+    for given in (["topic", "partition", "offset"], "topic, partition, offset"):
+        settings = batch_settings_of(read({"position_columns": given, "write_positions": False}, Way.WRITER))
+        assert settings.positions == columns
+    assert batch_settings_of(read({}, Way.WRITER)).positions is None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **wrong: PostgresBatchWriter(table="events", **wrong),
+        lambda **wrong: transactional_batch(name="a", **wrong),
+    ],
+    ids=["writer", "function"],
+)
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"position_columns": ["topic"]},
+        {"retain_batches": 1},
+        {"lock_timeout": 0},
+        {"lock_timeout": float("nan")},
+        {"lock_timeout": float("inf")},
+        {"adopt_checkpoint": 3, "independent": True},
+        {"replaces": "\x00"},
+    ],
+)
+def test_what_cannot_work_is_refused_at_once(make, wrong):
+    """Before a query has started."""
+    with pytest.raises(ConfigurationError):
+        make(**wrong)

@@ -1,7 +1,7 @@
 """
 A small batch's transaction begins beside Spark's job, and never at the rows' expense; without Spark.
 
-Covers: sink.foreach_batch.frame_commits.
+Covers: sink.foreach_batch.early_commit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-Which lists of tables are understood, and which are refused before a row moves?
+Lists of tables that are understood, and those that are refused before a row moves.
 
-Covers: sink.options.route_options.
+Covers: sink.options.position_columns.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 
+from pgonce import PostgresBatchWriter
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.changes.reader import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.job_options import parse_job_options
 from pgonce.sink.options.position_columns import position_columns, written_type
-from pgonce.sink.options.route_options import where_to
-from pgonce.sink.options.sink_options import parse_options
+from pgonce.sink.options.routes import where_to
+from pgonce.sink.options.sink_options import parse_job_options, parse_options
 
 LEAST = {"url": "host=db", "checkpointLocation": "/ckpt", "route": "kind"}
 ORDERS = {"table": "sales.orders", "mode": "upsert", "keys": ["id", "day"]}
@@ -31,10 +31,9 @@ def parse(tables, *, overwrite=False, **options):
     return parse_options({**LEAST, "tables": text, **options}, overwrite=overwrite).destination
 
 
-def in_python(tables, *, route="kind", table="", start_over=False, **given):
+def in_python(tables, *, route="kind", **given):
     """Where rows go, as the arguments of a Python writer say."""
-    defaults = {"unknown_routes": None, "mode": "append", "keys": (), "order_by": None, **given}
-    return where_to(table, route, tables, start_over=start_over, **defaults)
+    return where_to(route=route, tables=tables, **given)
 
 
 def test_a_list_means_the_same_in_json_and_in_python():
@@ -79,10 +78,11 @@ def test_what_stands_beside_route_counts_for_all_tables():
         ('{"a": {}, "a": {}}', "BAD_ROUTES", "twice"),
         ('{"a": {"mode": "append", "mode": "upsert"}}', "BAD_ROUTES", "twice"),
         ('{"a": "orders"}', "BAD_ROUTES", "not an object"),
-        ('{"a": {"keys": [1]}}', "BAD_ROUTES", "keys"),
-        ('{"a": {"mode": ["append"]}}', "BAD_ROUTES", "list"),
+        ('{"a": {"keys": [1]}}', "BAD_OPTION", "keys"),
+        ('{"a": {"mode": ["append"]}}', "BAD_OPTION", "list"),
+        ('{"a": {"orderBy": "at", "order_by": "at", "mode": "upsert"}}', "CLASHING_OPTIONS", "two spellings"),
         ('{"a": {"tabel": "orders"}}', "UNKNOWN_OPTION", "tabel"),
-        ('{"a": {"sinkName": "orders"}}', "UNKNOWN_OPTION", "sinkname"),
+        ('{"a": {"sinkName": "orders"}}', "UNKNOWN_OPTION", "sinkName"),
         ('{"a": {"mode": "upsrt"}}', "BAD_OPTION", "'a' in tables"),
         ('{"a": {"mode": "apply"}}', "NO_DELETES", "'a' in tables"),
         ('{"a": {"mode": "complete"}}', "CLASHING_OPTIONS", "output mode"),
@@ -141,8 +141,16 @@ def test_complete_mode_is_for_all_tables():
 
 def test_a_batch_job_has_one_table():
     """The error says how to do it."""
-    with pytest.raises(ConfigurationError, match="one job a table"):
+    with pytest.raises(ConfigurationError, match="one job for each table"):
         parse_job_options({"url": "", "batchKey": "k", "route": "kind", "tables": "{}"}, overwrite=False)
+
+
+def test_rows_are_told_apart_by_position_in_no_table_that_is_replaced():
+    """The rows of mode=complete do not come from single records, whichever entry says so."""
+    with pytest.raises(ConfigurationError, match="'a' in tables.*positionColumns cannot be used with mode=complete"):
+        PostgresBatchWriter(
+            route="kind", tables={"a": {"mode": "complete"}}, position_columns=["topic", "partition", "offset"]
+        )
 
 
 def test_the_column_must_have_values_with_one_text():
@@ -180,7 +188,7 @@ def test_each_delete_column_speaks_for_its_own_rows():
 
 def test_a_position_column_may_choose_the_table():
     """The topic stays among the rows for that, even if position columns are not to be written."""
-    where = where_to("", "topic", {"a": {}}, None, "append", (), None)
+    where = where_to(route="topic", tables={"a": {}})
     kafka = t.StructType([
         t.StructField("topic", t.StringType()),
         t.StructField("partition", t.IntegerType()),

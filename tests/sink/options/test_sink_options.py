@@ -1,16 +1,19 @@
 """
-What users may ask for, and what is refused before a row moves.
+What users of streams, batch jobs and pipelines may ask for, and what is refused before a row moves.
 
-Covers: offsets_store.commit.settings, sink.options.values, sink.options.destination.
+Covers: offsets_store.commit.settings, offsets_store.status.read_stored.
 """
 
 from __future__ import annotations
 
+import psycopg
 import pytest
+from support.ledger_history import KAFKA, OTHER, QUERY, publish, take_over
 
+from pgonce import PostgresBatchWriter, pipeline_sink_options
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.options.sink_options import OPTIONS, parse_options
+from pgonce.sink.options.sink_options import parse_job_options, parse_options
 
 LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
 
@@ -128,6 +131,9 @@ def test_an_unknown_option_is_refused_with_the_nearest_right_name(typo, right):
         ({"bootstrapServers": "a:1", "kafka.sasl.mechanism": "GSSAPI"}, "BAD_OPTION"),
         ({"checkpointLocation": ""}, "NO_CHECKPOINT_LOCATION"),
         ({"asyncProgressTrackingEnabled": "true"}, "ASYNC_PROGRESS"),
+        ({"writePositions": "false"}, "CLASHING_OPTIONS"),
+        ({"positionColumns": "a,b,c", "offsetsFrom": "listener"}, "CLASHING_OPTIONS"),
+        ({"batchKey": "2026-11-20"}, "UNKNOWN_OPTION"),
     ],
 )
 def test_bad_options_are_refused(options, code):
@@ -173,9 +179,142 @@ def test_settings_never_show_the_url():
     assert "s3cret" not in repr(parse(url="postgresql://u:s3cret@db/x"))
 
 
-def test_every_option_is_documented():
-    """docs/options.md has an entry for each option."""
-    from pathlib import Path
+JOB = {"url": "", "table": "events", "batchKey": "2026-11-20"}
 
-    text = (Path(__file__).parents[3] / "docs" / "options.md").read_text()
-    assert [name for name in OPTIONS if f"`{name}`" not in text] == []
+
+def test_a_job_is_parsed_as_a_stream_is():
+    """Keys may come in any case, as Spark hands them over in lower case."""
+    more = {"MODE": "upsert", "keys": "id,day", "inlinebytes": "0", "batchhash": "true", "sinkName": "s"}
+    options = parse_job_options({**JOB, **more, "path": "x", "spark.x": "y", "_x": "z"}, overwrite=False)
+    assert (options.batch_key, options.batch_hash, options.inline_bytes) == ("2026-11-20", True, 0)
+    assert (options.destination.mode, options.destination.keys) == ("upsert", ("id", "day"))
+    assert options.sink_label == "s"
+
+
+def test_sparks_save_mode_chooses_between_append_and_complete():
+    """Spark's overwrite is our complete."""
+    assert parse_job_options(JOB, overwrite=False).destination.mode == "append"
+    assert parse_job_options(JOB, overwrite=True).destination.mode == "complete"
+    assert parse_job_options({**JOB, "mode": "complete"}, overwrite=True).destination.mode == "complete"
+
+
+@pytest.mark.parametrize("key", [None, "", "  "])
+def test_a_job_needs_a_key(key):
+    """Without one, a retry cannot be told from a new job, and the error says what to use."""
+    given = {name: value for name, value in {**JOB, "batchKey": key}.items() if value is not None}
+    with pytest.raises(ConfigurationError, match="NO_BATCH_KEY.*retry.*never the time"):
+        parse_job_options(given, overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("more", "overwrite", "words"),
+    [
+        ({"batchKey": "k" * 251}, False, "BAD_OPTION.*251 characters"),
+        ({"batchKey": "k\0"}, False, "BAD_OPTION.*batchKey"),
+        ({"mode": "upsert", "keys": "id"}, True, r'CLASHING_OPTIONS.*\.mode\("overwrite"\)'),
+        ({"mode": "complete"}, False, r'CLASHING_OPTIONS.*\.mode\("overwrite"\)'),
+        ({"receiver": "auto"}, False, "UNKNOWN_OPTION.*receiver is an option of streams"),
+        ({"deadLetters": "true"}, False, "UNKNOWN_OPTION.*can be repaired and run again"),
+        ({"batchkeys": "a"}, False, "UNKNOWN_OPTION.*Did you mean batchKey"),
+        ({"kafka.security.protocol": "SSL"}, False, "UNKNOWN_OPTION"),
+        ({"dbtable": "a"}, False, "UNKNOWN_OPTION.*Set table"),
+        ({"table": " "}, False, "NO_TABLE"),
+        ({"batchHash": "yes"}, False, "BAD_OPTION.*batchHash"),
+        ({"retryTimeout": "-1"}, False, "BAD_OPTION.*retryTimeout"),
+    ],
+)
+def test_what_makes_no_sense_in_a_job_is_refused(more, overwrite, words):
+    """The error names the option, and what to do with it."""
+    with pytest.raises(ConfigurationError, match=words):
+        parse_job_options({**JOB, **more}, overwrite=overwrite)
+
+
+OF_A_PIPELINE = {"url": "postgresql://host/db", "table": "orders", "mode": "upsert", "keys": "id"}
+
+
+def test_good_options_of_a_pipelines_sink_stay_as_they_are():
+    """The sink gets what was written."""
+    assert pipeline_sink_options(OF_A_PIPELINE) == OF_A_PIPELINE
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "hint"),
+    [
+        ({"tabel": "orders"}, "UNKNOWN_OPTION", "Did you mean table"),
+        ({"mode": "upsrt"}, "BAD_OPTION", "Did you mean upsert"),
+        ({"createTable": True}, "BAD_OPTION", "quotation marks"),
+        ({"checkpointLocation": "/here"}, "CLASHING_OPTIONS", "Leave it out"),
+        ({"queryname": "web"}, "CLASHING_OPTIONS", "Leave it out"),
+        ({"TABLE": "others"}, "CLASHING_OPTIONS", "Keep one of them"),
+    ],
+)
+def test_a_wrong_option_of_a_pipelines_sink_is_refused_with_a_hint(more, code, hint):
+    """Before the pipeline runs; the error names the option, and says what to write instead."""
+    with pytest.raises(ConfigurationError) as refused:
+        pipeline_sink_options({**OF_A_PIPELINE, **more})
+    assert refused.value.code == code
+    assert next(iter(more)) in str(refused.value)
+    assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize("options", [None, [("table", "orders")], "table=orders", {**OF_A_PIPELINE, 1: "one"}])
+def test_what_is_not_a_dict_of_strings_is_refused(options):
+    """Spark would say so of the whole sink, in the words of another library."""
+    with pytest.raises(ConfigurationError) as refused:
+        pipeline_sink_options(options)
+    assert refused.value.code == "BAD_OPTION"
+
+
+def test_a_connection_string_in_a_wrong_place_is_shown_without_its_password():
+    """The output of a run is often kept where others read it."""
+    login = "postgresql://u:zq7secret@host/db"
+    for more in ({login: "url"}, {"mode": login}, {"lockTimeout": login}, {"tabel": login}, {"url": f"{login}?x=1"}):
+        with pytest.raises(ConfigurationError) as refused:
+            pipeline_sink_options({**OF_A_PIPELINE, **more})
+        assert "zq7secret" not in str(refused.value)
+
+
+class TestStartOver:
+    """Rows are deleted only where the user says whose they are."""
+
+    def said(self, url, **given):
+        """The error without ``replaces``, which is the same from the sink and from the writer for foreachBatch."""
+        raw = {"url": url, "table": "orders", "startOver": "truncate", **given}
+        with pytest.raises(ConfigurationError) as by_options:
+            parse_options({**raw, "checkpointLocation": "/checkpoints/new"}, overwrite=False)
+        with pytest.raises(ConfigurationError) as by_arguments:
+            PostgresBatchWriter(**raw)
+        assert by_options.value.code == by_arguments.value.code == "NO_REPLACES"
+        assert str(by_options.value) == str(by_arguments.value)
+        return str(by_options.value)
+
+    def test_off_and_truncate_are_the_words(self):
+        """``off`` is as if it were not given, and another word is refused with these two."""
+        assert not parse(startOver="OFF").commit.remedies.start_over
+        assert parse(startOver="truncate", replaces="q0").commit.remedies == Remedies(replaces="q0", start_over=True)
+        with pytest.raises(ConfigurationError, match="BAD_OPTION.*Use one of off, truncate"):
+            parse(startOver="true")
+
+    def test_without_replaces_it_names_the_queries_that_feed_the_table(self, url):
+        """The living ones, by table or by sink; one that was replaced is none of them."""
+        publish(url, 0, KAFKA)
+        take_over(url, publish(url, 4, KAFKA, query_id=OTHER), QUERY)
+        text = self.said(url)
+        assert f'set replaces to "{OTHER}"' in text
+        assert f"{OTHER} (orders, sink public.orders, last batch 4" in text
+        assert QUERY not in text
+        publish(url, 7, KAFKA, sink_name="mine", query_name="audit", query_id=QUERY)
+        text = self.said(url, sinkName="mine")
+        assert f"{QUERY} (audit, sink mine, last batch 7" in text
+        assert OTHER in text
+        assert "<the name or id of the old query>" in text
+
+    @pytest.mark.parametrize("where", ["no ledger", "no server"])
+    def test_where_nobody_can_be_asked_it_says_who_can(self, url, where):
+        """The text is the same, without ids."""
+        if where == "no ledger":
+            with psycopg.connect(url, autocommit=True) as admin:
+                admin.execute("DROP SCHEMA IF EXISTS pgonce CASCADE")
+        text = self.said(url if where == "no ledger" else "host=127.0.0.1 port=1 connect_timeout=1")
+        assert "<the name or id of the old query>" in text
+        assert "`pgonce status`" in text

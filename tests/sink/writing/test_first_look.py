@@ -18,7 +18,7 @@ from pgonce.offsets_store.errors import ConfigurationError, ConnectError, Pgonce
 from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.routes import where_to
 from pgonce.sink.writing.first_look import look_once
 
 COLUMNS = encoded_columns(t.StructType([t.StructField("id", t.LongType()), t.StructField("name", t.StringType())]))
@@ -77,7 +77,7 @@ def test_a_table_that_cannot_keep_dead_letters_is_refused_before(admin, url, ddl
     with pytest.raises(TargetError, match=code):
         look(url, dead_letters="rejected")
     entry = {"events": {"dead_letters": True}}
-    routes = where_to("", "name", entry, "deadLetters", "append", (), None, dead_letters="rejected")
+    routes = where_to(route="name", tables=entry, unknown_routes="deadLetters", dead_letters="rejected")
     with pytest.raises(TargetError, match=code):
         look_once(next(_queries), url, routes, COLUMNS)
 

@@ -22,7 +22,7 @@ from support.typed_rows import typed_rows
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.routes import where_to
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing import routes as by_route
@@ -99,7 +99,7 @@ def test_rows_of_unknown_routes_are_put_aside(admin, url):
 @pytest.mark.parametrize("name", ["code", "message", "column_name", "position", "row_data", "given", "why", "s"])
 def test_a_row_of_an_unknown_route_is_put_aside_whatever_its_columns_are_called(admin, url, name):
     """The column that chooses may have the name of a letter's own, or of anything else in that statement."""
-    where = where_to("", name, {"ids": {}}, "deadLetters", "append", (), None, dead_letters=True)
+    where = where_to(route=name, tables={"ids": {}}, unknown_routes="deadLetters", dead_letters=True)
     admin.execute("CREATE TABLE ids (id bigint)")
     rows = typed_rows({name: t.StringType(), "id": t.LongType()}, [("ids", 1), ("taxes", 2), (None, 3)])
     commit(url, make_planned_batch(0), where, rows)

@@ -39,7 +39,7 @@ from pgonce.offsets_store.recovery.dead_letters import chosen_letters
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
 from pgonce.sink.dead_letters.replay import replay_letters
 from pgonce.sink.encoding.unfit_rows import UnfitRow
-from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.routes import where_to
 from pgonce.sink.writing.write_batch import work_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "100"))
@@ -166,7 +166,7 @@ class Routed(RuleBasedStateMachine):
         )
         self.query, self.seq, self.next = f"q{uuid.uuid4()}", 0, 0
         self.unknown = unknown
-        self.where = where_to("", "kind", KINDS, unknown, "append", (), None, dead_letters=True)
+        self.where = where_to(route="kind", tables=KINDS, unknown_routes=unknown, dead_letters=True)
         self.refused: Batch | None = None
         self.last: Batch | None = None
         self.published: list[Row] = []

@@ -13,8 +13,8 @@ from support.spark_types import NAMES, TYPES
 
 from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
 from pgonce.sink.encoding.encoded_types import encoded_column, encoded_columns
-from pgonce.sink.options.by_key import Changes
-from pgonce.sink.options.destination import DeadLetters, destination
+from pgonce.sink.options.definitions import BY_KEY
+from pgonce.sink.options.destination import Changes, DeadLetters, destination
 from pgonce.sink.writing.bad_rows.recorded_destination import recalled, recorded, recorded_oid
 
 COLUMNS = st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=4, unique_by=lambda column: column[0]).map(
@@ -58,10 +58,15 @@ def test_what_is_recorded_is_recalled(options, columns, aside, all_delete):
     alters_nothing = replace(
         where,
         create_table=False,
-        keys=() if where.mode == "append" else where.keys,
+        keys=where.keys if where.mode in BY_KEY else (),
         schema_evolution="ignoreExtra" if where.schema_evolution == "ignoreExtra" else "strict",
     )
     assert recalled(kept) == (alters_nothing, tuple(columns))
+
+
+def test_keys_of_a_table_that_is_replaced_are_read_from_older_letters_too():
+    """They were recorded where createTable had made a primary key of them."""
+    assert recalled(with_options(mode="complete", keys=["id"]))[0] == destination("public.events", "complete")
 
 
 def test_where_dead_letters_go_is_left_out():
@@ -99,7 +104,6 @@ KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
         with_options(mode="truncate"),
         with_options(mode=["append"]),
         with_options(keys=[1]),
-        with_options(mode="upsert", keys="id"),
         with_options(keys=["id"]),
         with_options(mode="upsert", keys=["id", "id"]),
         with_options(create_table=True, keys=["id"]),

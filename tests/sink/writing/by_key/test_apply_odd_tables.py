@@ -18,8 +18,7 @@ from support.sent_rows import sent
 
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.sink.options.by_key import DELETED_COLUMN, Changes
-from pgonce.sink.options.destination import destination
+from pgonce.sink.options.destination import DELETED_COLUMN, Changes, destination
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 NOW = datetime.now(timezone.utc)

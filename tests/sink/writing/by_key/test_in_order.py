@@ -24,7 +24,7 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.options.route_options import where_to
+from pgonce.sink.options.routes import where_to
 from pgonce.sink.writing.first_look import look_once
 from pgonce.sink.writing.write_batch import work_into
 
@@ -282,7 +282,7 @@ class TestActions:
             "orders": {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"},
             "lines": {"mode": "apply", "deleteWhen": "gone", "orderBy": "seq"},
         }
-        where = where_to("", "kind", tables, None, "append", (), None)
+        where = where_to(route="kind", tables=tables)
         admin.execute("ALTER TABLE orders ADD order_id bigint")
         rows = [("orders", 1, None, 1, WRITE), ("lines", 2, 1, 2, WRITE)]
 

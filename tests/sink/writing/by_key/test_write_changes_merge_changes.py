@@ -16,7 +16,7 @@ from support.sent_rows import publish
 import pgonce.sink.writing.by_key.upsert
 import pgonce.sink.writing.by_key.write_changes
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.sink.options.by_key import DELETED_COLUMN
+from pgonce.sink.options.destination import DELETED_COLUMN
 from pgonce.sink.writing.by_key.upsert import merged
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"

@@ -1,8 +1,4 @@
-"""
-A transactional function may make temporary tables for steps in between, and write into them as into any others.
-
-Covers: sink.foreach_batch.transactional_batch.
-"""
+"""A transactional function may make temporary tables for steps in between, and write into them as into any others."""
 
 from __future__ import annotations
 

@@ -1,16 +1,11 @@
-"""
-What users may ask for where rows are written by key, and what is refused before a row moves.
-
-Covers: sink.options.table_options.
-"""
+"""What users may ask for where rows are written by key, and what is refused before a row moves."""
 
 from __future__ import annotations
 
 import pytest
 
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.sink.options.by_key import Changes, Existing
-from pgonce.sink.options.destination import destination
+from pgonce.sink.options.destination import Changes, Existing, destination
 from pgonce.sink.options.sink_options import parse_options
 
 LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
@@ -66,6 +61,10 @@ def test_an_argument_means_what_the_option_of_its_name_means():
         ({"mode": "upsert", "tombstoneDays": "3000000000"}, "BAD_OPTION"),
         ({"mode": "upsert", "onConflict": "ignore", "updateColumns": "a"}, "CLASHING_OPTIONS"),
         ({"mode": "upsert", "onConflict": "ignore", "keepWhere": ""}, "CLASHING_OPTIONS"),
+        ({"keepWhere": ""}, "CLASHING_OPTIONS"),
+        ({"deadLetters": " "}, "BAD_OPTION"),
+        ({"maxDeadLetters": "5"}, "CLASHING_OPTIONS"),
+        ({"deadLetters": "true", "maxDeadLetters": "0"}, "BAD_OPTION"),
         ({"mode": "upsert", "onConflict": "ignore", "onlyNewer": "true", "orderBy": "seq"}, "CLASHING_OPTIONS"),
         ({"onlyNewer": "true"}, "CLASHING_OPTIONS"),
         ({"updateColumns": "a"}, "CLASHING_OPTIONS"),

@@ -1,0 +1,193 @@
+"""
+One option: who takes it, which values it accepts, and what goes with it.
+
+Pure: runs wherever settings are made. Invariant: a value means the same as a string of Spark, as an argument of Python
+and in the JSON of ``tables``; an error names the option as Spark's users write it, and never shows a secret.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Flag, auto
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from typing_extensions import Required, get_type_hints
+
+from pgonce.offsets_store.errors import ConfigurationError, bad_option
+from pgonce.offsets_store.postgres.text import refuse_unstorable
+
+Mode = Literal["append", "upsert", "apply", "complete"]
+
+# Words that Spark, other writers and SQL have for the modes.
+_MEANT = {"update": "upsert", "merge": "upsert", "insert": "append", "overwrite": "complete", "truncate": "complete"}
+
+
+class Way(Flag):
+    """The ways in; an option belongs to some of them."""
+
+    STREAM = auto()
+    JOB = auto()
+    WRITER = auto()
+    FUNCTION = auto()
+    TABLE = auto()
+    ENTRY = auto()
+
+    def __str__(self) -> str:
+        return " and ".join(words for way, words in _WAYS.items() if way in self)
+
+
+_WAYS = {
+    Way.STREAM: 'streams (format("pgonce"))',
+    Way.JOB: "batch jobs (df.write)",
+    Way.WRITER: "PostgresBatchWriter",
+    Way.FUNCTION: "transactional_batch",
+    Way.TABLE: "BatchTransaction",
+    Way.ENTRY: "the entries of tables",
+}
+
+
+@dataclass(frozen=True)
+class Option:
+    """
+    An option: who takes it, and what it means, in Markdown; the first sentence stands in docstrings too.
+
+    :param default: the value of one that is not given; ``shown`` is what the page says of it instead.
+    :param modes: the write modes in which it has an effect, if not in all; with ``creates``, it also has one where the
+        table is created.
+    :param needs: the argument without which it has no effect.
+    :param clashes: arguments that contradict it, as ``name`` or ``name=value``.
+    :param least: the least number; ``most`` the greatest.
+    :param empty: whether an empty string is a value; otherwise it is as if the option were not given.
+    :param secret: whether a value may hold a password.
+    :param not_in_jobs: what to do in a batch job, which has no such option.
+    """
+
+    ways: Way
+    meaning: str
+    default: Any = None
+    shown: str = ""
+    modes: tuple[Mode, ...] = ()
+    creates: bool = False
+    needs: str = ""
+    clashes: tuple[str, ...] = ()
+    least: int | None = None
+    most: int | None = None
+    empty: bool = False
+    secret: bool = False
+    not_in_jobs: str = ""
+    # These are taken from the field of the table that the option annotates.
+    argument: str = ""
+    kinds: frozenset[type] = frozenset()
+    words: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The option as Spark's users write it: ``keepWhere``."""
+        first, *rest = self.argument.split("_")
+        return first + "".join(map(str.capitalize, rest))
+
+    def read(self, value: object) -> Any:
+        """
+        The value, checked and as Python has it; None if it is as if the option were not given.
+
+        :raises ConfigurationError: BAD_OPTION.
+        """
+        said = value.strip().lower() if isinstance(value, str) else value
+        for word in self.words:
+            if said == word.lower():
+                return word
+        if bool in self.kinds and (isinstance(value, bool) or said in ("true", "false")):
+            chosen = value is True or said == "true"
+            return None if chosen is bool(self.default) else chosen
+        if self.kinds & {int, float}:
+            return self._number(value)
+        if Sequence in self.kinds and isinstance(value, (str, Sequence)):
+            return self._names(value)
+        if isinstance(value, str) and str in self.kinds:
+            if not self.secret:
+                refuse_unstorable(**{self.name: value})
+            return value if value or self.empty else None
+        if Mapping in self.kinds and isinstance(value, Mapping):
+            return value
+        raise self._refused(value)
+
+    def _number(self, value: object) -> int | float:
+        kind = int if int in self.kinds else float
+        found: int | float | None = None
+        if isinstance(value, (str, kind, int)) and not isinstance(value, bool):
+            try:
+                found = kind(value)
+            except ValueError:
+                found = None
+        if found is None or (self.least is not None and found < self.least) or (self.most or found) < found:
+            bounds = f" of at least {self.least}" if self.least is not None else ""
+            bounds += f" and at most {self.most}" if self.most is not None else ""
+            number = "a whole number" if kind is int else "a number"
+            raise bad_option("BAD_OPTION", f"{self.name}={value!r} is not {number}{bounds}.", "Set one.")
+        return found
+
+    def _names(self, value: str | Sequence[object]) -> tuple[str, ...] | None:
+        if not isinstance(value, str):
+            names = tuple(value)
+            if not all(isinstance(name, str) for name in names):
+                raise bad_option("BAD_OPTION", f"{self.name} names columns by {names!r}.", "Give a list of strings.")
+        else:
+            names = tuple(name.strip() for name in value.split(",") if name.strip())
+            meant = _written_list(value.strip())
+            if meant is not None:
+                raise bad_option(
+                    "BAD_OPTION",
+                    f"{self.name}={value!r} is a Python list that was turned into text.",
+                    f'Write the names with commas between them: "{",".join(meant)}".',
+                )
+        refuse_unstorable(**{self.name: "".join(map(str, names))})
+        if len(set(names)) != len(names):
+            raise bad_option(
+                "BAD_OPTION", f"{self.name}={','.join(map(str, names))} names a column twice.", "Name each once."
+            )
+        return tuple(map(str, names)) or None
+
+    def _refused(self, value: object) -> ConfigurationError:
+        allowed = (*self.words, *(("true", "false") if bool in self.kinds else ()))
+        if isinstance(value, (str, int, float)) and allowed:
+            return bad_option("BAD_OPTION", f"{self.name}={value!r} is not allowed.", one_of(str(value), allowed))
+        form = "a mapping" if Mapping in self.kinds else "a list of names" if Sequence in self.kinds else "a string"
+        what = f"{self.name} must be {form}, not {type(value).__name__}."
+        return bad_option("BAD_OPTION", what, f"Write one of {', '.join(allowed)}." if allowed else "Write it as one.")
+
+
+def one_of(value: str, allowed: Sequence[str]) -> str:
+    """What to write in place of a value that is not allowed: the word that was probably meant, and all of them."""
+    value = value.strip().lower()
+    meant = _MEANT.get(value)
+    near = [meant] if meant in allowed else difflib.get_close_matches(value, allowed, n=1)
+    hint = f"Did you mean {near[0]}? " if near else ""
+    return f"{hint}Use one of {', '.join(allowed)}."
+
+
+def _written_list(text: str) -> list[str] | None:
+    """The names in ``"['id', 'day']"``; None for a text that is not a list."""
+    try:
+        value = ast.literal_eval(text) if text.startswith(("[", "(")) else None
+    except (ValueError, SyntaxError):
+        return None
+    if isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value):
+        return list(value)
+    return None
+
+
+def collected(*tables: type) -> dict[str, Option]:
+    """The options that annotate the fields of ``tables``, by their arguments."""
+    found: dict[str, Option] = {}
+    for argument, hint in (pair for table in tables for pair in get_type_hints(table, include_extras=True).items()):
+        form: Any = get_origin(hint)
+        accepted, option = get_args(get_args(hint)[0] if form is Required else hint)
+        parts = get_args(accepted) if get_origin(accepted) in (Union, UnionType) else (accepted,)
+        words = tuple(word for part in parts if get_origin(part) is Literal for word in get_args(part))
+        kinds = frozenset(get_origin(part) or part for part in parts) - {Literal, type(None)}
+        found[argument] = replace(option, argument=argument, kinds=kinds, words=words)
+    return found

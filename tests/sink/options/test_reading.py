@@ -1,0 +1,197 @@
+"""
+Names in either spelling, and what somebody who comes from another writer writes first, with the hint that fits.
+
+Covers: sink.options.option.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from pgonce import PostgresBatchWriter, transactional_batch
+from pgonce.offsets_store.errors import ConfigurationError
+from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction
+from pgonce.sink.options.definitions import OPTIONS
+from pgonce.sink.options.destination import destination
+from pgonce.sink.options.option import Way
+from pgonce.sink.options.reading import read
+from pgonce.sink.options.sink_options import parse_options
+
+LEAST = {"url": "host=db", "table": "events", "checkpointLocation": "/ckpt"}
+
+HINTS = {
+    "dbtable": "Set table",
+    "user": "url",
+    "password": "~/.pgpass",
+    "driver": "Leave it out",
+    "batchsize": "Leave it out",
+    "numPartitions": "Leave it out",
+    "subscribe": "spark.readStream",
+    "kafka.bootstrap.servers": "spark.readStream",
+    "kafka.sasl.jaas.config": "bootstrapServers",
+    "startingOffsets": "spark.readStream",
+    "maxFilesPerTrigger": "spark.readStream",
+    "multiline": "spark.readStream",
+    "processingTime": r"\.trigger\(",
+    "checkpoint": "checkpointLocation",
+    "tabel": "Did you mean table",
+}
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_an_option_of_another_writer_or_of_the_source_gets_the_hint_that_fits(name):
+    """Spark's jdbc writer and the sources have options of their own: the error says where they belong."""
+    with pytest.raises(ConfigurationError, match=rf"\[UNKNOWN_OPTION\].*Help: .*{HINTS[name]}") as refused:
+        parse_options({**LEAST, name: "hunter2"}, overwrite=False)
+    assert "hunter2" not in str(refused.value)
+    assert "The options are" not in str(refused.value)
+    assert "`pgonce explain options`" in str(refused.value)
+
+
+def test_where_nothing_comes_close_all_names_are_listed():
+    """Options, and arguments."""
+    with pytest.raises(ConfigurationError, match=r"Help: There are .*keepWhere, "):
+        parse_options({**LEAST, "zzzz": "1"}, overwrite=False)
+    with pytest.raises(ConfigurationError, match=r"Help: There are .*keep_where, "):
+        make_writer(zzzz=1)
+
+
+def make_writer(**arguments):
+    """A writer with the least that it needs."""
+    return PostgresBatchWriter("host=db", table="events", **arguments)
+
+
+def make_function(**arguments):
+    """A decorated function with the least that it needs."""
+    return transactional_batch("host=db", name="events", **arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "argument", "hint"),
+    [
+        (make_writer, "sink_nam", "Did you mean sink_name"),
+        (make_writer, "dbtable", "Set table"),
+        (make_writer, "password", "~/.pgpass"),
+        (make_function, "nam", "Did you mean name"),
+        (make_function, "retry_timout", "Did you mean retry_timeout"),
+        (make_function, "password", "~/.pgpass"),
+    ],
+)
+def test_a_misspelt_argument_gets_the_nearest_name(make, argument, hint):
+    """The ways in through foreachBatch refuse unknown arguments as the sink refuses options."""
+    with pytest.raises(ConfigurationError, match=rf"\[UNKNOWN_OPTION\].*Help: .*{hint}") as refused:
+        make(**{argument: "hunter2"})
+    assert "hunter2" not in str(refused.value)
+    assert "The arguments are" not in str(refused.value)
+
+
+def test_a_list_that_became_text_is_refused_with_the_text_that_is_meant():
+    """Spark turns a list that is given as an option into Python's text of it."""
+    for option in ("keys", "positionColumns"):
+        with pytest.raises(ConfigurationError, match=rf'\[BAD_OPTION\] {option}=.*Help: .*"id,day"'):
+            parse_options({**LEAST, "mode": "upsert", option: str(["id", "day"])}, overwrite=False)
+    with pytest.raises(ConfigurationError, match=r"\[BAD_OPTION\] keys="):
+        make_writer(mode="upsert", keys="['id']")
+
+
+@pytest.mark.parametrize(
+    ("refuse", "said"),
+    [
+        (lambda: make_writer(receiver="auto"), r'receiver is an option of streams \(format\("pgonce"\)\), not of Post'),
+        (lambda: make_writer(batch_key="k"), "batch_key is an option of batch jobs"),
+        (lambda: make_function(table="t"), "not of transactional_batch"),
+        (lambda: destination("events", table_name="t"), "Set table"),
+        (lambda: destination("events", creat_table=True), "Did you mean create_table"),
+    ],
+)
+def test_an_option_of_another_way_in_is_refused(refuse, said):
+    """The error says to whom it belongs; tx.append and the like pass nothing over either."""
+    with pytest.raises(ConfigurationError, match=rf"\[UNKNOWN_OPTION\].*{said}"):
+        refuse()
+
+
+def test_either_spelling_means_the_same_but_not_both():
+    """Spark's users and Python's may write each other's names."""
+    options = read({"order_by": "at", "KEYS": "id"}, Way.STREAM)
+    assert options == read({"orderBy": "at", "keys": ["id"]}, Way.WRITER) == {"order_by": "at", "keys": ("id",)}
+    with pytest.raises(ConfigurationError, match="two spellings"):
+        read({"order_by": "at", "orderBy": "at"}, Way.WRITER)
+
+
+@pytest.mark.parametrize(
+    ("name", "as_option", "as_argument", "read_as"),
+    [
+        ("only_newer", " TRUE ", True, True),
+        ("only_newer", "false", False, None),
+        ("write_positions", "false", False, False),
+        ("write_positions", "true", True, None),
+        ("mode", "Upsert", "upsert", "upsert"),
+        ("schema_evolution", "addcolumns", "addColumns", "addColumns"),
+        ("independent", "BYNAME", "byName", "byName"),
+        ("independent", "true", True, True),
+        ("dead_letters", "true", True, True),
+        ("dead_letters", "Letters", "Letters", "Letters"),
+        ("dead_letters", "false", False, None),
+        ("tombstone_days", "3", 3, 3),
+        ("lock_timeout", "3", 3, 3.0),
+        ("lock_timeout", "0.5", 0.5, 0.5),
+        ("keys", "id, day,", ["id", "day"], ("id", "day")),
+        ("keys", "", (), None),
+        ("order_by", "", None, None),
+        ("keep_where", "", "", ""),
+        ("tables", "{}", {}, None),
+    ],
+)
+def test_a_value_means_the_same_as_a_string_and_as_python_has_it(name, as_option, as_argument, read_as):
+    """Words in any case, numbers, names with commas or in a list; what is the default anyhow counts as not given."""
+    if name == "tables":
+        assert (OPTIONS[name].read(as_option), OPTIONS[name].read(as_argument)) == ("{}", {})
+        return
+    assert OPTIONS[name].read(as_option) == read_as
+    if as_argument is not None:
+        assert OPTIONS[name].read(as_argument) == read_as
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("only_newer", "yes", "Use one of true, false"),
+        ("only_newer", 1, "Use one of true, false"),
+        ("independent", "sometimes", "byName, true, false"),
+        ("tombstone_days", "3.5", "whole number of at least 1 and at most 36500"),
+        ("tombstone_days", True, "whole number"),
+        ("tombstone_days", 3.5, "whole number"),
+        ("lock_timeout", "soon", "not a number"),
+        ("keys", 5, "must be a list of names, not int"),
+        ("keys", ["a\0"], "NUL"),
+        ("order_by", ["at"], "must be a string, not list"),
+        ("order_by", "a\0", "NUL"),
+        ("url", b"hunter2", "must be a string, not bytes"),
+        ("kafka_options", "hunter2", "must be a mapping, not str"),
+    ],
+)
+def test_a_value_of_another_kind_is_refused(name, value, said):
+    """The error says what is expected, and never shows what may be a password."""
+    with pytest.raises(ConfigurationError, match=rf"\[BAD_OPTION\].*{said}") as refused:
+        OPTIONS[name].read(value)
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"), [("update", "upsert"), ("MERGE", "upsert"), ("overwrite", "complete"), ("apend", "append")]
+)
+def test_a_mode_of_another_name_is_told_ours(word, meant):
+    """Spark's output modes, and what SQL and other writers call it, in each way in."""
+    for refuse in (lambda: parse_options({**LEAST, "mode": word}, overwrite=False), lambda: make_writer(mode=word)):
+        with pytest.raises(
+            ConfigurationError, match=rf"BAD_OPTION.*Did you mean {meant}\? Use one of append, upsert, "
+        ):
+            refuse()
+
+
+def test_keys_may_be_one_text_wherever_they_are_given(monkeypatch):
+    """A function's ``tx.upsert(..., keys="id,day")`` names two columns, not their letters."""
+    destinations = []
+    monkeypatch.setattr(BatchTransaction, "_write", lambda _, __, where: destinations.append(where))
+    BatchTransaction(None, None).upsert(None, "events", "id, day")
+    assert destinations[0].keys == ("id", "day")

@@ -1,0 +1,64 @@
+"""
+The table of docs/options.md, made from the table of options; ``make docs`` writes it.
+
+Runs in: the tests, which compare, and the command.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from pgonce.sink.options.definitions import OPTIONS
+from pgonce.sink.options.option import Option, Way
+
+PAGE = Path(__file__).parents[2] / "docs" / "options.md"
+_HEAD = "| Option | Argument | For | Default | Meaning |\n|---|---|---|---|---|\n"
+_TABLE = re.compile(re.escape(_HEAD) + r"(\|.*\n)+")
+_LETTERS = {Way.STREAM: "S", Way.JOB: "J", Way.WRITER: "W", Way.FUNCTION: "F", Way.TABLE: "T", Way.ENTRY: "T"}
+_IN_PYTHON = Way.WRITER | Way.FUNCTION | Way.TABLE | Way.ENTRY
+# Spark's users give each of Kafka's settings as an option of its own.
+_NAMES = {"kafka_options": "kafka.*"}
+
+
+def page() -> str:
+    """The whole page, with the table as it should be."""
+    first = ("url", "password_from", "executor_url", "table", "route", "tables", "unknown_routes", "mode", "keys")
+    of_tables = [argument for argument, option in OPTIONS.items() if Way.ENTRY in option.ways]
+    rows = "".join(_row(OPTIONS[argument]) for argument in dict.fromkeys((*first, *of_tables, *OPTIONS)))
+    text, count = _TABLE.subn(lambda _: _HEAD + rows, PAGE.read_text())
+    assert count == 1
+    return text
+
+
+def _row(option: Option) -> str:
+    name = f"`{_NAMES.get(option.argument, option.name)}`" if option.ways != Way.FUNCTION else ""
+    argument = f"`{option.argument}`" if option.ways & _IN_PYTHON else ""
+    letters = " ".join(dict.fromkeys(letter for way, letter in _LETTERS.items() if way in option.ways))
+    return f"| {name} | {argument} | {letters} | {_default(option)} | {_meaning(option)} |\n"
+
+
+def _default(option: Option) -> str:
+    value = option.default
+    if option.shown or value in (None, ()):
+        return option.shown or "none"
+    return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
+
+
+def _meaning(option: Option) -> str:
+    meaning = option.meaning
+    if option.modes:
+        modes = " and ".join(f"`{mode}`" for mode in option.modes)
+        # A sentence goes on behind the colon.
+        begun = meaning if meaning.startswith("`") else meaning[0].lower() + meaning[1:]
+        meaning = f"For {modes}: {begun}"
+    if option.needs:
+        meaning += f" Needs `{OPTIONS[option.needs].name}`."
+    for clash in option.clashes:
+        argument, equals, value = clash.partition("=")
+        meaning += f" Not with `{OPTIONS[argument].name}{equals}{value}`."
+    return meaning
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
