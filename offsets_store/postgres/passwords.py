@@ -52,14 +52,15 @@ def connect_asking(url: PostgresUrl, parameters: Mapping[str, Any], *, was_let_i
     refusals: list[psycopg.Error] = []
     for login, host in hosts_of(parameters):
         for attempt in (login, replace(login, refused=True)):
-            given = {**parameters, **host, "password": _ask(url, attempt, was_let_in=was_let_in)}
+            password = ask_function(url.password_from or "", attempt, was_let_in=was_let_in)
+            given = {**parameters, **host, "password": password}
             try:
                 # Server-side prepared statements fail behind poolers that share sessions.
                 return psycopg.connect(**given, prepare_threshold=None)
             except psycopg.Error as error:
                 refusals.append(error.with_traceback(None))
             finally:
-                del given
+                del given, password
             if not is_password_refused(refusals[-1]):
                 break
     raise _all_of(refusals)
@@ -76,10 +77,6 @@ def is_password_refused(error: psycopg.Error) -> bool:
     if error.pgconn is None or not error.pgconn.used_password:
         return False
     return not _NOT_OF_THE_PASSWORD.search(error.pgconn.error_message.decode(errors="replace"))
-
-
-def _ask(url: PostgresUrl, login: Login, *, was_let_in: bool) -> str:
-    return ask_function(url.password_from or "", login, was_let_in=was_let_in)
 
 
 def hosts_of(parameters: Mapping[str, Any]) -> Iterator[tuple[Login, dict[str, Any]]]:
@@ -168,8 +165,10 @@ def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
         failure = _no_password(given)
     if failure:
         # Raised here, where no exception of the function is being handled: its frames may hold secrets.
-        raise source_failed(
+        raise ConnectError(
+            "PASSWORD_SOURCE_FAILED",
             f"The function {name} of passwordFrom {failure}, so there is no password for role {login.user!r}.",
+            "Nothing was written.",
             "Call the function by itself in this process; its full error is not repeated here, because it may hold "
             "secrets. It takes one argument (pgonce.Login) and returns the password as a str.",
             may_pass=was_let_in,
@@ -268,8 +267,3 @@ def _secrets_of_environment() -> list[str]:
 def source_missing(what: str, remedy: str) -> ConfigurationError:
     """The error for a password source that is not there in this process."""
     return ConfigurationError("PASSWORD_SOURCE_MISSING", what, "Nothing was written.", remedy)
-
-
-def source_failed(what: str, remedy: str, *, may_pass: bool) -> ConnectError:
-    """The error for a password source that gave no password."""
-    return ConnectError("PASSWORD_SOURCE_FAILED", what, "Nothing was written.", remedy, may_pass=may_pass)

@@ -15,8 +15,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from ..postgres.passwords import source_missing
 from ..postgres.postgres_url import Login
-from .client_library import client_library, not_there, quiet
+from .client_library import client_library, quiet
 
 _REGION_IN_HOST = re.compile(r"\.([a-z]{2}(?:-[a-z]+)+-\d)\.rds\.amazonaws\.com(?:\.cn)?$", re.IGNORECASE)
 
@@ -49,7 +50,7 @@ def _client(region: str | None, _pid: int) -> Any:
     boto3 = client_library("boto3", "boto3", "aws_rds")
     session = boto3.session.Session(region_name=region)
     if session.region_name is None:
-        raise not_there(
+        raise source_missing(
             "AWS signs tokens for one region, and neither the host in url nor the environment names one.",
             "Let url name the endpoint as RDS shows it (....eu-west-1.rds.amazonaws.com), or set AWS_REGION for every "
             "process that connects.",

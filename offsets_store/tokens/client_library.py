@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
-from ..errors import ConfigurationError
+from ..postgres.passwords import source_missing
 
 
 def client_library(module: str, package: str, extra: str) -> Any:
@@ -28,16 +28,11 @@ def client_library(module: str, package: str, extra: str) -> Any:
         return import_module(module)
     except ImportError:
         pass
-    raise not_there(
+    raise source_missing(
         f"The tokens of passwordFrom=pgonce.tokens:{extra} need the package {package}, which is not installed here.",
         f"Run `pip install 'pgonce[{extra}]'` for every process that connects: on the driver, on executors that stage "
         "rows, and where the command line runs.",
     )
-
-
-def not_there(what: str, remedy: str) -> ConfigurationError:
-    """The error for something that a token cannot be made without."""
-    return ConfigurationError("PASSWORD_SOURCE_MISSING", what, "Nothing was written.", remedy)
 
 
 _asks: ContextVar[bool] = ContextVar("asks_for_a_token", default=False)

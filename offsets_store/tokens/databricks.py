@@ -15,8 +15,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from ..postgres.passwords import source_missing
 from ..postgres.postgres_url import Login
-from .client_library import client_library, not_there, quiet
+from .client_library import client_library, quiet
 
 INSTANCE = "PGONCE_LAKEBASE_INSTANCE"
 """The environment variable for the name of a provisioned instance."""
@@ -58,7 +59,7 @@ def _instance(host: str) -> str:
     if named:
         return named
     if found is None:
-        raise not_there(
+        raise source_missing(
             "Databricks gives tokens for one instance or endpoint of Lakebase, and the host in url does not name one "
             "(instance-....database.cloud.databricks.com).",
             f"Set {INSTANCE}=<name of the instance>, or {ENDPOINT}=projects/.../branches/.../endpoints/..., for every "
