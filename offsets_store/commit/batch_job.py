@@ -29,9 +29,8 @@ from ..errors import RefusedBatch
 from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
 from ..ledger.begin import TransactionState, begin_in_tx
 from ..ledger.published import Published
-from ..postgres.connect import driver_connection
+from ..postgres.connect import driver_connection, one_trip
 from ..postgres.lock_watch import LockWatch
-from ..postgres.one_round_trip import one_trip
 from ..postgres.search_path import leave_in_tx
 from . import one_transaction
 from .notification import notify_in_tx

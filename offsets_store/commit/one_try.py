@@ -32,9 +32,8 @@ from ..ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
 from ..ledger.lock import LockedWriter, SnapshotTooOldError, lock_writer_in_tx
 from ..ledger.published import Published
 from ..offsets.compare import Offsets
-from ..postgres.connect import driver_connection
+from ..postgres.connect import driver_connection, one_trip
 from ..postgres.lock_watch import LockWatch
-from ..postgres.one_round_trip import one_trip
 from ..postgres.search_path import leave_in_tx
 from ..postgres.translate import ledger_gone
 from ..verdict.decide import (

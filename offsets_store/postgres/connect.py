@@ -11,7 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -219,3 +219,15 @@ def _connect_quietly(url: str, **overrides: Any) -> psycopg.Connection:
     # SQLAlchemy asks a new connection for current_schema() and other things, by names without a schema.
     connection.execute(SET_OURS)
     return connection
+
+
+@contextmanager
+def one_trip(connection: Connection) -> Iterator[None]:
+    """
+    Send the block's statements, none of which needs another's answer, in one round trip. Their answers are not read.
+
+    If the block ends without an error, all of them were done; an error of one of them is raised at its end.
+    """
+    # libpq before 14 cannot; psycopg[binary] brings a newer one.
+    with driver_connection(connection).pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
+        yield

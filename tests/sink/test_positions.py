@@ -1,4 +1,4 @@
-"""Do the positions that rows carry lie in the range that their batch reads?"""
+"""Positions of rows must lie in the range of their batch, and rows that are stored already are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does the preflight say of synchronous standbys, when fewer are there than COMMIT waits for?"""
+"""The preflight reports synchronous standbys, and fewer of them than COMMIT waits for."""
 
 from __future__ import annotations
 

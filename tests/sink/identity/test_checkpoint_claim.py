@@ -1,4 +1,4 @@
-"""Who may work on a checkpoint of Spark Connect, and who is told that somebody else does?"""
+"""One Spark Connect server claims a checkpoint, and a second one is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long does a Python worker of a Spark Connect server live?"""
+"""A Python worker of a Spark Connect server ends soon after its server."""
 
 from __future__ import annotations
 
