@@ -27,14 +27,13 @@ from sqlalchemy import Connection
 
 from ..errors import RefusedBatch
 from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
-from ..ledger.begin import TransactionState, begin_in_tx
 from ..ledger.published import Published
 from ..postgres.connect import driver_connection, one_trip
 from ..postgres.lock_watch import LockWatch
 from ..postgres.search_path import leave_in_tx
 from . import one_transaction
 from .notification import notify_in_tx
-from .one_transaction import application_name, session_of_a_try
+from .one_transaction import TransactionState, application_name, begin_in_tx, session_of_a_try
 from .retrying import tried
 from .settings import CommitSettings
 from .work import Named, Outcome

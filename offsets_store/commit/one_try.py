@@ -27,10 +27,14 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection
 
 from ..ledger import record
-from ..ledger.acceptances import close_acceptances_in_tx, is_accepted_in_tx
-from ..ledger.begin import TransactionState, begin_again_in_tx, begin_in_tx
-from ..ledger.lock import LockedWriter, SnapshotTooOldError, lock_writer_in_tx
-from ..ledger.published import Published
+from ..ledger.lock import (
+    LockedWriter,
+    SnapshotTooOldError,
+    close_acceptances_in_tx,
+    is_accepted_in_tx,
+    lock_writer_in_tx,
+)
+from ..ledger.published import Published, WrittenTables, compared_with_earlier
 from ..offsets.compare import Offsets
 from ..postgres.connect import driver_connection, one_trip
 from ..postgres.lock_watch import LockWatch
@@ -48,13 +52,11 @@ from ..verdict.decide import (
 )
 from ..verdict.facts import Batch, PlannedBatch
 from ..verdict.refused_batch import refusal
-from ..verdict.targets import WrittenTables
 from . import one_transaction
 from .notification import notify_in_tx
-from .one_transaction import application_name, session_of_a_try
+from .one_transaction import TransactionState, application_name, begin_again_in_tx, begin_in_tx, session_of_a_try
 from .settings import CommitSettings
 from .work import NameSink, Outcome, Work, named
-from .written_tables import compared_with_earlier
 
 _log = logging.getLogger("pgonce")
 

@@ -2,6 +2,7 @@
 Lock a writer and read what the ledger says of it, inside the transaction that publishes a batch.
 
 Runs in the commit, right after the begin. Invariant: all that is read of a writer is read under the lock on its row.
+What a person has accepted counts for one batch of one writer, once.
 """
 
 from __future__ import annotations
@@ -9,16 +10,55 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, RowMapping, and_, bindparam, literal, select, text
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    FromClause,
+    RowMapping,
+    and_,
+    bindparam,
+    func,
+    literal,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.dialects import postgresql
 
 from ..verdict.facts import Batch, Ledger, Recorded
 from ..verdict.rivals import rivals_of
-from .acceptances import is_open
-from .begin import PLACES_IN_ORDER
 from .migrations import refuse_too_new
-from .tables import LEAST_READER, batches, replays, runs, writers
+from .tables import LEAST_READER, batches, interventions, replays, runs, writers
 from .writers import as_recorded, as_writer, neighbours_in_tx, replaced_query_in_tx
+
+
+def is_open(writer_id: int | BindParameter[int]) -> ColumnElement[bool]:
+    """The condition for the acceptances of a writer that have not been used yet."""
+    return and_(
+        interventions.c.writer_id == writer_id,
+        interventions.c.kind == "accept",
+        interventions.c.used_at.is_(None),
+    )
+
+
+def is_accepted_in_tx(connection: Connection, writer_id: int, batch_id: int) -> bool:
+    """Whether a person has accepted this batch of this writer, and that has not been used yet."""
+    standing = select(literal(1)).where(is_open(writer_id), interventions.c.batch_id == batch_id)
+    return connection.execute(standing).first() is not None
+
+
+def close_acceptances_in_tx(connection: Connection, writer_id: int, batch_id: int) -> None:
+    """Mark what was accepted up to this batch as used: the batch is published, whether it needed that or not."""
+    up_to_this = and_(is_open(writer_id), interventions.c.batch_id <= batch_id)
+    connection.execute(update(interventions).where(up_to_this).values(used_at=func.clock_timestamp()))
+
+
+PLACES_IN_ORDER = """
+(SELECT pg_catalog.hashtextextended(p.name, 0) AS key
+ FROM pg_catalog.unnest(CAST({} AS pg_catalog.text[])) AS p(name) ORDER BY 1) AS k
+"""
+"""The keys of the locks that let new writers of a sink, or of a table, in one by one; in one order for all."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +82,7 @@ class SnapshotTooOldError(Exception):
     """
     The transaction is repeatable read or serializable, and does not see rivals that were recorded since it began.
 
-    The remedy is :func:`~pgonce.offsets_store.ledger.begin.begin_again_in_tx`.
+    The remedy is :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
     """
 
 
@@ -57,7 +97,7 @@ def lock_writer_in_tx(
     :param replaces: the id of a query, the beginning of it, or the query's name, as the user gave it.
     :param start_over: whether the rows of the query that is replaced are to go.
     :param sees_rivals: whether the transaction was begun by
-        :func:`~pgonce.offsets_store.ledger.begin.begin_again_in_tx`.
+        :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
     :raises LedgerError: LEDGER_TOO_NEW.
     :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.

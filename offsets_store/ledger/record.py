@@ -2,7 +2,8 @@
 Write the ledger inside the transaction that publishes a batch, or that skips one.
 
 Runs in the commit, after the verdict. Invariant: every function takes a connection whose transaction the caller owns,
-and a writer whose row is locked in it.
+and a writer whose row is locked in it. One transaction deletes a bounded number of a writer's old records, and never
+the newest ones.
 """
 
 from __future__ import annotations
@@ -13,17 +14,15 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, exists, func, insert, literal, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, literal, or_, select, update
 from sqlalchemy.dialects import postgresql
 
 from ..offsets.compare import Offsets
 from ..offsets.positions import furthest
 from ..verdict.facts import Batch
 from ..verdict.reads import Reads, reads_of, together
-from ..verdict.targets import WrittenTables
 from .lock import LockedWriter
-from .pruning import is_pruned_at, prune_in_tx
-from .published import Published, WrittenAs
+from .published import Published, WrittenAs, WrittenTables
 from .tables import batches, interventions, replays, runs, target_changes, writers
 
 _RECORD = insert(batches)
@@ -240,3 +239,27 @@ def record_replay_in_tx(connection: Connection, locked: LockedWriter, batch: Bat
         )
         .on_conflict_do_nothing()
     )
+
+
+# To delete a few rows from time to time is cheaper than to delete one row every time.
+PRUNE_EVERY = 16
+# After retainBatches was lowered there may be any number of rows to delete. 9,000 took a commit one second: each is a
+# deferred check of ``last_batch_is_recorded``.
+PRUNE_AT_MOST = 1000
+
+
+def is_pruned_at(batch_id: int) -> bool:
+    """Whether the transaction of this batch deletes old rows."""
+    return batch_id % PRUNE_EVERY == 0
+
+
+def prune_in_tx(connection: Connection, writer_id: int, generation: int, newest_to_go: int) -> None:
+    """Delete a writer's oldest records, up to that of batch ``newest_to_go``."""
+    for table in (batches, replays):
+        of_generation = and_(table.c.writer_id == writer_id, table.c.generation == generation)
+        oldest = select(func.min(table.c.batch_id)).where(of_generation).scalar_subquery()
+        old = and_(of_generation, table.c.batch_id < oldest + PRUNE_AT_MOST)
+        if generation > 0:
+            # Each earlier generation has at most retainBatches records.
+            old = or_(old, and_(table.c.writer_id == writer_id, table.c.generation < generation))
+        connection.execute(delete(table).where(old, table.c.batch_id <= newest_to_go))

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import psycopg
 
 from ..errors import LedgerError
-from ..ledger.grants import PRIVILEGES
-from ..ledger.migrations import require_ledger
+from ..ledger.migrations import PRIVILEGES, require_ledger
 from ..ledger.tables import SCHEMA
 from .answers import Answer, Holds, Question, one_row
 

@@ -1,21 +1,32 @@
 """
-What did a progress event say, and does the ledger say the same?
+Read a progress event, compare it with the ledger, and store it there.
 
-Pure: runs in the listener's thread. Invariant: offsets are compared as parsed JSON, and what only one side knows is not
-a disagreement.
+Runs in the listener's thread. Invariant: offsets are compared as parsed JSON, and what only one side knows is not a
+disagreement. Nothing here waits for a commit: the writer's row is changed only if nobody holds it, and no batch id and
+no owner ever moves.
 
 Spark's events list the sources in the order of the plan, without their ids.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from sqlalchemy import Connection, delete, desc, func, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert
+
+from ..ledger.record import is_pruned_at
+from ..ledger.tables import batches, progress, writers
+from ..ledger.writers import records_in_tx, writers_in_tx
 from ..offsets.compare import Offsets, parse_offset
 from ..offsets.exact_json import same_json
+from ..postgres.bounds import server_settings
+from ..postgres.connect import driver_connection
+from ..postgres.settings import OURS
 from ..verdict.facts import Recorded, Writer
 
 
@@ -112,3 +123,83 @@ def _same_ends(recorded: Offsets, told: Offsets) -> bool:
             return False
         del left[match]
     return not left
+
+
+KEPT_A_QUERY = 1000
+
+
+def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
+    """Store one event, and fill in offsets that are unknown otherwise; what disagrees with the ledger, in words."""
+    # With two listeners on one query, or a lock of somebody else on these tables, transactions must not pile up.
+    limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
+    settings = (*OURS.items(), *limits, *server_settings(driver_connection(connection)).items())
+    connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))
+    found = disagreement(heard, _sinks_in_tx(connection, heard))
+    row: dict[str, Any] = {**dataclasses.asdict(heard), "disagreement": found}
+    connection.execute(
+        insert(progress)
+        .values(row)
+        .on_conflict_do_update(
+            index_elements=["query_id", "run_id", "batch_id"],
+            set_={**row, "received_at": func.clock_timestamp()},
+        )
+    )
+    if is_pruned_at(heard.batch_id):
+        _prune_in_tx(connection, heard.query_id)
+    if found is None:
+        # Last, because it is all that a commit could ever have to wait for.
+        _fill_in_tx(connection, heard)
+    return found
+
+
+def _sinks_in_tx(connection: Connection, heard: Heard) -> list[tuple[Writer, Recorded | None]]:
+    """Each writer of the query, with its record of the event's batch."""
+    found = []
+    for writer in writers_in_tx(connection, writers.c.query_id == heard.query_id):
+        records = records_in_tx(connection, writer, batches.c.batch_id == heard.batch_id)
+        found.append((writer, records.get(heard.batch_id)))
+    return found
+
+
+def _fill_in_tx(connection: Connection, heard: Heard) -> None:
+    """
+    Give a batch that is judged by ids alone the offsets of the event, if this run has published it.
+
+    If the next commit holds the writer's row, the row stays as it is: readers look at the batch's record too.
+    """
+    connection.execute(
+        update(batches)
+        .where(
+            batches.c.writer_id == writers.c.writer_id,
+            batches.c.generation == writers.c.generation,
+            writers.c.query_id == heard.query_id,
+            writers.c.guarantee == "ids",
+            batches.c.batch_id == heard.batch_id,
+            batches.c.run_id == heard.run_id,
+            batches.c.end_offsets.is_(None),
+        )
+        .values(start_offsets=heard.start_offsets, end_offsets=heard.end_offsets)
+    )
+    free = (
+        select(writers.c.writer_id)
+        .where(
+            writers.c.query_id == heard.query_id,
+            writers.c.guarantee == "ids",
+            writers.c.last_batch_id == heard.batch_id,
+            writers.c.run_id == heard.run_id,
+            writers.c.end_offsets.is_(None),
+        )
+        .with_for_update(skip_locked=True)
+    )
+    connection.execute(update(writers).where(writers.c.writer_id.in_(free)).values(end_offsets=heard.end_offsets))
+
+
+def _prune_in_tx(connection: Connection, query_id: str) -> None:
+    key = tuple_(progress.c.run_id, progress.c.batch_id)
+    old = (
+        select(progress.c.run_id, progress.c.batch_id)
+        .where(progress.c.query_id == query_id)
+        .order_by(desc(progress.c.progress_at), desc(progress.c.batch_id))
+        .offset(KEPT_A_QUERY)
+    )
+    connection.execute(delete(progress).where(progress.c.query_id == query_id, key.in_(old)))

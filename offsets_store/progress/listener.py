@@ -26,8 +26,7 @@ from ..ledger.migrations import ensure_ledger
 from ..postgres.connect import checked_out, parse_url
 from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import driver_error, ledger_error
-from .event import parse_progress
-from .record_event import store_progress_in_tx
+from .event import parse_progress, store_progress_in_tx
 
 _log = logging.getLogger("pgonce")
 

@@ -16,7 +16,7 @@ from sqlalchemy import Connection, or_, select
 from ..checkpoint.files import CheckpointFiles, open_location
 from ..checkpoint.reader import Checkpoint, state_files
 from ..errors import CheckpointError, NoCheckpointError, NoLedgerError
-from ..ledger.acceptances import is_open
+from ..ledger.lock import is_open
 from ..ledger.session import reading
 from ..ledger.tables import batches, interventions, writers
 from ..ledger.writers import IS_LIVING, records_in_tx, writers_in_tx

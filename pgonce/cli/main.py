@@ -13,8 +13,7 @@ from typing import Annotated
 import psycopg
 import typer
 
-from pgonce.offsets_store.ledger.grants import grants, init_sql
-from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.ledger.migrations import grants, init_sql, migrate
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.lock_watch import LockWatch

@@ -19,11 +19,10 @@ from psycopg import sql
 from sqlalchemy import Connection, func, select
 
 from pgonce.offsets_store.commit import one_transaction
-from pgonce.offsets_store.commit.one_transaction import session_of_a_try
+from pgonce.offsets_store.commit.one_transaction import TransactionState, begin_in_tx, session_of_a_try
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Named, Outcome
 from pgonce.offsets_store.errors import UNCHANGED, LedgerError, PgonceError, TargetError, UnknownOutcomeError
-from pgonce.offsets_store.ledger.begin import TransactionState, begin_in_tx
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.postgres.refused_rows import target_error

@@ -22,8 +22,7 @@ from typer.testing import CliRunner
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into
 

@@ -17,8 +17,7 @@ from support.fixtures.postgres import url_with
 from support.ledger_history import KAFKA, OTHER, QUERY, publish, publish_job, replay, take_over
 
 from pgonce.cli.main import ExitCode
-from pgonce.offsets_store.ledger.grants import init_sql
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql
 from pgonce.offsets_store.status.store import OffsetsStore
 
 

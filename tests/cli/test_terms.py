@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from pgonce import OffsetsStore, PostgresUrl
 from pgonce.cli.main import app
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.ledger.migrations import grants, migrate
 from pgonce.offsets_store.recovery.by_hand import retire_sink
 
 ASKED = "support.rotating_password:asked"

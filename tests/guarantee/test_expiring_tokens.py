@@ -18,8 +18,7 @@ from support.fixtures.spark import spark_settings
 from support.meanwhile import meanwhile
 from support.rotating_password import FILE, Rotation, rotating, who_asked
 
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import forget_ledger, migrate
+from pgonce.offsets_store.ledger.migrations import forget_ledger, grants, migrate
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.decide import Verdict

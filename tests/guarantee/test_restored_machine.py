@@ -9,7 +9,7 @@ Spark is played: it plans batches, writes a real checkpoint, and is killed betwe
 the whole database for an earlier copy. ``PGONCE_MODEL_EXAMPLES=2000 pytest tests/guarantee/test_restored_machine.py``
 runs longer.
 
-Covers: offsets_store.recovery.recover, offsets_store.recovery.plan, offsets_store.ledger.pruning,
+Covers: offsets_store.recovery.recover, offsets_store.recovery.plan, offsets_store.ledger.record,
 offsets_store.commit.batch_job, sink.writing.write_batch.
 """
 

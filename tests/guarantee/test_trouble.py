@@ -20,8 +20,7 @@ from support.patience import PATIENCE_SECONDS
 from pgonce import PostgresBatchWriter, recover_and_start, transactional_batch
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.ledger.migrations import grants, migrate
 from pgonce.sink.identity.from_checkpoint import Origin, batch_from_checkpoint
 from pgonce.sink.identity.planned_batch import newest_uncommitted_entry
 from pgonce.sink.options.sink_options import parse_options

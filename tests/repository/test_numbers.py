@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pgonce.offsets_store.commit.one_transaction import WAIT_LOGGED_EVERY_SECONDS
-from pgonce.offsets_store.ledger.pruning import PRUNE_EVERY
+from pgonce.offsets_store.ledger.record import PRUNE_EVERY
 from pgonce.offsets_store.postgres.backoff import Backoff
 from pgonce.offsets_store.postgres.connect import (
     DEFAULT_MAX_CONNECTIONS,
@@ -15,8 +15,8 @@ from pgonce.offsets_store.postgres.connect import (
     KEPT_CONNECTIONS,
     parse_url,
 )
+from pgonce.offsets_store.progress.event import KEPT_A_QUERY
 from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
-from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS

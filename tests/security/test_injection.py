@@ -27,7 +27,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError, PgonceError
-from pgonce.offsets_store.ledger.grants import grants, init_sql
+from pgonce.offsets_store.ledger.migrations import grants, init_sql
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore

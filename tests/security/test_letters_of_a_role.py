@@ -17,7 +17,7 @@ from support.dead_letters import EVENTS, STRUCT, a_past
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
-from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.writing.bad_rows.recorded_destination import recorded
 

@@ -29,12 +29,10 @@ from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_jo
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import ensure_ledger, ledgers_seen, migrate
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, ledgers_seen, migrate
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import connect, engine_for
-from pgonce.offsets_store.progress.event import Heard
-from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+from pgonce.offsets_store.progress.event import Heard, store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination

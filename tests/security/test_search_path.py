@@ -30,13 +30,11 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.grants import init_sql
-from pgonce.offsets_store.ledger.migrations import ensure_ledger, ledgers_seen
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, init_sql, ledgers_seen
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.recorded_attempt import recorded_attempt
+from pgonce.offsets_store.ledger.session import recorded_attempt
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
-from pgonce.offsets_store.progress.event import Heard
-from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+from pgonce.offsets_store.progress.event import Heard, store_progress_in_tx
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict

@@ -24,8 +24,7 @@ from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError, PgonceError
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import migrate
+from pgonce.offsets_store.ledger.migrations import grants, migrate
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.connect import connect, parse_url
 

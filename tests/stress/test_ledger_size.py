@@ -1,7 +1,7 @@
 """
 A ledger with many records is asked and written by its keys: no statement reads a table of it from end to end.
 
-Covers: offsets_store.ledger.pruning.
+Covers: offsets_store.ledger.record.
 """
 
 from __future__ import annotations

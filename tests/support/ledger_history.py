@@ -15,11 +15,10 @@ from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.published import Published, WrittenTables
 from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.ledger.tables import progress
 from pgonce.offsets_store.verdict.facts import Batch
-from pgonce.offsets_store.verdict.targets import WrittenTables
 
 QUERY = "11111111-1111-4111-8111-111111111111"
 OTHER = "22222222-2222-4222-8222-222222222222"

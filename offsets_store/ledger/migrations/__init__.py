@@ -2,7 +2,8 @@
 Create the ledger, bring it up to this code's version, and refuse one that this code cannot use.
 
 Runs in the first commit of a process, in executors that stage, and in ``pgonce init``. Invariant: migrations are
-applied in order, inside one transaction that holds a lock, and they only add.
+applied in order, inside one transaction that holds a lock, and they only add. A streaming role is granted what the code
+does with each table, and nothing more.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from ...errors import LedgerError, NoLedgerError, OldLedgerError
 from ...postgres.bounds import LOCK_SECONDS, enter_in_tx
 from ...postgres.connect import connect
 from ...postgres.lock_watch import LockWatch
+from ...postgres.search_path import SET_OURS
 from ...postgres.translate import is_transient, ledger_error
 from ..restored import follow_restore_in_tx
-from ..tables import SCHEMA
+from ..tables import SCHEMA, VIEWS
 
 _log = logging.getLogger("pgonce")
 
@@ -234,4 +236,43 @@ def require_ledger(connection: psycopg.Connection) -> None:
         f"The ledger (schema {SCHEMA}) lacks version {missing[-1].version}, which this pgonce reads.",
         "Nothing was read or written.",
         "Run `pgonce init`, which brings the ledger up to date and changes nothing that older jobs use.",
+    )
+
+
+# A test revokes them one by one.
+PRIVILEGES = {
+    "SELECT, INSERT, UPDATE": ("writers", "interventions", "batch_jobs", "home"),
+    "SELECT, INSERT, UPDATE, DELETE": ("batches", "progress", "tombstones", "tombstone_sets"),
+    "SELECT, INSERT, DELETE": ("replays", "staged_tables"),
+    "SELECT, INSERT": ("dead_letters", "runs", "target_changes", "batch_job_skips", "batch_job_aborts"),
+    "SELECT": ("schema_version", *VIEWS),
+}
+
+
+def init_sql(role: str | None = None) -> str:
+    """The whole DDL for an administrator to run by hand, with the grants that ``role`` needs."""
+    # Commits of running queries hold locks on these tables, and all later commits would wait behind this.
+    bound = f"SET LOCAL lock_timeout = '{LOCK_SECONDS:g}s';"
+    parts = ["BEGIN;", f"{SET_OURS};", bound, f"CREATE SCHEMA IF NOT EXISTS {SCHEMA};"]
+    for migration in MIGRATIONS:
+        parts.append(migration.ddl)
+        parts.append(
+            "INSERT INTO pgonce.schema_version (version, least_reader_version) "
+            f"VALUES ({migration.version}, {migration.least_reader_version});"
+        )
+    if role is not None:
+        parts.extend(f"{statement};" for statement in grants(role))
+    return "\n".join([*parts, "COMMIT;", ""])
+
+
+def grants(role: str) -> tuple[str, ...]:
+    """What a streaming role needs on the ledger; CREATE is for staging tables."""
+    name = sql.Identifier(role).as_string(None)
+    # By name, not ALL TABLES: this schema also has staging tables of other roles, which only those roles may grant.
+    return (
+        f"GRANT USAGE, CREATE ON SCHEMA {SCHEMA} TO {name}",
+        *(
+            f"GRANT {privileges} ON {', '.join(f'{SCHEMA}.{relation}' for relation in relations)} TO {name}"
+            for privileges, relations in PRIVILEGES.items()
+        ),
     )

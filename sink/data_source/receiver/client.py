@@ -21,7 +21,7 @@ import sqlalchemy.exc
 from pgonce.offsets_store.commit.retrying import unknown_outcome, what_became_of
 from pgonce.offsets_store.commit.work import NameSink
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
-from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
+from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 

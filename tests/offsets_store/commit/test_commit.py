@@ -2,7 +2,8 @@
 The commit itself, without Spark: locks, lost answers, retention, takeovers, and what a try leaves behind.
 
 Covers: offsets_store.commit.one_transaction, offsets_store.commit.one_try, offsets_store.commit.work,
-offsets_store.ledger.begin, offsets_store.ledger.lock, offsets_store.ledger.record, offsets_store.postgres.connect.
+Covers: offsets_store.commit.one_transaction, offsets_store.commit.one_try, offsets_store.commit.work,
+offsets_store.ledger.lock, offsets_store.ledger.record.
 """
 
 from __future__ import annotations

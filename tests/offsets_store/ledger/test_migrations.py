@@ -1,7 +1,7 @@
 """
 The ledger's form: who may create it, what it looks like, and which code may use it.
 
-Covers: offsets_store.ledger.grants, offsets_store.ledger.tables.
+Covers: offsets_store.ledger.migrations, offsets_store.ledger.tables.
 """
 
 from __future__ import annotations
@@ -28,8 +28,7 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import LedgerError
 from pgonce.offsets_store.ledger import tables
 from pgonce.offsets_store.ledger.batch_jobs import Job
-from pgonce.offsets_store.ledger.grants import grants, init_sql
-from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, migrate
+from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, grants, init_sql, migrate
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.status.store import OffsetsStore
 

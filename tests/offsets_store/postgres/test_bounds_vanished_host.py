@@ -23,9 +23,9 @@ from support.patience import PATIENCE_SECONDS
 from support.rows import given_rows
 
 from pgonce.offsets_store.commit import one_try
+from pgonce.offsets_store.commit.one_transaction import begin_in_tx
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.ledger.begin import begin_in_tx
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published

@@ -26,7 +26,7 @@ from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.postgres.settings import LocalSettings
 from pgonce.offsets_store.preflight.answers import Holds
 from pgonce.offsets_store.preflight.check import check_server
-from pgonce.offsets_store.progress.record_event import store_progress_in_tx
+from pgonce.offsets_store.progress.event import store_progress_in_tx
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination

@@ -13,8 +13,7 @@ from psycopg import sql
 from support.fixtures.postgres import url_with
 
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.preflight import transactions
 from pgonce.offsets_store.preflight.answers import Answer, Holds, Question
 from pgonce.offsets_store.preflight.check import check_server

@@ -1,7 +1,7 @@
 """
 What people do to a writer by hand: a batch is accepted, a sink is retired, and both are noted.
 
-Covers: pgonce.cli.recover, offsets_store.ledger.acceptances.
+Covers: pgonce.cli.recover, offsets_store.ledger.lock.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from support.dead_letters import a_past, put_aside
 from support.recoveries import noted
 
 from pgonce.offsets_store.errors import ConfigurationError, LedgerError, OffsetsError
-from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 
 

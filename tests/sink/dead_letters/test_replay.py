@@ -24,7 +24,7 @@ from support.tombstones import put_tombstone
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.sink.options.destination import destination
 
 SEQ = t.StructType([*STRUCT.fields, t.StructField("seq", t.LongType())])

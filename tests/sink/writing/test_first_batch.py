@@ -12,8 +12,7 @@ from support.typed_rows import commit_typed
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import LedgerError, RefusedBatch
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.first_batch import refuse_first_batch

@@ -9,8 +9,7 @@ from pyspark.sql import types as t
 from support.typed_rows import commit_typed
 
 from pgonce.offsets_store.errors import PgonceError, TargetError
-from pgonce.offsets_store.ledger.grants import grants
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.first_look import look_once

@@ -103,8 +103,7 @@ def test_every_kind_of_table_gets_the_same_rows_by_every_transport(transport, dd
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_row_level_security_is_obeyed_by_every_transport(transport, admin, url, login):
     """COPY does not go with row-level security, so rows take the way of INSERT, and the policy decides."""
-    from pgonce.offsets_store.ledger.grants import grants
-    from pgonce.offsets_store.ledger.migrations import migrate
+    from pgonce.offsets_store.ledger.migrations import grants, migrate
 
     migrate(admin)
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")

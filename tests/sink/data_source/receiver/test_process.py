@@ -1,7 +1,7 @@
 """
 The receiver as a process of its own: who is heard, what is left where somebody is killed, and when it ends.
 
-Covers: offsets_store.ledger.recorded_attempt, sink.data_source.receiver.client, sink.data_source.receiver.launch,
+Covers: offsets_store.ledger.session, sink.data_source.receiver.client, sink.data_source.receiver.launch,
 sink.identity.planned_batch.
 """
 
@@ -31,7 +31,7 @@ from support.received_batch import SENT, body, name_of, origin, parcels, send
 import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.recorded_attempt import RecordedAttempt, recorded_attempt
+from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel, Received, Staged

@@ -151,8 +151,7 @@ def test_a_savepoint_of_the_users_own_still_holds(admin, url):
 
 def test_where_nothing_can_be_found_out_the_error_is_postgress_own(admin, url, login):
     """A role without TEMPORARY that stages."""
-    from pgonce.offsets_store.ledger.grants import grants
-    from pgonce.offsets_store.ledger.migrations import migrate
+    from pgonce.offsets_store.ledger.migrations import grants, migrate
 
     migrate(admin)
     admin.execute(NARROW.encode())

@@ -12,7 +12,7 @@ from pyspark.sql import types as t
 from support.bad_rows import COLUMNS, before_insert, committed, letters, stored
 
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.grants import grants
+from pgonce.offsets_store.ledger.migrations import grants
 
 ROWS = [(1, "a", 1), (2, "long", 1), (3, "b", 50)]
 TOO_LONG = [(2, "name", "22001")]

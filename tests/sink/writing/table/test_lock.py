@@ -285,8 +285,7 @@ def test_a_partition_that_is_attached_meanwhile_is_looked_at(admin, url):
 
 def test_a_role_that_may_insert_some_columns_may_still_write_them(admin, url, login):
     """The lock asks for no privilege that writing does not ask for."""
-    from pgonce.offsets_store.ledger.grants import grants
-    from pgonce.offsets_store.ledger.migrations import migrate
+    from pgonce.offsets_store.ledger.migrations import grants, migrate
 
     migrate(admin)
     admin.execute(b"CREATE TABLE events (id bigint, k integer, secret text)")

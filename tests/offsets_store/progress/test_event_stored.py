@@ -12,7 +12,7 @@ from support.progress_events import heard
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.progress.record_event import KEPT_A_QUERY, store_progress_in_tx
+from pgonce.offsets_store.progress.event import KEPT_A_QUERY, store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 
 

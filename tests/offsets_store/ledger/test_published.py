@@ -1,7 +1,7 @@
 """
 A table of the same name may be another one, as its oid tells: it is noted, or refused for those who ask for that.
 
-Covers: offsets_store.commit.written_tables, offsets_store.ledger.published.
+Covers: offsets_store.ledger.published.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from support.committed_rows import TABLE, ids, rows, settings
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger.published import Published
+from pgonce.offsets_store.ledger.published import Published, changed_targets, known_targets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.targets import changed_targets, known_targets
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 
