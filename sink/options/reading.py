@@ -8,6 +8,7 @@ probably meant, and so is an option that would have no effect. A hint never repe
 from __future__ import annotations
 
 import difflib
+import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
@@ -164,7 +165,7 @@ def takes_options(way: Way) -> Callable[[_T], _T]:
 
     def described(taker: _T) -> _T:
         lines = [f":param {option.argument}: {_first_sentence(option)}" for option in options_of(way)]
-        taker.__doc__ = "\n".join([taker.__doc__ or "", *lines])
+        taker.__doc__ = "\n".join([inspect.cleandoc(taker.__doc__ or ""), *lines])
         return taker
 
     return described
