@@ -43,7 +43,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
-from pgonce.offsets_store.ledger import pruning
+from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
@@ -537,7 +537,7 @@ def run(url: str, folder: Path, examples: int) -> None:
     Here.database = Database(url)
     Here.database.keep("kept_blank")
     Here.folders = (folder / str(n) for n in itertools.count())
-    with Here.database.admin, patch.object(pruning, "PRUNE_EVERY", 3):
+    with Here.database.admin, patch.object(record, "PRUNE_EVERY", 3):
         run_state_machine_as_test(
             Here,
             settings=settings(

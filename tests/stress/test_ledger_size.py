@@ -19,7 +19,7 @@ from support.benchmark_modules import benchmark_module
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.ledger import pruning
+from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import engine_for
@@ -100,7 +100,7 @@ def test_no_statement_reads_a_whole_table(admin, url):
 
 def test_a_lowered_retention_is_caught_up_with_bit_by_bit(admin, url, monkeypatch):
     """Prunes after retainBatches was lowered delete so many at a time until as many are kept, of this writer only."""
-    monkeypatch.setattr(pruning, "PRUNE_AT_MOST", 600)
+    monkeypatch.setattr(record, "PRUNE_AT_MOST", 600)
     batch, work = next_batch(admin)
     kept = []
     while batch.batch_id < BATCHES + 40:

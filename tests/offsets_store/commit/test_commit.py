@@ -2,8 +2,7 @@
 The commit itself, without Spark: locks, lost answers, retention, takeovers, and what a try leaves behind.
 
 Covers: offsets_store.commit.one_transaction, offsets_store.commit.one_try, offsets_store.commit.work,
-Covers: offsets_store.commit.one_transaction, offsets_store.commit.one_try, offsets_store.commit.work,
-offsets_store.ledger.lock, offsets_store.ledger.record.
+offsets_store.ledger.lock, offsets_store.ledger.record, offsets_store.postgres.connect.
 """
 
 from __future__ import annotations
