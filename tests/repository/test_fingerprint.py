@@ -88,7 +88,7 @@ def test_what_takes_part():
         "decide",
         "one_try",
         "retrying",
-        "publish",
+        "write_batch",
         "upsert",
         "process",
         "reception",
