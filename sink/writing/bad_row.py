@@ -56,10 +56,17 @@ def refused_by(error: psycopg.Error | TargetError, place: str, *, is_proven: boo
         return BadRow(place, error.code, error.what, is_proven=is_proven)
     diag = error.diag
     message = diag.message_primary or str(error)
+    return refused_as(place, error.sqlstate or "", message, diag.message_detail, diag.column_name, is_proven=is_proven)
+
+
+def refused_as(
+    place: str, code: str, message: str, detail: str | None, column_name: str | None, *, is_proven: bool = False
+) -> BadRow:
+    """The row at ``place``, of which Postgres says this."""
     # Other details have the whole row, which an error must not show; the letter has it anyhow.
-    if diag.message_detail and diag.message_detail.startswith("Key "):
-        message = f"{message} ({diag.message_detail})"
-    return BadRow(place, error.sqlstate or "", shortened(message), diag.column_name, is_proven)
+    if detail and detail.startswith("Key "):
+        message = f"{message} ({detail})"
+    return BadRow(place, code, shortened(message), column_name or None, is_proven)
 
 
 def at(*places: str) -> sql.Composable:

@@ -194,7 +194,7 @@ def _write_what_fits_in_tx(
         constraints.check()
         return counts
 
-    counts, bad = write_what_fits_in_tx(connection, gathered, written, attempt, most, refused)
+    counts, bad = write_what_fits_in_tx(connection, gathered, written, attempt, constraints, most, refused)
     return counts, gathered, bad
 
 

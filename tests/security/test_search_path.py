@@ -140,6 +140,18 @@ def test_rows_choose_their_tables_and_evil_is_never_called(evil_url, admin, monk
     assert admin.execute("SELECT row_data ->> 'kind' FROM pgonce.dead_letters").fetchall() == [("c",)]
 
 
+def test_bad_rows_are_halved_and_evil_is_never_called(evil_url, admin):
+    """The function that finds them compares and counts by nothing but pg_catalog."""
+    admin.execute("DROP TABLE IF EXISTS public.halved; CREATE TABLE public.halved (id bigint, name text)")
+    admin.execute("CREATE UNIQUE INDEX ON public.halved (lower(name))")
+    where = destination("public.halved", dead_letters=True)
+    rows = inline([(1, "one"), (2, "two"), (3, "ONE"), (4, "four"), (5, "Two")])
+    batch = make_planned_batch(query_id="halver", start=None, end=None)
+    assert commit_routed(evil_url, batch, where, rows) is Verdict.NEW
+    assert rows_in(admin, "public.halved") == [(1, "one"), (2, "two"), (4, "four")]
+    assert admin.execute("SELECT count(*) FROM pgonce.dead_letters WHERE query_id = 'halver'").fetchone() == (2,)
+
+
 def test_batches_are_published_by_every_way_and_evil_is_never_called(evil_url, admin):
     """Ledger, staging, casts, keys, new tables, replays and takeovers need nothing but pg_catalog."""
     ways = [

@@ -40,6 +40,10 @@ class SearchBound:
     tries: int = 0
     began: float = field(default_factory=time.monotonic)
 
+    def left(self) -> tuple[int, float]:
+        """One try more than there may be, and how many seconds are left."""
+        return MOST_TRIES - self.tries + 1, MOST_SECONDS - (time.monotonic() - self.began)
+
     def refuse_longer(self, tries: int = 0) -> None:
         """Count more ``tries``. :raises TargetError: SEARCH_TOO_LONG."""
         self.tries += tries

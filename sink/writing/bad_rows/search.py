@@ -35,9 +35,11 @@ from ..by_key.in_order import (
     refuse_moved_values,
 )
 from ..by_key.keys import Written
+from ..by_key.statements import insert_statement
 from ..gathered import GatheredRows
 from .bounds import SearchBound
 from .conflicts import conflicting_rows
+from .halving import BETWEEN, refused_by_halves
 from .probe import refused_rows
 
 Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
@@ -46,11 +48,16 @@ Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
 
 @dataclass(frozen=True)
 class Search:
-    """The search for bad rows among those of a batch; ``attempt`` writes some of them, and ``most`` may be bad."""
+    """
+    The search for bad rows among those of a batch, of which ``most`` may be bad.
+
+    ``attempt`` writes some of them, and then ``checks`` what is deferred.
+    """
 
     connection: psycopg.Connection
     written: Written
     attempt: Attempt
+    checks: sql.Composable
     most: int
     bound: SearchBound
 
@@ -122,6 +129,14 @@ class Search:
 
     def _refused_in_turn(self, error: psycopg.Error | TargetError, gathered: GatheredRows) -> list[BadRow]:
         """The rows that are refused once those before them are written; if they are too many, some of them."""
+        if self.written.upsert is None:
+            part, table = gathered.only(BETWEEN), self.written.table
+            insert = insert_statement(part.source, part.wanted, table, self.written.plan)
+            left = self.bound.left()
+            halved = refused_by_halves(self.connection, gathered, insert, self.checks, self.most, left)
+            if halved is not None:
+                self.bound.refuse_longer(halved[0])
+                return halved[1]
         found: list[BadRow] = []
         with self.connection.transaction() as all_of_it:
             for row in self._in_halves(error, gathered, self._count(gathered)):

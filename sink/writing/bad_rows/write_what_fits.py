@@ -45,11 +45,16 @@ class Constraints:
             cursor.nextset()
         self._names = [sql.Identifier(*row) for row in cursor.fetchall()]
 
+    @property
+    def statement(self) -> sql.Composed:
+        """What checks them; empty if there are none."""
+        names = sql.SQL(", ").join(self._names)
+        return sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names) if self._names else sql.Composed([])
+
     def check(self) -> None:
         """:raises psycopg.errors.IntegrityError: if one of them is broken."""
         if self._names:
-            names = sql.SQL(", ").join(self._names)
-            self._connection.execute(sql.SQL("SET CONSTRAINTS {} IMMEDIATE").format(names))
+            self._connection.execute(self.statement)
 
 
 _DEFERRED = """
@@ -71,13 +76,14 @@ def write_what_fits_in_tx(
     gathered: GatheredRows,
     written: Written,
     attempt: Attempt,
+    constraints: Constraints,
     most: int,
     error: Exception | None = None,
 ) -> tuple[Mapping[str, int] | None, list[BadRow]]:
     """
     Write the rows that the table takes, and return their counts and the others.
 
-    :param attempt: writes gathered rows and checks constraints, which were made since the rows were gathered.
+    :param attempt: writes gathered rows and checks ``constraints``, which were made since the rows were gathered.
     :param error: with which Postgres has refused the whole batch, if that was tried.
     :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch can be written, whatever its rows.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
@@ -96,7 +102,7 @@ def write_what_fits_in_tx(
             check_staged_rows(connection, gathered.staged)
         why = of_one(refused_by(error, "")) if isinstance(error, psycopg.Error) else ""
         bound = SearchBound(written.table.qualified_name, why)
-        search = Search(connection, written, attempt, most, bound)
+        search = Search(connection, written, attempt, constraints.statement, most, bound)
         return _written_without(search, replace(gathered, staged=None), error)
 
 

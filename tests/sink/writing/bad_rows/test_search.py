@@ -1,7 +1,7 @@
 """
 Bad rows are found among many, whatever refuses them, and a search that would last too long ends with an error.
 
-Covers: sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts.
+Covers: sink.writing.bad_rows.bounds, sink.writing.bad_rows.conflicts, sink.writing.bad_rows.halving.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pytest
 from support.bad_rows import committed, letters, stored
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.sink.writing.bad_rows import bounds
+from pgonce.sink.writing.bad_rows import bounds, halving
 
 # Enough for some tens of pages, because places are compared by page first.
 ROWS, BAD = 4_000, 20
@@ -94,3 +94,15 @@ def test_letters_come_in_the_order_of_their_rows(url, admin):
     committed(url, [(0 if n in bad else n, str(n), n) for n in range(1, 3_000)], number=1)
     found = admin.execute("SELECT (row_data ->> 'name')::int FROM pgonce.dead_letters ORDER BY dead_letter_id")
     assert [key for (key,) in found.fetchall()] == list(bad)
+
+
+@pytest.mark.parametrize("may_create", [True, False])
+def test_bad_rows_are_found_without_a_function_too(may_create, url, admin, monkeypatch):
+    """Where the role may not create one, the halves are tried from here, with the same letters."""
+    if not may_create:
+        monkeypatch.setattr(halving, "_FUNCTION", "DO $$ BEGIN RAISE insufficient_privilege; END $$")
+    admin.execute(TABLE)
+    admin.execute(CONSTRAINTS["expression"])
+    committed(url, doubled(5, 100))
+    assert [key for key, *_ in letters(admin)] == [10, 30, 50, 70, 90]
+    assert len(stored(admin)) == 95
