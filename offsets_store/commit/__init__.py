@@ -1,1 +1,1 @@
-"""How do rows and offsets become durable together?"""
+"""Commits rows and offsets in one transaction."""

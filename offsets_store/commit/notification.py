@@ -1,8 +1,8 @@
 """
-Who else is told that a batch is committed, and in which words?
+Notifies listeners in Postgres that a batch is committed.
 
 Runs in the commit. Invariant: the notification is sent by the transaction that records the batch, so Postgres delivers
-it when that is committed, and never otherwise. A batch that is skipped tells nobody.
+it only when that transaction is committed. A batch that is skipped sends none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-How does a commit behave, whichever way its batch came?
+The settings of a commit, the same for every way in.
 
-Pure: runs wherever settings are made. Invariant: settings that cannot work are refused when they are made.
+Pure: runs where settings are made. Invariant: settings that cannot work are refused when they are made.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-What does one commit do, and what is known of its tries?
+The work of one commit, and what is known of its tries.
 
-Made by each way in, used by the commit. Invariant: work may be done in several tries; each runs in a transaction of its
-own, and at most one of these is committed.
+Each way in makes one, and the commit uses it. Invariant: work may be done in several tries; each runs in a transaction
+of its own, and at most one of these is committed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What do we remember of each batch and writer, in tables of the same Postgres?"""
+"""Stores what is remembered of each batch and writer, in tables of the same Postgres."""

@@ -1,8 +1,8 @@
 """
-What do we remember of a batch job, and whose is its key?
+Records batch jobs, and claims their keys.
 
 Runs in the commit of a batch job. Invariant: every function takes a connection whose transaction the caller owns, at
-READ COMMITTED. Two jobs with one key are in single file from the claim on, and a key that was published stays.
+READ COMMITTED. After one job has claimed a key, another job with that key waits for it; a key that was published stays.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-Are the oids in the ledger those of this database, or was the ledger restored from a dump?
+Detects that the ledger was restored from a dump, and finds the oids that its tables have in this database.
 
-Runs where a session begins to use the ledger, before any oid in it is read. Invariant: a table that was known by its
-oid before a dump is known afterwards by the oid that it has now, found by its name; one whose name is not there is
-known by none, so that the oid of another table is never taken for it.
+Runs where a session begins to use the ledger, before it reads any oid in it. Invariant: a table that the ledger knew by
+its oid before a dump gets the oid that it has now, found by its name. If no table has the name, the ledger keeps no oid
+of a table for it, so that no other table is taken for it.
 
 A physical copy (a standby, a base backup, pg_upgrade) keeps oids, and keeps which transaction wrote a row, its xmin. A
 dump keeps neither. So one row of the ledger says which transaction wrote it, and is true as long as its xmin agrees.

@@ -1,8 +1,8 @@
 """
-If rows carry their positions in Kafka: does a batch go on from what is stored, overlap it, or leave something out?
+Decides, if rows carry their positions in Kafka, whether a batch continues what is stored, overlaps it or leaves a gap.
 
 Pure: runs in the commit. Invariant: a row is dropped only if its position is below what is stored for its partition. A
-batch is let through only if no row between what is stored and its own start can have been left out.
+batch is accepted only if no row between what is stored and its own start can have been left out.
 
 All sets of positions have the shape of a Kafka source's offsets: source id to topic to partition to next position.
 """

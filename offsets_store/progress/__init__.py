@@ -1,1 +1,1 @@
-"""What did Spark say of its progress, and does the ledger say the same?"""
+"""Stores Spark's progress events, and compares them with the ledger."""

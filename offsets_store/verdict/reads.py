@@ -1,9 +1,9 @@
 """
-What does a query read, and is it proven that another query reads something else?
+Describes what a query reads, and decides whether another query is proven to read something else.
 
-Pure: runs in the commit, and in the command ``pgonce``. Invariant: what is unknown is never apart. Two queries are
-apart if both read only Kafka, and no partition is the same; or if both read only folders of files, and no folder of one
-is a folder of the other, or is inside one.
+Pure: runs in the commit, and in the command ``pgonce``. Invariant: unknown sources never count as different. Two
+queries read different places if both read only Kafka, and share no partition; or if both read only folders of files,
+and no folder of one is a folder of the other, or is inside one.
 """
 
 from __future__ import annotations

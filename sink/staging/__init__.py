@@ -1,1 +1,1 @@
-"""Where do rows wait if they are too many for a commit message?"""
+"""Stages rows that are too many for a commit message."""

@@ -1,1 +1,1 @@
-"""How do the rows get into the target table?"""
+"""Writes the rows of a batch into its target tables."""

@@ -1,9 +1,9 @@
 """
-May this query's first batch be recorded, as far as the ledger can tell before a row is computed?
+Refuses a query's first batch early, if the ledger already shows that it could not be recorded.
 
-Runs in the planner's worker, in the foreachBatch function, and where a batch job is planned. Invariant: it proves
-nothing for the commit, which decides again under its locks; it takes no lock, writes nothing and leaves no session; and
-what cannot be told now is left to the commit.
+Runs in the planner's worker, in the foreachBatch function, and where a batch job is planned, before a row is computed.
+Invariant: it proves nothing for the commit, which decides again under its locks. It takes no lock, writes nothing and
+leaves no session; what it cannot decide is left to the commit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-Can this table take these rows, as far as Postgres can tell before any of them is computed?
+Refuses a table early, if Postgres can already tell that it cannot take the rows.
 
 Runs in the planner's worker and in the foreachBatch function, before Spark's job. Invariant: it proves nothing for the
-commit, which looks again; it takes no lock that anybody waits for, writes nothing and leaves no session; and what
-Postgres cannot tell now is left to the commit, which waits for it.
+commit, which looks again. It takes no lock that blocks another session, writes nothing and leaves no session; what
+Postgres cannot tell now is left to the commit.
 """
 
 from __future__ import annotations

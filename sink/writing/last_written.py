@@ -1,8 +1,8 @@
 """
-Would a query's tables take another batch like its last one?
+Checks whether a query's tables would take another batch like its last one.
 
-Runs in the commands ``pgonce doctor`` and ``pgonce check``. Invariant: each table is looked at as the commit looks at
-it, without a lock; nothing of the record becomes part of a statement before it was checked.
+Runs in the commands ``pgonce doctor`` and ``pgonce check``. Invariant: it checks each table as the commit does, without
+a lock; nothing of the record becomes part of a statement before it was checked.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
-May all rows of the target be deleted, and by whom were they written?
+Deletes all rows of the target for a query that starts over, if only the query that it replaces has written them.
 
-Runs in the commit of batch 0 of a query that starts over, once the target is locked and its rows are there. Invariant:
-rows are deleted only if one query alone feeds the table, which is the one that the user has named, and if nothing but
-the table's own rows goes with them.
+Runs in the commit of batch 0 of a query that starts over, after the target is locked and the batch's rows are gathered.
+Invariant: rows are deleted only if one query alone feeds the table, which is the one that the user has named, and only
+if nothing but the table's own rows is deleted with them.
 """
 
 from __future__ import annotations

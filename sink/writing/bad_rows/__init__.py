@@ -1,1 +1,1 @@
-"""Which rows cannot be written for their own values, and where do they go instead?"""
+"""Finds the rows that cannot be written for their own values, and puts them aside as dead letters."""

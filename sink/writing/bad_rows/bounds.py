@@ -1,8 +1,8 @@
 """
-How many rows of a batch may be put aside, and how long may they be looked for?
+Limits how many rows of a batch are put aside, and how long the commit searches for them.
 
-Runs in the commit, and reads nothing but the clock. Invariant: a batch of several rows of which none can be written is
-never put aside as a whole; and a search ends.
+Runs in the commit, and reads nothing but the clock. Invariant: if no row of a batch of several rows can be written, the
+batch is refused, not put aside as a whole; and a search ends.
 """
 
 from __future__ import annotations

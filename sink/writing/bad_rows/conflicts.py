@@ -1,8 +1,8 @@
 """
-Which rows does a unique index or a foreign key of the target seem to refuse?
+Guesses which rows a unique index or a foreign key of the target refuses.
 
-Runs in the commit. Invariant: what is found is a guess, which is tried on the target
-itself; nothing depends on finding all of them, or any.
+Runs in the commit. Invariant: each guess is tried on the target itself. Nothing depends on finding all of these rows,
+or any.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-How do rows that cannot be written get into the table of dead letters?
+Writes the rows that cannot be written into the table of dead letters.
 
-Runs in the commit, in the transaction that publishes the other rows. Invariant: a row is there, whole, or it is
-published; a batch that is skipped as a replay writes neither.
+Runs in the commit, in the transaction that publishes the other rows. Invariant: each row is either in this table,
+whole, or published; a batch that is skipped as a replay writes neither.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """
-Which rows do the target's types, NOT NULL and CHECK refuse, whatever is stored?
+Finds the rows that the target's types, NOT NULL and CHECK refuse, whatever rows the target holds.
 
-Runs in the commit, only once Postgres has refused rows. Invariant: nothing is written to the target, and nothing but
-the numbers of a temporary sequence is left.
+Runs in the commit, only after Postgres has refused rows. Invariant: it writes nothing to the target, and leaves nothing
+but the numbers of a temporary sequence.
 
 The rows are assigned, one after the other, to a temporary table that has the target's columns and its CHECKs. It stops
-at the first row that is refused, and goes on behind it. A sequence counts the rows, because a rollback does not reset
+at the first row that is refused, and continues after it. A sequence counts the rows, because a rollback does not reset
 it. So each row is assigned once, however many are bad.
 """
 

@@ -1,8 +1,8 @@
 """
-Which value did Postgres refuse, and in which row?
+Finds the row and the column of a value that Postgres refused, for the text of the error.
 
-Runs in the commit, only once Postgres has refused rows. Invariant: a transaction that had failed is still failed when
-this is done; the error tells columns and types, and the row's key, position or place, but never another value.
+Runs in the commit, only after Postgres has refused rows. Invariant: a transaction that had failed is still failed
+afterwards; the error tells columns and types, and the row's key, position or place, but never another value.
 
 Postgres names the column only for a COPY. For an INSERT of gathered rows, each column is tried by itself: its values
 are assigned, one after the other, to a table that has only that column. A sequence counts them, because a rollback does

@@ -1,8 +1,8 @@
 """
-Postgres has refused gathered rows: which of them may be the reason?
+Searches gathered rows for those that may be the reason why Postgres refused a statement.
 
-Runs in the commit, after the refused statement was rolled back. Invariant: only rows that were seen to be refused, or
-that are tried by themselves before they are put aside, are given up; where none is found, the batch is refused.
+Runs in the commit, after the refused statement was rolled back. Invariant: a row is put aside only if Postgres was seen
+to refuse it, or refuses it when it is tried by itself; if no such row is found, the batch is refused.
 """
 
 from __future__ import annotations

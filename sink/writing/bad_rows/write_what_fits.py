@@ -1,8 +1,8 @@
 """
-How are the rows of a batch written if some of them cannot be?
+Writes the rows of a batch without those that cannot be written, and puts these aside.
 
-Runs in the commit. Invariant: the whole batch is tried first; what is written in the end is written by one statement,
-without the rows that are put aside, and each of these is refused by the table as that statement leaves it.
+Runs in the commit. Invariant: the whole batch is tried first. In the end one statement writes all rows but those that
+are put aside, and the table as that statement leaves it refuses each of these.
 """
 
 from __future__ import annotations

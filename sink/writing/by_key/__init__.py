@@ -1,1 +1,1 @@
-"""How do rows get into the table by key?"""
+"""Writes rows by key: upserts, and changes with deletes."""

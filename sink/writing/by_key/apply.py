@@ -1,9 +1,9 @@
 """
-How do the changes of a batch get into the target: writes and deletes, in their order, and only what is newer?
+Applies the changes of a batch to the target: writes and deletes, in their order, and only those that are newer.
 
 Runs in the commit. Invariant: every row of the batch is counted once, as one of :data:`STAGES`; rows are locked in the
-order of their keys before any is changed, but for a batch that is one statement; and the statement that writes a row is
-the one that compares it.
+order of their keys before any is changed, except in a batch that is one statement; and the statement that writes a row
+is the one that compares it.
 
 The steps, in this order:
 

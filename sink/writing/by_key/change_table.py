@@ -1,8 +1,8 @@
 """
-What does the table of a batch's changes hold, and how do its rows meet those of the target?
+Describes the table of a batch's changes, and how its rows are joined with those of the target.
 
 Pure; its SQL runs in the commit, on rows that were gathered. Invariant: keys are compared as the target's unique index
-compares them. Besides the target's columns, the table has some of its own, whose names no column of a user has:
+compares them. In addition to the target's columns, the table has some of its own, with names that no user's column has:
 
 - ``pgonce: deleted``: whether the change deletes;
 - ``pgonce: order``: what the changes are ordered by, if the target has no such column;

@@ -1,11 +1,12 @@
 """
-Which deletes are remembered, so that an older change does not bring the row back?
+Remembers deletes, so that an older change does not bring the row back.
 
-Runs in the commit, where only newer rows are written. Invariant: whoever writes only newer rows into a table holds a
-lock on its tombstones, and reads them in a statement that began after it had the lock.
+Runs in the commit, where only newer rows are written. Invariant: a transaction that writes only newer rows into a table
+holds a lock on its tombstones, and reads them in a statement that began after it had the lock.
 
-A tombstone belongs to the table, not to the query or the sink that made it: another query's older change must not bring
-the row back either. Which tombstones are the table's, :mod:`~pgonce.sink.writing.by_key.tombstone_sets` says.
+A tombstone belongs to the table, not to the query or the sink that made it, because another query's older change must
+not bring the row back either. :mod:`~pgonce.sink.writing.by_key.tombstone_sets` decides which tombstones are the
+table's.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-How do gathered rows get into the target by key?
+Upserts gathered rows into the target.
 
 Runs in the commit. Invariant: a large batch is a MERGE only if that leaves the rows that ``INSERT ... ON CONFLICT``
-would leave and nobody can tell which of the two it was, because only the batch's size decides.
+would leave and no trigger can tell which of the two it was, because only the batch's size decides.
 
 ON CONFLICT looks each row up in the index, inserts it on trial, and confirms that in the WAL; MERGE first joins all
 rows with the index (ADR 13).

@@ -1,1 +1,1 @@
-"""What if the table lacks columns of the rows, or has some that are too narrow?"""
+"""Alters the table: adds columns that it lacks, and widens those that are too narrow."""

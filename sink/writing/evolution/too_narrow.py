@@ -1,8 +1,8 @@
 """
-Which columns of the table are too narrow for values of the batch, and what then?
+Finds columns of the table that are too narrow for values of the batch, and widens them.
 
 Runs in the commit. Invariant: a column is widened only after Postgres has refused a value as too long or too large for
-it, so that a batch that fits alters nothing. What was written before is undone, and written again.
+it, so that a batch that fits alters nothing. Rows that were written before are rolled back, and written again.
 """
 
 from __future__ import annotations

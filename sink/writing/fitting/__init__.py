@@ -1,1 +1,1 @@
-"""Which types of the table take a column's values, and how?"""
+"""Decides which types of the table take a column's values, and how."""

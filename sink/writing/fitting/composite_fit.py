@@ -1,9 +1,9 @@
 """
-May a struct go into a composite type, or an array of structs into an array of one?
+Decides whether a struct can go into a composite type, or an array of structs into an array of such a type.
 
 Pure; runs in the driver. Invariant: every field goes into an attribute that takes it as a column would, or the struct
-is refused. Structs are encoded as JSON, of which Postgres makes the composite value through the attributes' input
-functions, with their lengths and precisions: a text that is too long raises, while an explicit cast of a ROW cuts it.
+is refused. Structs are encoded as JSON. Postgres makes the composite value from it with the attributes' input
+functions, lengths and precisions: a text that is too long raises, while an explicit cast of a ROW cuts it.
 """
 
 from __future__ import annotations

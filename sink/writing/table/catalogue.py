@@ -1,8 +1,8 @@
 """
-What does Postgres's catalogue say about the target table?
+Reads from Postgres's catalogue what the target table is.
 
-Runs in the commit. Invariant: it is read again for every batch, because people alter tables under a stream, and under
-our own search_path, so that no object of a user's can stand in for Postgres's.
+Runs in the commit. Invariant: it reads the catalogue again for every batch, because people alter tables under a stream,
+and under our own search_path, so that no object of a user's can stand in for Postgres's.
 """
 
 from __future__ import annotations

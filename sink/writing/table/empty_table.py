@@ -1,8 +1,8 @@
 """
-How do all rows of a table give way to others?
+Deletes all rows of a table, before others replace them.
 
-Runs in the commit, once the table is locked. Invariant: rows that a trigger keeps, or that no policy lets this role
-delete, never stay beside the new ones without a word.
+Runs in the commit, after the table is locked. Invariant: if a trigger keeps rows, or no policy lets this role delete
+them, the batch is refused, so that old rows never stay with the new ones.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """
-How does the target table stay as the catalogue describes it, until the batch is committed?
+Locks the target table, so that it stays as the catalogue describes it until the batch is committed.
 
-Runs in the commit. Invariant: the table is locked before it is described, in the mode in which it is then written. What
-could change its columns, their types, its rules or where its rows are kept needs a lock that conflicts with this one.
+Runs in the commit. Invariant: the table is locked before it is described, in the mode in which it is then written. A
+statement that could change its columns, their types, its rules or where its rows are kept needs a lock that conflicts
+with this one.
 
 Some writers also take turns, although that lock would let them write at the same time. A turn lasts until the
-transaction ends, and is one for all tables of a partition tree, because a row of one is a row of all above it; and
-whoever writes to several tables that were known before takes all turns before it writes a row, in the order of the
-roots' oids.
+transaction ends. There is one turn for all tables of a partition tree, because a row of one is a row of all above it. A
+transaction that writes to several tables that were known before takes all turns before it writes a row, in the order of
+the roots' oids.
 """
 
 from __future__ import annotations
