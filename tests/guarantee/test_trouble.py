@@ -183,10 +183,10 @@ TROUBLES = {
             TABLE,
             "CREATE SCHEMA pgonce",
             "CREATE TABLE pgonce.schema_version (version int, least_reader_version int)",
-            "INSERT INTO pgonce.schema_version VALUES (99, 99)",
+            "INSERT INTO pgonce.schema_version VALUES (999, 999)",
         ),
         ("DROP SCHEMA pgonce CASCADE",),
-        says="99",
+        says="999",
     ),
 }
 
