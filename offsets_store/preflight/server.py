@@ -193,7 +193,7 @@ def _standbys(connection: psycopg.Connection) -> Answer:
             Holds.NO,
             f"COMMIT waits for {_counted(demanded)} ({names!r}), and {missing} {'is' if missing == 1 else 'are'} "
             f"missing: every COMMIT would wait until {'it is' if missing == 1 else 'they are'} back, without an end",
-            "`pgonce explain operations` has the section: When a synchronous standby is away.",
+            "`pgonce explain failures` has the section: When a synchronous standby is missing.",
         )
     are, waited_for = ("is", "it") if connected == 1 else ("are", f"{demanded} of them")
     return Answer(Holds.YES, f"{_counted(connected)} {are} connected ({names!r}), and COMMIT waits for {waited_for}")

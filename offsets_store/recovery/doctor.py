@@ -109,7 +109,7 @@ def diagnose(
     if finding is Finding.AGREE and checkpoint.is_continuous:
         finding = Finding.NEEDS_PERSON
         advice = (
-            "Start the query on a new checkpoint at the stored offsets: `pgonce explain operations`, A lost checkpoint."
+            "Start the query on a new checkpoint at the stored offsets: `pgonce explain recovering`, A lost checkpoint."
         )
     elif finding is Finding.RECOVERABLE and not sinks and checkpoint.newest is not None:
         advice += (
@@ -119,7 +119,7 @@ def diagnose(
         )
     elif finding is Finding.RECOVERABLE and checkpoint.is_stateful:
         advice += (
-            " Then start the query in a new Spark application: `pgonce explain operations`, Several batches run again."
+            " Then start the query in a new Spark application: `pgonce explain recovering`, Several batches run again."
         )
     return _met(_diagnosis(checkpoint, sinks, remarks, finding, advice), contacts)
 

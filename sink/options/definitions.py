@@ -130,7 +130,7 @@ class QueryOptions(TypedDict, total=False):
     )]
     pin_table: Annotated[bool, Option(
         _QUERIES, "Refuse a batch whose table is not the one that earlier batches were written to ([what is "
-        "noticed](operations.md#tables-that-people-change)). Without it, such a change is only reported, in the log "
+        "noticed](running.md#tables-that-people-change)). Without it, such a change is only reported, in the log "
         "and in `pgonce status`.", False,
     )]
     position_columns: Annotated[Sequence[str], Option(
@@ -184,8 +184,8 @@ class QueryOptions(TypedDict, total=False):
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
         "or a task that stages, may begin another try. (In `foreachBatch`, the time that Spark takes to make a large "
-        "batch counts, too.) See [When Postgres is away](operations.md#when-postgres-is-away). `recover_and_start` and "
-        "`recover_checkpoint` have it too.", RETRY_SECONDS,
+        "batch counts, too.) See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable). "
+        "`recover_and_start` and `recover_checkpoint` have it too.", RETRY_SECONDS,
     )]
 
 
@@ -264,7 +264,7 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
         "own, in one transaction; the query that it `replaces` can no longer publish. It need not start where that "
         "query ended. Later batches, replays and restarts delete nothing, and neither does another new query with the "
         "same setting: `replaces` then names a query that has been replaced. See [Starting "
-        "over](operations.md#starting-over).", "off",
+        "over](recovering.md#starting-over).", "off",
     )]
 
 
@@ -300,7 +300,7 @@ class SparkOptions(WriterOptions, total=False):
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
         Way.STREAM, "Where offsets come from. `listener` is for checkpoints that only Spark can read, and is "
-        "[weaker](operations.md#when-nobody-but-spark-can-read-the-checkpoint).", "checkpoint",
+        "[weaker](running.md#when-only-spark-can-read-the-checkpoint).", "checkpoint",
     )]
     batch_key: Annotated[str, Option(
         Way.JOB, "Names the input of the run, in at most 250 characters. The same key again, for the same sink, is "

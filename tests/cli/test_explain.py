@@ -59,13 +59,13 @@ def test_all_pages_are_in_the_wheel():
 class TestHeadings:
     def test_what_is_under_a_heading_of_a_page(self):
         """In any case, without backticks, by a part of it; up to the next heading that is as high."""
-        code, text = explained("operations", "starting over")
+        code, text = explained("recovering", "starting over")
         assert code == 0
         assert text.startswith("## Starting over\n")
         assert "\n### In place: `startOver=truncate`\n" in text
         assert "\n## " not in text
-        assert explained("operations", "in place: startover=truncate")[1].startswith("### In place")
-        assert explained("operations", "Starting Ov")[1] == text
+        assert explained("recovering", "in place: startover=truncate")[1].startswith("### In place")
+        assert explained("recovering", "Starting Ov")[1] == text
 
     def test_a_line_of_code_is_no_heading(self):
         """A comment in a shell script begins with the same sign."""
@@ -79,16 +79,16 @@ class TestHeadings:
 
     def test_a_heading_that_stands_once_needs_no_page(self):
         """It is shown; so is the command that shows it."""
-        assert explained("starting over")[1] == explained("operations", "starting over")[1]
+        assert explained("starting over")[1] == explained("recovering", "starting over")[1]
 
     def test_an_unknown_heading_is_told_those_that_there_are(self):
         """So is an unknown page."""
-        code, text = explained("operations", "starting under")
+        code, text = explained("recovering", "starting under")
         assert code == 2
         assert "Starting over" in text
-        code, text = explained("operation", "starting over")
+        code, text = explained("recover", "starting over")
         assert code == 2
-        assert "operations" in text
+        assert "recovering" in text
 
 
 class TestWords:

@@ -103,9 +103,9 @@ def test_each_alert_finds_what_it_is_for(ledger, url):
     assert found[2][0][3] == 7
 
 
-def test_the_alerts_are_those_of_the_operations():
-    """What operations.md calls worth an alert is what the queries ask for."""
-    text = " ".join((DOCS / "operations.md").read_text().split())
+def test_the_alerts_are_those_of_the_page_for_running():
+    """What running.md calls worth an alert is what the queries ask for."""
+    text = " ".join((DOCS / "running.md").read_text().split())
     [named] = re.findall(r"These are worth an alert: (.*?) \(\[dead letters\]", text)
     assert quoted_names(named) == {
         "updated_at",

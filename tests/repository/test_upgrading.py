@@ -1,4 +1,4 @@
-"""Is it so, what docs/operations.md says of upgrading, of going back, and of a ledger that is dropped?"""
+"""Is it so, what docs/running.md says of upgrading, of going back, and of a ledger that is dropped?"""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
 
-SECTION = sections((DOCS / "operations.md").read_text(), 2)["Upgrading and removing"]
+SECTION = sections((DOCS / "running.md").read_text(), 2)["Upgrading and removing"]
 ORDERS = destination("public.orders", "append", (), None)
 # The last commit before the first release's form of the ledger that a review has looked at.
 UNRELEASED = "2463144"
@@ -66,7 +66,7 @@ def test_the_query_for_the_versions(admin, url):
     """It runs, and tells the newest version and the oldest that can use the ledger."""
     ensure_ledger(url)
     [query] = re.findall(r"```sql\n(.*?);\n```", SECTION, re.DOTALL)
-    assert query in sql_blocks(DOCS / "operations.md")
+    assert query in sql_blocks(DOCS / "running.md")
     assert admin.execute(query.encode()).fetchall() == [(NEWEST, FIRST)]
 
 

@@ -82,7 +82,7 @@ class TestStandbys:
         assert not is_answered(primary, within=1)
         found = of_standbys(primary)
         assert (found.holds, says in found.says, "without an end" in found.says) == (Holds.NO, True, True)
-        assert "When a synchronous standby is away" in found.remedy
+        assert "When a synchronous standby is missing" in found.remedy
 
     @pytest.mark.parametrize("names", ["two", "*", "FIRST 1 (three, two)", "ANY 1 (two, three)", '1 ("TWO")'])
     def test_as_many_as_commit_waits_for(self, names, primary):

@@ -20,7 +20,7 @@ from pgonce.sink.options.sink_options import parse_options
 
 @pytest.mark.parametrize("keeps_state", [False, True])
 def test_what_a_batch_asks(folder_in_store, weak_store, keeps_state):
-    """A planner and a commit send as many requests as docs/operations.md says."""
+    """A planner and a commit send as many requests as docs/running.md says."""
     writer = CheckpointWriter(folder_in_store)
     writer.write("metadata", f'{{"id":"{QUERY}"}}'.encode())
     for number in range(3):
