@@ -1,9 +1,9 @@
 """
 A gathered row that cannot be written, and which errors of Postgres may be about one.
 
-Runs in the commit. Invariant: a gathered row is known by its place (``ctid``), which it keeps for as long as the table
-in which it was gathered is there. Whatever error is not on the list stops the batch, as it does without dead letters: a
-full disk, a missing table, a lock, a privilege, and what a trigger says of another table concern every row.
+Runs in the commit. Invariant: a gathered row is known by its place (``ctid``), which it keeps as long as the table of
+gathered rows exists. Every error that is not on the list stops the batch, as it does without dead letters: a full disk,
+a missing table, a lock, a missing permission, and a trigger's error about another table concern every row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BadRow:
     """
     A row at ``place``, and why it is refused: an SQLSTATE or a code of ours, the message, the column if it is known.
 
-    ``is_proven`` says that the row is refused whatever else is in the table.
+    ``is_proven`` says that the row is refused whatever other rows the table has.
     """
 
     place: str
@@ -51,7 +51,7 @@ class RowsRefusedError(Exception):
 
 
 def refused_by(error: psycopg.Error | TargetError, place: str, *, is_proven: bool = False) -> BadRow:
-    """The row at ``place``, of which Postgres, or we, say ``error``."""
+    """The row at ``place``, refused with ``error`` by Postgres or by us."""
     if isinstance(error, TargetError):
         return BadRow(place, error.code, error.what, is_proven=is_proven)
     diag = error.diag
@@ -62,7 +62,7 @@ def refused_by(error: psycopg.Error | TargetError, place: str, *, is_proven: boo
 def refused_as(
     place: str, code: str, message: str, detail: str | None, column_name: str | None, *, is_proven: bool = False
 ) -> BadRow:
-    """The row at ``place``, of which Postgres says this."""
+    """The row at ``place``, which Postgres refused with this."""
     # Other details have the whole row, which an error must not show; the letter has it anyhow.
     if detail and detail.startswith("Key "):
         message = f"{message} ({detail})"

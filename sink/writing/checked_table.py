@@ -202,7 +202,7 @@ def nested_key(name: str, column: EncodedColumn) -> TargetError:
     """
     The error for a key whose values would be compared as JSON.
 
-    JSON calls values equal that differ in Spark (the numbers 1 and 1.0), and nobody means such a primary key.
+    JSON calls values equal that differ in Spark (the numbers 1 and 1.0), and such a primary key is never intended.
     """
     parts = [f"{column.name}.{field.name}" for field in getattr(column.data_type, "fields", ())]
     columns = ", ".join(f'col("{part}").alias("{part.replace(".", "_")}")' for part in parts)

@@ -1,8 +1,8 @@
 """
-The table in which a batch's rows are gathered in Postgres, before they go on into their target there.
+The table that gathers a batch's rows in Postgres, before they are written from there into their target.
 
-Runs in the commit. Invariant: they are gathered in a table that nobody else waits for, and only once in a transaction,
-unless that was rolled back.
+Runs in the commit. Invariant: the rows are gathered in a table that no other session waits for, and only once in a
+transaction, unless that was rolled back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class GatheredRows:
     """
     The rows of the table ``source`` that are ``wanted``: ``count`` of them, or fewer.
 
-    ``staged`` are those whose number nobody has checked yet.
+    ``staged`` are those whose number was not checked yet.
     """
 
     source: sql.Identifier
@@ -37,7 +37,7 @@ class GatheredRows:
     staged: StagedRows | None = None
 
     def only(self, condition: sql.Composable) -> GatheredRows:
-        """Those of which ``condition`` is true."""
+        """Those for which ``condition`` is true."""
         return replace(self, wanted=sql.SQL("({}) AND {}").format(self.wanted, condition))
 
 

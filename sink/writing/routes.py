@@ -2,7 +2,7 @@
 The rows of one batch, each for the one of several tables that its value chooses.
 
 Runs in the commit, and before Spark's job. Invariant: every row is of one route, so that each is written once, and no
-two routes end in one table, whatever it is called. Tables are locked in the order of their oids, and then turns are
+two routes end in one table, under any name. Tables are locked in the order of their oids, and then turns are
 taken in this order, so that two batches never wait for each other's.
 """
 
@@ -154,7 +154,7 @@ def rows_by_table(
     rows: Rows,
     gathered: RowsByRoute,
 ) -> list[RowsForTable]:
-    """The rows of each table that is due, all of which are in Postgres."""
+    """The rows of each table that is due; all of them are in Postgres."""
     # Whether all staged rows are there was looked at for all routes together.
     of_all = replace(rows, bodies=tuple, staged=None, unfit=tuple, since=None)
     source = _indexed_in_tx(connection, gathered, len(due))
@@ -204,7 +204,7 @@ def written_as_listed(
 
 @contextmanager
 def said_of(route: str | None) -> Iterator[None]:
-    """An error says for which of several tables the rows are."""
+    """An error names the table that the rows are for, if there are several."""
     try:
         yield
     except TargetError as error:

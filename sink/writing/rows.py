@@ -1,7 +1,7 @@
 """
 The rows that one commit writes.
 
-Made in the commit worker, in the receiver, or on the driver, by each way in which rows come. Invariant: the rows can be
+Made in the commit worker, in the receiver, or on the driver, by each way in. Invariant: the rows can be
 read as often as a commit is tried.
 """
 

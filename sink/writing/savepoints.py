@@ -1,5 +1,6 @@
 """
-Go back to a savepoint after rows were refused, or fail the transaction, so that nobody commits what was written before.
+Go back to a savepoint after rows were refused, or fail the transaction, so that what was written before is not
+committed.
 
 Runs in the commit. Invariant: once an error has left :func:`whole_or_failed`, the transaction can only be rolled back:
 a function of the user that swallows the error cannot commit without these rows.

@@ -68,7 +68,7 @@ def _unfit(connection: psycopg.Connection, table: TargetTable) -> str:
 
 
 def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
-    """Deletes that are remembered go with the rows: they would keep out older rows, with which a new query begins."""
+    """Tombstones go with the rows: they would keep out older rows, and a new query begins with those."""
     lock_tombstones_in_tx(connection, table)
     root = forget_in_tx(connection, table)
     if root is not None:

@@ -2,9 +2,9 @@
 Write one batch: gather, lock, fit, write, put bad rows aside.
 
 Runs in the commit, inside the transaction that records the batch. Invariant: a row is written to its table, or counted
-as something else that became of it, or put aside as a dead letter; whatever is left of it is left by this transaction.
+as skipped or changed in another way, or put aside as a dead letter; all of its effects are in this transaction.
 
-One table is a list of one, for which nothing need be gathered before the lock: its rows may be copied straight into it.
+A batch for one table need not be gathered before the lock: its rows may be copied straight into the table.
 Where rows choose among several tables, all are gathered first (:mod:`~pgonce.sink.writing.routes`), those of no table
 are dealt with (:mod:`~pgonce.sink.writing.unrouted`), and the tables are locked in the order of their oids. Then the
 tables are written in the order in which the user lists them (:mod:`~pgonce.sink.writing.write_table`), so that rows can
@@ -178,7 +178,7 @@ def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[Outcome], 
 def _published(
     where: Destination | Routes, rows: Rows, plan: _Plan, outcomes: Sequence[Outcome], counts: Mapping[str, int]
 ) -> Published:
-    """What the ledger records. A temporary table of a function is no part of it: the next batch's is another one."""
+    """What the ledger records. A temporary table of a function is left out: the next batch's is another one."""
     lasting = [one for one in outcomes if not one.table.is_temporary]
     there = {table.qualified_name: table.oid for table in plan.listed.values() if table.oid is not None}
     how = written_as_listed(where, plan.listed, rows.columns) if isinstance(where, Routes) else {}

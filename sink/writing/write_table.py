@@ -4,7 +4,7 @@ Write the rows of a batch that are for one table: lock it, fit the rows to it, w
 Runs in the commit. Invariant: rows are copied straight into the target only if their bytes are those of its columns'
 types. Otherwise they go through a table of the encoded types and an INSERT, whose assignments Postgres checks. The
 first statement that may refuse a gathered row comes behind a savepoint, so that the row can be looked for; staged rows
-are counted, if somebody has not done so yet.
+are counted, unless they were counted before.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Outcome:
     What became of the rows for ``table``, which is described as it is now.
 
     ``refused`` of the batch's rows were put aside, and ``rows`` are the others that were not stored before; ``counts``
-    says what became of all, those included that could not be encoded. ``too_early`` of them say nothing about the
-    table, because only their rows are not there yet; ``why`` says of a bad row why it is one, as a sentence.
+    says what became of all rows, including those that could not be encoded. ``too_early`` of them say nothing about the
+    table, only because their rows are not there yet; ``why`` says of a bad row why it is one, as a sentence.
     """
 
     table: TargetTable

@@ -74,7 +74,7 @@ def of_one(row: BadRow | UnfitRow) -> str:
 
 
 def none_fits(table: str, why: str = "") -> TargetError:
-    """The error for a batch of which no row can be written; ``why`` says that of one of them."""
+    """The error for a batch without a row that can be written; ``why`` is the reason for one of its rows."""
     return TargetError(
         "ALL_ROWS_REFUSED",
         f"None of the rows of the batch can be written to {table}, so they are not put aside as dead letters: this is "

@@ -125,7 +125,7 @@ class _Probe:
         return unread_columns(self.written.plan, self.written.columns, self.written.upsert)
 
     def walk(self, rows: GatheredRows, columns: Sequence[ColumnPlan]) -> Iterator[BadRow]:
-        """The rows of which these columns are refused, in the order of their places."""
+        """The rows whose values for these columns are refused, in the order of their places."""
         place = FIRST
         while columns:
             rest = rows.only(after(place))

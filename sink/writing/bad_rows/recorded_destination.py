@@ -58,7 +58,7 @@ def recorded(destination: Destination, columns: Sequence[EncodedColumn], oid: in
 @lru_cache(maxsize=256)
 def written_as(destination: Destination, columns: tuple[EncodedColumn, ...], identifier: str, oid: int) -> WrittenAs:
     """
-    The same for the record of a batch, by which the table can be looked at before the next one.
+    The same for the record of a batch, so that the table can be checked before the next one.
 
     What creates or alters the table is part of it: a column that the next batch adds is not missing.
 
@@ -73,7 +73,8 @@ def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
     """
     The destination and the columns that :func:`recorded` has written down.
 
-    :raises RecoveryError: REPLAY_IMPOSSIBLE, where nothing was, or by another pgonce, or somebody has changed it.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, if nothing was recorded, or another pgonce recorded it, or it was changed
+        since.
     """
     if not isinstance(value, Mapping) or not value:
         raise _impossible("it is not recorded how the row was to be written")
@@ -106,7 +107,7 @@ def recorded_oid(value: Mapping[str, Any]) -> int | None:
     """
     The oid of the table that :func:`recorded` has written down; None where it has not, as older versions did not.
 
-    :raises RecoveryError: REPLAY_IMPOSSIBLE, where somebody has changed it.
+    :raises RecoveryError: REPLAY_IMPOSSIBLE, if it was changed since.
     """
     oid = value.get("oid")
     if oid is not None and type(oid) is not int:
@@ -155,14 +156,14 @@ def _recalled_destination(value: Mapping[str, Any]) -> Destination:
     if not _RECORDED.issuperset(options) or all_delete not in (False, True):
         raise ValueError(sorted(options))
     if options.get("schema_evolution", "ignoreExtra") != "ignoreExtra":
-        # To add columns would alter the table with the rights of whoever replays.
+        # To add columns would alter the table with the rights of the role that replays.
         raise ValueError(options["schema_evolution"])
     if options.get("mode") == "complete":
         # Letters of older versions have the keys that became the table's primary key.
         options.pop("keys", None)
     if all_delete:
         options["delete_when"] = DELETED_COLUMN
-    # The way that options of a query take: whatever they refuse is refused here.
+    # The way that options of a query take: what they refuse is refused here.
     found = destination(_text(value["table"]), **options)
     return replace(found, changes=Changes(all_delete=True) if all_delete else found.changes, aside=aside)
 

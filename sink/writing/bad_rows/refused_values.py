@@ -44,7 +44,7 @@ _IN_ORDER = sql.SQL(
 
 def _is_about_values(error: psycopg.Error) -> bool:
     state = error.sqlstate or ""
-    # XX000 is what PostGIS says of bytes that are no WKB.
+    # XX000 is PostGIS's error for bytes that are not WKB.
     return (state.startswith("22") and state != "2200H") or state in ("23502", "23514", "XX000")
 
 

@@ -49,7 +49,7 @@ Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
 @dataclass(frozen=True)
 class Search:
     """
-    The search for bad rows among those of a batch, of which ``most`` may be bad.
+    The search for bad rows in a batch; at most ``most`` may be bad.
 
     ``attempt`` writes some of them, and then ``checks`` what is deferred.
     """
@@ -63,7 +63,7 @@ class Search:
 
     def bad_rows(self, error: Exception, gathered: GatheredRows) -> list[BadRow]:
         """
-        The rows of which ``error`` may speak, in the order of their places; empty if none is found.
+        The rows that may have caused ``error``, in the order of their places; empty if none is found.
 
         :raises TargetError: SEARCH_TOO_LONG, UNIQUE_VALUE_MOVED.
         """
@@ -94,7 +94,7 @@ class Search:
 
     def refusal(self, gathered: GatheredRows, *, is_kept: bool = False) -> psycopg.Error | TargetError | None:
         """
-        How Postgres refuses to write these rows beside what is there; None if it does not.
+        The error with which Postgres refuses to add these rows to those that are there; None if it does not.
 
         :param is_kept: whether they stay, if it does not.
         :raises TargetError: SEARCH_TOO_LONG.
@@ -147,7 +147,7 @@ class Search:
         return found
 
     def _in_halves(self, error: psycopg.Error | TargetError, rows: GatheredRows, count: int) -> Iterator[BadRow]:
-        """The bad ones of ``count`` rows that are refused together, beside those that are written so far."""
+        """The bad ones of ``count`` rows that are refused together, after those that are written so far."""
         if count <= 1:
             yield from (refused_by(error, place) for place in self._places(rows, 1))
             return

@@ -39,7 +39,7 @@ class Constraints:
         self._connection = connection
         find = sql.SQL(_DEFERRED if is_last else "SELECT WHERE false").format(oid=table.oid)
         cursor = connection.cursor()
-        # In one round trip with the savepoint to which one goes back.
+        # In one round trip with the savepoint for going back.
         cursor.execute(sql.SQL("SAVEPOINT pgonce_letters; {}").format(search_path.under_ours(find)), prepare=False)
         for _ in range(1 + ANSWERS_BEFORE):
             cursor.nextset()
@@ -84,7 +84,7 @@ def write_what_fits_in_tx(
     Write the rows that the table takes, and return their counts and the others.
 
     :param attempt: writes gathered rows and checks ``constraints``, which were made since the rows were gathered.
-    :param error: with which Postgres has refused the whole batch, if that was tried.
+    :param error: Postgres's refusal of the whole batch, if that was tried.
     :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch can be written, whatever its rows.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
@@ -134,24 +134,24 @@ def _written_without(
 
 
 def _put_aside(search: Search, aside: _Aside, error: Exception, gathered: GatheredRows) -> None:
-    """Add the rows of which ``error`` speaks."""
+    """Add the rows that caused ``error``."""
     found = search.bad_rows(error, gathered)
     if any(row.place in aside.returned for row in found):
-        # It fits beside the others, but they do not fit beside it: an older change of a key is passed over once the
-        # newer one is there, and yet gives the inserted row its values. So one looks where writing them in turn fails.
+        # It can follow the others, but they cannot follow it: an older change of a key is passed over once the newer
+        # one is there, and yet gives the inserted row its values. So the search writes them in turn until one fails.
         found = [replace(row, is_proven=row.place in aside.returned) for row in search.first_refused(error, gathered)]
     if not found:
-        # Nobody knows which row it is.
+        # No row was found.
         raise error.error if isinstance(error, RowsRefusedError) else error
     aside.rows.update((row.place, row) for row in found)
     refuse_too_many(search.written.table, (row for row in aside.rows.values() if row.is_proven), search.most)
 
 
 def _that_fit_now(search: Search, aside: _Aside, gathered: GatheredRows) -> list[str]:
-    """The rows that can be written beside what is written now. Of the others it notes why they cannot."""
+    """The rows that can be added to what is written now. For the others it notes why they cannot."""
     fit: list[str] = []
     for row in [row for row in aside.rows.values() if not row.is_proven]:
-        # With those that fit already: two may fit each by itself, and not beside each other.
+        # With those that fit already: two rows may each fit by themselves, and not together.
         error = search.refusal(gathered.only(at(*fit, row.place)))
         if error is None:
             fit.append(row.place)

@@ -182,7 +182,7 @@ def _reduce_in_tx(
     """
     Fill ``batch`` with the changes that decide.
 
-    :return: how many these are, how many were passed over before, and the changes from which they were chosen.
+    :return: how many these are, how many were passed over before, and the changes that they were chosen from.
     """
     if not (batch.puts_together and batch.upsert.newer_by):
         created = connection.execute(create_deciding(batch, source, wanted, deletes_matter=has_deletes), prepare=False)

@@ -112,7 +112,7 @@ class ChangeTable:
         return sql.SQL("ONLY {}" if self.target.kind == "r" else "{}").format(self.target.identifier)
 
     def exists(self, condition: sql.Composable | None = None) -> sql.Composable:
-        """Whether the target has a row of the key of ``change`` (of which ``condition`` is true)."""
+        """Whether the target has a row with the key of ``change`` (for which ``condition`` is true)."""
         further = sql.SQL(" AND {}").format(condition) if condition else sql.SQL("")
         return sql.SQL("EXISTS (SELECT FROM {} AS target WHERE {}{})").format(
             self.only_target, self.same_key(), further
@@ -128,7 +128,7 @@ class ChangeTable:
 
     @cached_property
     def reduced_upsert(self) -> ComparedUpsert:
-        """How the rows of this table are written, of which each has another key."""
+        """How the rows of this table, each with another key, are written."""
         own = {column.target: column for column in self.written}
         order, existing, soft = self.upsert.order_by, self.upsert.existing, self._soft_column
         if existing.update_columns and soft:

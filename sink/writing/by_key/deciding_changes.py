@@ -74,7 +74,7 @@ def _created(table: ChangeTable, query: sql.Composable) -> sql.Composed:
 
 
 def wanted_changes(table: ChangeTable, wanted: sql.Composable) -> sql.Composable:
-    """The condition that picks the changes of which one can decide."""
+    """The condition that picks the changes among which one can decide."""
     if table.changes is None or table.changes.deletes != "ignore":
         return wanted
     # Before the last change of a key is looked for: the row stays as the last write before the delete left it.
@@ -212,7 +212,7 @@ def refuse_unread_in_tx(
     """
     Refuse the changes that have inserted a row without one of its values.
 
-    :param changes: all changes of the batch, of which ``batch`` has those that decide.
+    :param changes: all changes of the batch; ``batch`` has those that decide.
     :return: how many rows lack a value that the source's own insert of the row did not have.
     :raises RowsRefusedError: VALUE_NOT_READ.
     """

@@ -223,7 +223,7 @@ class _InOrder:
         return counts
 
     def _middle(self, part: _Part, error: psycopg.Error) -> int:
-        """Where a part that is refused is halved: between two turns, or in one of which no value can have moved."""
+        """Where a part that is refused is halved: between two turns, or in a turn in which no value can have moved."""
         middle = (part.start + part.end) // 2
         turn = self.turns[middle]
         first, after = bisect_left(self.turns, turn), bisect_right(self.turns, turn)

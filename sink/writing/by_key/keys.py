@@ -190,7 +190,7 @@ def find_column(name: str, plan: Sequence[ColumnPlan], option: str = "keys or or
     return found[0]
 
 
-# Random reads cost the same as others. Otherwise Postgres might read the whole table for a batch that is small beside
+# Random reads cost the same as others. Otherwise Postgres might read the whole table for a batch that is small against
 # it, because it assumes that the table is on a slow disk.
 _COSTS = {"seq_page_cost": "1", "random_page_cost": "1"}
 _FROM_INDEX = LocalSettings(**_COSTS)
@@ -215,7 +215,7 @@ def execute_joined(
 
 
 def execute_by_index(connection: psycopg.Connection, statement: sql.Composable) -> psycopg.Cursor[Any]:
-    """Execute a ``MERGE`` by keys for which there is an index; the cursor is at its answer."""
+    """Execute a ``MERGE`` by keys that have an index; the cursor is at its answer."""
     cursor = connection.cursor()
     _BY_INDEX_ALONE.execute_in_tx(cursor, statement)
     return cursor

@@ -5,7 +5,7 @@ Runs in the commit, under the lock on the table's tombstones. Invariant: a batch
 and order. While the table has living ones of others, the batch is refused, because it can tell neither which of its
 rows were deleted, nor which are older.
 
-A set of tombstones has the table's oid, by which a renamed table is found and one that was created again is not. For a
+A set of tombstones has the table's oid: so a renamed table is found, and one that was created again is not. For a
 partition it is the oid of the root of its tree, because its rows are the root's too. By the table's name, which the set
 has as well, :mod:`~pgonce.offsets_store.ledger.restored` finds it again after a restore.
 """
@@ -155,7 +155,7 @@ SELECT f.tombstone_set_id, f.key_columns, f.key_types, f.order_column, f.order_t
 FROM found AS f WHERE f.is_own AND f.expires_at > statement_timestamp() ORDER BY 1
 """
 
-# Nobody else makes the same one meanwhile, because that takes the same turn.
+# No other session makes the same one meanwhile, because that takes the same turn.
 _OWN = f"""
 WITH root AS (SELECT {{root}} AS oid),
 own AS (SELECT root.oid AS target, {{keys}}::text[] AS key_columns, {{kinds}}::text[] AS key_types,

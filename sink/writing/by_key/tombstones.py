@@ -165,8 +165,8 @@ def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent:
 
 
 def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:
-    # Of any table, because the index has nothing but the time: with the table in it, Postgres could take it for looking
-    # keys up. Whoever writes to another table may hold its tombstones.
+    # Of any table, because the index has nothing but the time: with the table in it, Postgres could use it for looking
+    # up keys. A session that writes to another table may hold that table's tombstones.
     connection.execute(
         sql.SQL(
             "DELETE FROM pgonce.tombstones WHERE ctid OPERATOR(pg_catalog.=) ANY (ARRAY("
@@ -174,7 +174,7 @@ def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:
             "LIMIT {} FOR UPDATE SKIP LOCKED))"
         ).format(most)
     )
-    # A set of a table that is gone is of no use, and nobody else can be using it.
+    # A set of a table that was dropped is useless, and no other session can be using it.
     connection.execute(
         "DELETE FROM pgonce.tombstone_sets AS gone WHERE NOT EXISTS ("
         "SELECT FROM pg_catalog.pg_class AS c WHERE c.oid OPERATOR(pg_catalog.=) gone.target)"
@@ -182,7 +182,7 @@ def _prune_in_tx(connection: psycopg.Connection, most: int) -> None:
 
 
 def _key(changes: ChangeTable, keys: Sequence[str]) -> sql.Composable:
-    """The key of ``change`` as JSON, whatever the session's time zone, and without what does not count in it."""
+    """The key of ``change`` as JSON, the same in every time zone, and without what does not count in it."""
     values = []
     for name in keys:
         value = sql.SQL("change.{}").format(sql.Identifier(name))

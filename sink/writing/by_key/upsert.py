@@ -53,7 +53,7 @@ MERGED_ROWS = 50_000
 
 _FIRST_VERSION = 150000
 
-# When both do the same to a table, as far as the catalogue tells, beside its indexes:
+# When both do the same to a table, as far as the catalogue tells, in addition to its indexes:
 # - Triggers see which of the two it was. If a row exists already, ON CONFLICT also checks the row that was proposed,
 #   with defaults for the columns that the batch does not bring: no such column may have a default, and there may be no
 #   CHECK and no EXCLUDE.
@@ -106,7 +106,7 @@ def compare_in_tx(
     """
     The answer to ``facts``, a question about the gathered rows, and the upsert as the target compares keys.
 
-    It sets the savepoint to which one goes back to look for a refused value.
+    It sets the savepoint for going back to look for a refused value.
     """
     cursor = connection.cursor()
     # One round trip for all.
@@ -197,7 +197,7 @@ def is_large(row_count: int) -> bool:
 
 
 def may_merge(connection: psycopg.Connection, table: TargetTable, plan: Sequence[ColumnPlan], upsert: Upsert) -> bool:
-    """Whether nobody could tell MERGE from ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
+    """Whether MERGE has the same effects as ON CONFLICT, if an index calls keys equal exactly if ``=`` does."""
     if connection.info.server_version < _FIRST_VERSION or table.row_security:
         return False
     # ON CONFLICT also checks values of columns that no update sets.
@@ -238,10 +238,10 @@ def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
     return count
 
 
-# Somebody else has inserted a key meanwhile; the batch has a key twice; or an extension's table does not support MERGE.
-# Three more because MERGE asks for all that it might do, even if this batch does not: the role lacks a privilege; the
-# table is published for updates or deletes and has no replica identity, or one that lacks a column of the publication's
-# row filter or column list.
+# Another session has inserted a key meanwhile; the batch has a key twice; or an extension's table does not support
+# MERGE. Three more because MERGE asks for all that it might do, even if this batch does not: the role lacks a
+# privilege; the table is published for updates or deletes and has no replica identity, or one that lacks a column of
+# the publication's row filter or column list.
 _FOR_ON_CONFLICT = (
     psycopg.errors.IntegrityError,
     psycopg.errors.CardinalityViolation,
@@ -259,7 +259,7 @@ _BOUNDED = sql.SQL("SET LOCAL statement_timeout = '60s'")
 def doubled_key(
     connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert
 ) -> str:
-    """A key that several of the wanted rows have, in words; empty if none is found. The transaction is as before."""
+    """The text of a key that several of the wanted rows have; empty if none is found. The transaction is as before."""
     try:
         with connection.transaction() as look:
             connection.execute(_BOUNDED)

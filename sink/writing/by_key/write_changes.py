@@ -1,13 +1,13 @@
 """
 Delete and write the rows of a batch of changes, when each key has one.
 
-Runs in the commit, once the stored rows are locked. Invariant: a stored row that is newer stays, and so does a stored
+Runs in the commit, after the stored rows are locked. Invariant: a stored row that is newer stays, and so does a stored
 value that the source could not read; a delete is counted as deleted, as not found, or as passed over, and where only
 newer rows are written, it is remembered.
 
-Deletes, writes, and the locks that come before them each look up all rows. A large batch does it once, in one
-``MERGE``, but only where nobody can tell it from deletes that writes follow: all that a row has comes from the batch,
-and nothing refers to the target's rows.
+Locks, deletes and writes each look up all rows. A large batch looks them up once, in one ``MERGE``, but only if that
+has the same effects as deletes and then writes: all values of a row come from the batch, and nothing refers to the
+target's rows.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int)
 
 
 def _write_what_was_read_in_tx(connection: psycopg.Connection, batch: ChangeTable) -> int:
-    # First the new ones, because the update must find each row of which another session inserted the key meanwhile.
+    # First the new ones, because the update must find each row whose key another session inserted meanwhile.
     inserted = connection.execute(_insert_new(batch)).rowcount
     changed = batch.reduced_upsert.changed(batch.written)
     return inserted + (connection.execute(_update(batch, changed)).rowcount if changed else 0)
@@ -207,7 +207,7 @@ def _update(batch: ChangeTable, changed: list[str]) -> sql.Composed:
     )
 
 
-# Types of which equal values are the same: of 1 and 1.00, an update of a numeric key would leave the stored one.
+# Types whose equal values are the same: 1 and 1.00 are not, and an update of a numeric key would leave the stored one.
 _SAME_IF_EQUAL = frozenset({
     "smallint", "integer", "bigint", "text", "character varying", "uuid", "boolean", "date",
     "timestamp without time zone", "timestamp with time zone", "bytea",
@@ -222,7 +222,7 @@ _HAS_REFERENCES = sql.SQL(
 
 
 def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: int) -> bool:
-    """Whether one statement may do all, for which only the last change of each key counts."""
+    """Whether one statement may do all, with the last change of each key alone."""
     if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
         return False
     if batch.puts_together or batch.upsert.newer_by or not batch.upsert.finds_by_index:

@@ -158,7 +158,7 @@ def lock_with_new_columns(
             done = f"{now.qualified_name}: {'; '.join(map(str, changes))}."
             _log.warning("%s", done)
             return found, replace(altered, note=done) if altered else None
-        # Somebody else has done it meanwhile, or the name means another table now.
+        # Another session has done it meanwhile, or the name means another table now.
         connection.execute(_BACK, prepare=False)
 
 

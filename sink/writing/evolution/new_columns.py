@@ -45,7 +45,9 @@ _MOST_DIGITS = 1000
 
 
 def wider_type(column: TargetColumn, encoded: EncodedColumn) -> str | None:
-    """The type in which ``column`` would hold whatever ``encoded`` may bring; None if there is none, or it has it."""
+    """
+    The type in which ``column`` would hold all values of ``encoded``; None if there is none, or the column has it.
+    """
     wider = _wider(column, encoded)
     if wider is None or wider == column.full_type:
         return None
@@ -119,7 +121,7 @@ def changes_for(
     """
     The changes after which the table takes the rows, as far as Postgres makes them without rewriting it.
 
-    :param too_narrow: columns of the rows in which there are values that the table's columns of today refuse.
+    :param too_narrow: columns of the rows with values that the table's columns of today refuse.
     :raises TargetError: TARGET_NOT_ALTERED, for a column that cannot be added.
     """
     if destination.schema_evolution != "addColumns" or table.kind not in ("r", "p"):

@@ -57,8 +57,8 @@ def written_to_wider(
     """
     What ``write`` returns; if Postgres refuses a value as too large, it is called again for wider columns.
 
-    Rows are put aside as dead letters only at the second time, because a wider column may take them; those for which a
-    column cannot be widened, too.
+    Rows are put aside as dead letters only at the second time, because a wider column may take them; so are those for
+    which a column cannot be widened.
 
     :param write: takes the columns of the rows that are too narrow in the table.
     """
@@ -147,7 +147,7 @@ def _has_larger(name: str, column: TargetColumn) -> sql.Composed:
         test = "bool_or(abs(round({}::numeric, {})) >= 10::numeric ^ {})"
         return sql.SQL(test).format(sql.Identifier(name), others[0], first - others[0])
     if column.base_type == "bit varying":
-        # What is no bit string is refused, however wide the column is; others may yet need a wider one.
+        # A text that is not a bit string is refused, however wide the column is; others may yet need a wider one.
         test = "bool_or(CASE WHEN {0}::text ~ '^([bB]?[01]*|[xX][0-9a-fA-F]*)$' THEN length({0}::varbit) > {1} END)"
         return sql.SQL(test).format(sql.Identifier(name), first)
     # Spaces past the end of a varchar(n) are cut, as the SQL standard says.

@@ -91,7 +91,7 @@ class _UnfitPartError(Exception):
 
 class _Forms:
     """
-    How the JSON of structs becomes JSON from which Postgres reads composite values; None where it is that already.
+    How the JSON of structs becomes JSON that Postgres reads as composite values; None if it is that already.
 
     ``named`` collects the attributes that are meant: (the type's name, the attribute's).
     """

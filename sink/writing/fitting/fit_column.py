@@ -1,5 +1,5 @@
 """
-Decide whether a Spark column may go into a column of the table, whatever its type is.
+Decide whether a Spark column may go into a column of the table, for each of Postgres's types.
 
 Pure; runs on the driver. Invariant: that of :mod:`pgonce.sink.writing.fitting.fit`. Composite types and the types of
 extensions (pgvector, hstore, PostGIS) are looked at before those that come with Postgres.

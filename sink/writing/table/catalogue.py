@@ -85,7 +85,7 @@ class TargetTable(QualifiedName):
         exact = self._exactly_named.get(name)
         return [exact] if exact else self._named_in_any_case.get(name.lower(), [])
 
-    # A batch asks for each of its columns, of which there may be 1,600: looking through all of them each time took a
+    # A batch asks for each of its columns, and there may be 1,600: looking through all of them each time took a
     # second.
     @cached_property
     def _exactly_named(self) -> dict[str, TargetColumn]:

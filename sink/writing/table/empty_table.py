@@ -34,8 +34,7 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
 
     :raises TargetError: TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
     """
-    # Whoever replaces all rows takes turns with others that do: of two at once, neither would see, and delete, the
-    # other's rows.
+    # Transactions that replace all rows take turns: if two ran at once, neither would see and delete the other's rows.
     connection.execute(sql.SQL("SELECT {}").format(turn_of_replacing(oid)))
     _, kept = delete_all_in_tx(connection, table, oid)
     if kept is None:

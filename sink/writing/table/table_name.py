@@ -86,7 +86,7 @@ def resolve_tables(connection: psycopg.Connection, tables: Sequence[str]) -> lis
 
 
 def resolve_statement(table: str) -> sql.Composed:
-    """The question whose answer :func:`resolved` reads; what is no name is an error of ``NOT_A_NAME``."""
+    """The question whose answer :func:`resolved` reads; a text that is not a name raises an error of ``NOT_A_NAME``."""
     return sql.SQL(_RESOLVE).format(table=sql.Literal(table))
 
 
