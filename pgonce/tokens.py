@@ -1,7 +1,7 @@
 """
 Ready functions for ``passwordFrom``: tokens of clouds in the place of passwords.
 
-Runs wherever a connection is made. Invariant: each takes a :class:`pgonce.Login` and returns a token that is valid now;
+Runs where a connection is made. Invariant: each takes a :class:`pgonce.Login` and returns a token that is valid now;
 a cloud's client library is imported only when its function is called.
 """
 

@@ -1,7 +1,7 @@
 """
 Hide pgonce's own frames from the tracebacks that a user sees, so that the error's sentence comes first.
 
-Runs wherever Spark calls us: in the planner's worker, in tasks, in the commit worker and on the driver. Invariant: an
+Runs where Spark calls us: in the planner's worker, in tasks, in the commit worker and on the driver. Invariant: an
 error's text stays as it is, and so do the frames of the user's own code and those of unexpected errors; our frames go
 to the log, at DEBUG.
 

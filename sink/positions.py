@@ -108,7 +108,7 @@ def not_stored(part: pa.RecordBatch, stored: Offsets) -> pa.BooleanArray:
             known = pa.array(map(int, partitions), part["partition"].type)
             stored_end = pc.take(pa.array(partitions.values(), pa.int64()), pc.index_in(part["partition"], known))
             old = pc.and_(pc.equal(topic_of_row, topic), pc.less(part["offset"], stored_end))
-            # A partition of which nothing is stored has no end.
+            # A partition without stored rows has no end.
             keep = pc.and_not(keep, pc.fill_null(old, fill_value=False))
     return keep
 

@@ -45,7 +45,7 @@ def recover_and_start(
     :param writer: the writer, before ``start()``, without a ``checkpointLocation``.
     :param checkpoint_location: as Spark takes it.
     :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
-    :param quiet_seconds: how long nobody may have written to the checkpoint or the ledger, if files must be changed.
+    :param quiet_seconds: how long the checkpoint and the ledger must have been unchanged, if files must be changed.
     :param retry_timeout: seconds to wait for a Postgres that is away, as a commit does.
     :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; or if the query is running.
     :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE; SPARK_TOO_OLD.

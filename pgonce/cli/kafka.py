@@ -2,7 +2,7 @@
 The options that name Kafka brokers, and the command ``pgonce export-group``.
 
 Runs in a shell, without Spark. Invariant: passwords stand in a file, never on the command line, where all users of a
-machine see them. Whatever goes wrong, the exported group is left behind Postgres, never ahead of it.
+machine see them. After any failure the exported group is behind Postgres, never ahead of it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def parse_properties(text: str) -> dict[str, str]:
     """
     The settings in the text of a Java properties file, such as Kafka's own tools take as ``--command-config``.
 
-    :raises ConfigurationError: BAD_OPTION, with the number of a line that is no setting, but not its text;
+    :raises ConfigurationError: BAD_OPTION, with the number of a line that is not a setting, but not its text;
         NO_KAFKA_CLIENT.
     :raises ValueError: for a Unicode escape that is none; its words repeat a piece of the text.
     """

@@ -1,9 +1,9 @@
 """
 Show answers, as lines, tables or JSON.
 
-Runs in the command ``pgonce``. Invariant: each line that is printed is one line, whatever is in it, and nothing that
-came from outside makes the terminal obey or hide anything; what is unknown reads ``?``, and null in JSON. The keys of
-the JSON are stable, and both forms show the same facts.
+Runs in the command ``pgonce``. Invariant: each line that is printed is one line, even if its text has line breaks, and
+nothing that came from outside makes the terminal obey or hide anything; what is unknown reads ``?``, and null in JSON.
+The keys of the JSON are stable, and both forms show the same facts.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def status_records(status: Iterable[Status]) -> list[dict[str, Any]]:
     ]
 
 
-# A checkpoint on a disk is read by Python itself, and judging by ids is said beside it.
+# A checkpoint on a disk is read by Python itself, and the table says next to it that batches are judged by ids.
 _READ_BY = {"pyarrow": "offsets read by pyarrow", "spark": "offsets read by Spark"}
 
 

@@ -26,7 +26,7 @@ _WRITES, _DELETES, _BEFORE = pa.array(["insert", "update_postimage"]), "delete",
 
 @dataclass(frozen=True)
 class AsTheyAre:
-    """Rows that say nothing of what to do."""
+    """Rows without an operation: all are written."""
 
     struct_type: StructType
     drops_rows: ClassVar[bool] = False
@@ -38,7 +38,7 @@ class AsTheyAre:
 
 @dataclass(frozen=True)
 class DeleteWhen:
-    """Rows of which the boolean ``column`` says whether they delete."""
+    """Rows with a boolean ``column`` that says whether they delete."""
 
     struct_type: StructType
     column: str
@@ -59,7 +59,7 @@ class DeleteWhen:
 
 @dataclass(frozen=True)
 class DeleteWhenByRoute:
-    """Rows of which one of several boolean ``columns`` says whether they delete; ``route`` decides which of them."""
+    """Rows with several boolean ``columns``: ``route`` decides which of them says whether the row deletes."""
 
     struct_type: StructType
     route: str
@@ -69,7 +69,7 @@ class DeleteWhenByRoute:
     @classmethod
     def of(cls, struct_type: StructType, route: str, columns: Mapping[str, tuple[str, ...]]) -> DeleteWhenByRoute:
         """
-        :param columns: the values of ``route`` for which each column speaks.
+        :param columns: for each column, the values of ``route`` that it is used for.
         :raises ConfigurationError: CHANGE_COLUMNS.
         """
         for column in columns:

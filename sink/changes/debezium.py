@@ -31,10 +31,10 @@ _REMEDY = (
 @dataclass(frozen=True)
 class Envelope:
     """
-    The columns ``before``, ``after`` and ``op`` of Debezium's events, and those that the user has put beside them.
+    The columns ``before``, ``after`` and ``op`` of Debezium's events, and those that the user has added.
 
     :param of: the frame's columns.
-    :param order_by: the field by which changes are ordered, which may be one of the envelope's: ``source.lsn``.
+    :param order_by: the field that orders changes, which may be one of the envelope's: ``source.lsn``.
     """
 
     of: StructType
@@ -48,7 +48,7 @@ class Envelope:
 
     @cached_property
     def struct_type(self) -> StructType:
-        """The columns of ``after``, what stands beside the envelope, the operation, and the order."""
+        """The columns of ``after``, those that the user has added, the operation, and the order."""
         fields = [*self._image, *self._beside]
         if not any(field.name == OPERATION for field in fields):
             fields.append(StructField(OPERATION, StringType()))

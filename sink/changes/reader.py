@@ -19,7 +19,7 @@ from .debezium import Envelope
 
 
 class ChangeReader(Protocol):
-    """Reads the rows of one frame, whatever they say of what is to be done."""
+    """Reads the rows of one frame and their operations, in any form."""
 
     @property
     def struct_type(self) -> StructType:
@@ -42,7 +42,7 @@ def reader_of(where: Destination | Routes, struct_type: StructType) -> ChangeRea
     What reads the rows of a frame with these columns, which go ``where``.
 
     :raises ConfigurationError: CHANGE_COLUMNS, if the frame lacks a column that says what to do; ROUTE_COLUMN, if it
-        lacks the one that says for which table.
+        lacks the one that names the table.
     """
     if isinstance(where, Routes):
         reader = _reader_for_all(where, struct_type)

@@ -4,6 +4,6 @@ from importlib.util import find_spec
 
 from ..errors import without_data_sources
 
-# Before any module of this folder is imported: the error that Python itself would raise says nothing about Spark.
+# Before any module of this folder is imported: the error that Python itself would raise does not mention Spark.
 if find_spec("pyspark.sql.datasource") is None:
     raise ImportError(str(without_data_sources()))

@@ -170,7 +170,7 @@ def promise(parcels: Sequence[Parcel], rows: Rows) -> Promise:
 
 
 def _sweep(options: SinkOptions | JobOptions, drop: Callable[[psycopg.Connection], None]) -> None:
-    """Drop staging tables that nobody needs any more."""
+    """Drop staging tables that no batch needs any more."""
     try:
         with connect(options.commit.url, autocommit=True) as connection:
             drop(connection)

@@ -1,5 +1,5 @@
 """
-A hash by which two runs of a batch job have the same rows, in whatever order and in however many partitions.
+A hash that is equal for two runs of a batch job with the same rows, in any order and any number of partitions.
 
 Pure: rows are hashed in tasks, and the sums are combined in the commit worker. Invariant: the hash depends on the
 columns, the values of each row, and how often each row is there, and on nothing else.

@@ -84,7 +84,7 @@ class PgonceDataSource(DataSource):
 
     @called_by_spark
     def schema(self) -> StructType:
-        """Spark asks for this when somebody reads."""
+        """Spark asks for this when a query reads from the source."""
         raise SparkError("NOT_A_SOURCE", "pgonce writes; it does not read.", NOTHING, "Read with Spark's jdbc source.")
 
     @called_by_spark
@@ -145,7 +145,7 @@ def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEnt
 
 
 def _first_batch(options: SinkOptions, planned: OffsetLogEntry | None) -> PlannedBatch:
-    """Batch 0 as its commit will describe it; the run, which the planner is not told, is no part of that."""
+    """Batch 0 as its commit will describe it; without the run, because Spark does not tell it to the planner."""
     query_id = Checkpoint(options.checkpoint_location).query_id() or ""
     return planned_batch(options, Origin(query_id, "", 0, planned))
 

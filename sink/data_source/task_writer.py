@@ -168,7 +168,7 @@ class TaskWriter:
         self, task: _Task, rows: int, payload: Inline | Staged | Received, held: _HeldRows, reached: Reach
     ) -> Parcel:
         unfit = tuple(held.unfit.rows)
-        # Rows that were put aside are rows of the batch: where they come from is asked of them, too.
+        # Rows that were put aside are rows of the batch: their positions count as well.
         widen(reached, reach_of(row.place for row in unfit if row.place))
         row_sum = held.row_sum.value if held.row_sum else None
         return Parcel(task.origin, task.partition_id, rows, payload, reached, self.receiver, unfit, row_sum)
@@ -176,7 +176,7 @@ class TaskWriter:
 
 @dataclass(frozen=True)
 class _Task:
-    """Which attempt of which task this is, and of which batch."""
+    """One attempt of one task, and its batch."""
 
     origin: Origin
     partition_id: int
@@ -204,11 +204,11 @@ class _HeldRows:
 
     def take(self, batch: pa.RecordBatch) -> None:
         """
-        Encode these rows, too.
+        Encode these rows as well.
 
         :raises EncodingError: for a value that Postgres cannot hold, and a row without a position.
         """
-        # Asked first, since a row that has no position is refused whatever else it has.
+        # Asked first, because a row without a position is refused in any case.
         places = self.columns.of(batch) if self.columns else None
         body, fit = self.encoded(batch)
         if self.columns and places is not None:

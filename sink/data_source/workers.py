@@ -56,7 +56,7 @@ def reduced(instance: object, code: str) -> tuple[Any, ...]:
 
     :param code: the module that a task imports; with it comes all that a task runs.
     """
-    # With Spark's pickler, because a data source that somebody derived from ours may be defined in a script.
+    # With Spark's pickler, because a user's data source that is derived from ours may be defined in a script.
     state = cloudpickle.dumps((type(instance), instance.__dict__))
     other = other_version("The driver", _WHERE, "{reason}")
     return _unpickler(), (state, code, __name__, LOADED_VERSION, str(_missing()), str(other))

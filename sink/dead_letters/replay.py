@@ -99,13 +99,13 @@ def replay_letters(
     :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
     :raises TargetError: where the table, or the rows, are refused again.
     :raises CommitError: COMMIT_UNKNOWN, SYNCHRONOUS_COMMIT_OFF.
-    :raises LedgerError: where the ledger, or a lock, cannot be had.
+    :raises LedgerError: if the ledger or a lock is not available.
     """
     settings = settings or CommitSettings(url)
     watch, outcome = LockWatch(url, settings.lock_timeout, armed=True), Outcome()
     try:
         with session_of_a_try(settings) as pooled:
-            # Whatever the role's default: deletes that were committed while we wait must be seen (onlyNewer).
+            # Not the role's default: deletes that were committed while we wait must be seen (onlyNewer).
             connection = pooled.execution_options(isolation_level="READ COMMITTED")
             began = begin_in_tx(connection, _APPLICATION, settings.lock_timeout)
             if not dry_run:
@@ -249,7 +249,7 @@ def _group(letters: list[StoredLetter]) -> Group:
 
 
 def _routes(letters: Sequence[StoredLetter]) -> str:
-    """The values for which no table is listed."""
+    """The values without a listed table."""
     column = letters[0].column_name
     if letters[0].code != "ROUTE_UNKNOWN" or column is None:
         return ""

@@ -39,7 +39,7 @@ _FIRST_MICROSECOND = _FIRST_DAY * 86_400_000_000
 
 
 class UnfitValueError(Exception):
-    """A value that Postgres cannot hold, somewhere in an array: (code, the value in words, remedy)."""
+    """A value that Postgres cannot hold, somewhere in an array: (code, what the value is, remedy)."""
 
 
 def prepare(array: pa.Array, data_type: t.DataType, postgres_type: str) -> pa.Array:
@@ -97,7 +97,7 @@ def copied(array: pa.Array, ranges: Sequence[tuple[int, int]]) -> pa.Array:
     """
     Return these ranges of an array as one array, which holds nothing of the rest.
 
-    A slice of lists would still have its neighbours' elements, and Arrow would cast them, too.
+    A slice of lists would still have its neighbours' elements, and Arrow would also cast them.
     """
     # Not by take, which does not know every type. Of a single slice no copy is made, so there is an empty one more.
     return pa.concat_arrays([array.slice(start, end - start) for start, end in (*ranges, (0, 0))])

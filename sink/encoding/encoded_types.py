@@ -63,7 +63,7 @@ _REFUSED_SPARK_TYPES: dict[type[t.DataType], str] = {
 }
 
 MOST_NESTED = 100
-"""How deep a type in JSON may be nested; nobody's rows are, and Python's stack is deeper."""
+"""How deep a type in JSON may be nested; real rows are not as deep, and Python's stack is deeper."""
 _PLAIN_TYPES: Final[dict[str, t.DataType]] = {
     **{kind.typeName(): kind() for kind in (*_SCALARS, t.NullType, VariantType) if kind is not t.DayTimeIntervalType},
     **{

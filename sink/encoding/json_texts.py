@@ -65,7 +65,7 @@ def _postgres_date(days: int, rest: str) -> str:
 
 
 def _year_and_day(days: int) -> tuple[int, str]:
-    """Return a date's year, of which the one before 1 is 0, and its month and day as ``MM-DD``."""
+    """Return a date's year (the one before year 1 is 0), and its month and day as ``MM-DD``."""
     cycles, rest = divmod(days, _CALENDAR_DAYS)
     near = date.fromordinal(_EPOCH_ORDINAL + rest)
     return near.year + _CALENDAR_YEARS * cycles, f"{near:%m-%d}"

@@ -1,10 +1,9 @@
 """
 Rows that cannot be encoded: they are found, and put aside as JSON, so that the others can be written.
 
-Runs in tasks, and in the driver for foreachBatch. Invariant: a row is encoded or put aside, never both and never
-neither; a batch of which all rows can be encoded costs nothing more. The JSON is one that jsonb takes, and
-``jsonb_to_record`` reads every value that could have been encoded back from it as the encoder would have written it; no
-byte of the others is lost.
+Runs in tasks, and in the driver for foreachBatch. Invariant: a row is either encoded or put aside; if all rows of a
+batch can be encoded, it costs nothing more. jsonb takes the JSON, and ``jsonb_to_record`` reads every value that could
+have been encoded as the encoder would have written it; no byte of the other values is lost.
 """
 
 from __future__ import annotations
@@ -77,10 +76,10 @@ class UnfitRows:
     """
     The rows of one task, or of one frame, that cannot be encoded; ``rows`` are those that were put aside so far.
 
-    :param struct_type: the columns that go into the target; batches may have others, too.
+    :param struct_type: the columns that go into the target; batches may have others as well.
     :param most: how many rows may be put aside. With None, the first one raises the encoder's error.
     :param positions: if rows carry their position in Kafka. If one cannot be written, no row is put aside, since
-        nobody could say later where it came from.
+        its origin could not be found later.
     """
 
     def __init__(self, struct_type: t.StructType, most: int | None = None, positions: Positions | None = None) -> None:
@@ -117,7 +116,7 @@ class UnfitRows:
         found = self._find(written, columns, most)
         if len(found) > most:
             raise self._too_many(found[-1], encoder.rows)
-        # In the order of the rows, whatever column was looked at first.
+        # In the order of the rows, not of the columns in which they were found.
         found.sort(key=lambda unfit: unfit.row)
         numbers = [unfit.row for unfit in found]
         rows = [(number, number + 1) for number in numbers]

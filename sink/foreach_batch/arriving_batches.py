@@ -79,7 +79,7 @@ class ArrivingBatches:
         return self._rows
 
     def close(self) -> None:
-        """Nobody needs the rows any more: cancel Spark's job if it is still running."""
+        """The rows are no longer needed: cancel Spark's job if it is still running."""
         with self._changed:
             if self._at_end:
                 return
@@ -106,7 +106,7 @@ class ArrivingBatches:
             self._changed.notify_all()
 
     def _keep(self, batch: pa.RecordBatch) -> None:
-        # Not under the lock: a file may be slow, and nobody who waits needs to know before it is written.
+        # Not under the lock: a file may be slow, and waiting threads need not know of the batch before it is written.
         self._arrived.add(batch, batch.nbytes)
         with self._changed:
             self._rows += batch.num_rows

@@ -2,7 +2,7 @@
 Commit a frame's batch once enough of its rows are there, or while Spark's job still runs if they are expected soon.
 
 Runs in the foreachBatch function on the driver. Invariant: an early transaction is one try that writes nothing before
-the rows are there; whatever goes wrong in it is met again, and then raised, by a commit that begins once they are.
+the rows are there; if it fails, a commit that begins after they are there meets the same error, and raises it.
 Otherwise no transaction is open while Spark's job makes the first rows: a writer's lock is held no longer than writing
 takes.
 """
@@ -56,7 +56,7 @@ class EarlyCommits(FrameCommits):
         self._run_with_quick_rows: str | None = None
 
     def commit(self, batch: PlannedBatch, rows: Rows, arriving: ArrivingBatches, work_of: WorkOf) -> None:
-        """As :meth:`FrameCommits.commit`, and beside Spark's job if the rows are expected soon."""
+        """As :meth:`FrameCommits.commit`, and while Spark's job runs, if the rows are expected soon."""
         early = EarlyTry(self.settings)
         is_early = self._run_with_quick_rows == batch.run_id
         if is_early:

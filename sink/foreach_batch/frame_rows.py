@@ -73,7 +73,7 @@ def arriving_rows(
 @dataclass(frozen=True)
 class _Frame:
     """
-    The rows that are ``arriving``, of which the columns ``written`` go into the target.
+    The rows that are ``arriving``; their columns ``written`` go into the target.
 
     With ``dead_letters``, rows that cannot be encoded are ``put_aside``: those that the last complete run of
     :meth:`bodies` has found, of these rows or of those at or past what is ``stored``.

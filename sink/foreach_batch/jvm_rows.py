@@ -46,7 +46,7 @@ class JvmRows:
         """The rows as they come; the connection is closed behind the last one."""
         try:
             yield from pa.ipc.open_stream(self._stream)
-            # The right order of the batches follows, and Spark fails if nobody reads it.
+            # The right order of the batches follows, and Spark fails if it is not read.
             self._stream.read()
         finally:
             with suppress(OSError):

@@ -1,5 +1,5 @@
 """
-``foreachBatch`` with the user's own function: whatever it writes is committed with the batch's offsets, or not at all.
+``foreachBatch`` with the user's own function: all that it writes is committed with the batch's offsets, or not at all.
 
 Runs on the driver, in the thread that calls the function. Invariant: the batch's identity and offsets come from the
 running query itself, never from what the caller passes or the function remembers.

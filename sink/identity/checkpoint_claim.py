@@ -85,7 +85,7 @@ def _claim_folder(folder: Path) -> bool:
             is_held = False
         except BlockingIOError:
             is_held = True
-        # Somebody may have deleted the folder, and made another one of its name, before it was locked.
+        # The folder may have been deleted, and made again under its name, before it was locked.
         if not is_held and _is_at(descriptor, folder):
             _claims[path] = descriptor
             return True

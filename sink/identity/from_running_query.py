@@ -69,7 +69,7 @@ def batch_of(frame: DataFrame, batch_id: int, *, by_position: bool = False) -> P
     if run.async_interval_ms:
         batch = batch_in_memory(frame.sparkSession, run.query, run.checkpoint, origin, run.folders)
     else:
-        # With interval 0, too: once the entry is there, a batch that is run again has the same range.
+        # Also with interval 0: once the entry is there, a batch that is run again has the same range.
         planned_at = planned_metadata(run.query).batchTimestampMs()
         batch = describe_batch(run.checkpoint, origin, run.name, planned_at, folders=run.folders)
     if by_position:
@@ -221,7 +221,7 @@ T = TypeVar("T")
 
 
 class SparkFiles(CheckpointFiles):
-    """A checkpoint's files, read by Spark's JVM: wherever Spark can read them, with Spark's credentials."""
+    """A checkpoint's files, read by Spark's JVM: in all places where Spark can read them, with Spark's credentials."""
 
     lists_late = True
     read_by = "spark"

@@ -58,7 +58,7 @@ class ServerSession:
             self.is_only_server = claim_checkpoint(checkpoint_location or "")
 
     def __reduce__(self) -> tuple[type[ServerSession], tuple[str | None]]:
-        # In the client, when foreachBatch is given the function: of what fails in the worker, 3.5 says nothing there.
+        # In the client, when foreachBatch is given the function: 3.5 does not tell the client what fails in the worker.
         _refuse_spark_3()
         return ServerSession, (self.checkpoint_location,)
 

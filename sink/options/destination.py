@@ -1,5 +1,5 @@
 """
-Where a batch's rows go, and how, whichever way in is used.
+Where a batch's rows go, and how: the same for every way in.
 
 Pure: runs in the planner's worker, the commit worker and the driver. Invariant: settings that cannot work are refused
 when they are made.

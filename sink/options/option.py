@@ -1,7 +1,7 @@
 """
 One option: who takes it, which values it accepts, and what goes with it.
 
-Pure: runs wherever settings are made. Invariant: a value means the same as a string of Spark, as an argument of Python
+Pure: runs where settings are made. Invariant: a value means the same as a string of Spark, as an argument of Python
 and in the JSON of ``tables``; an error names the option as Spark's users write it, and never shows a secret.
 """
 

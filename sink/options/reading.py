@@ -1,7 +1,7 @@
 """
 Read what a user has given for any way in: names in either spelling, values as strings or as Python has them.
 
-Pure: runs wherever settings are made. Invariant: a name that the way in does not have is refused with what was
+Pure: runs where settings are made. Invariant: a name that the way in does not have is refused with what was
 probably meant, and so is an option that would have no effect. A hint never repeats a value, which may be a password.
 """
 

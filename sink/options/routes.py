@@ -1,7 +1,7 @@
 """
-One stream into several tables: which value of a column goes to which of them, and how.
+One stream into several tables: the table of each value of a column, and how its rows are written.
 
-Pure: runs wherever settings are made, in tasks, and in the commit. Invariant: a row goes into a table only if the user
+Pure: runs where settings are made, in tasks, and in the commit. Invariant: a row goes into a table only if the user
 has listed the table; the rows bring a value that is compared with this list, and never a table's name. A list that
 cannot work is refused before any row moves.
 """
@@ -25,7 +25,7 @@ from .destination import DeadLetters, Destination, dead_letters_of, destination_
 from .option import Way
 from .reading import Given, read, refuse_clashes
 
-# Types whose values have one text only, which is the same in Spark and in Postgres, whatever the session's settings.
+# Types whose values have one text only, which is the same in Spark and in Postgres under all settings of a session.
 _COMPARABLE = (
     t.StringType,
     t.CharType,
@@ -157,7 +157,7 @@ def where_of(given: Given) -> Destination | Routes:
 
 
 def _route(value: object, entry: object, outside: Given) -> Route:
-    """The entry, with what is set for the stream where it says nothing itself."""
+    """The entry, with the stream's settings where it has none of its own."""
     if not isinstance(value, str):
         raise _bad(f"tables has {value!r}, which is not a string.", "Write the values of the route column as strings.")
     refuse_unstorable(tables=value)

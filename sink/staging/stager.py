@@ -136,7 +136,7 @@ class Stager:
                 "End that session or wait for it; lockTimeout and retryTimeout set how long a task waits.",
             )
         if error.sqlstate == _TOO_LARGE:
-            # Not for lack of a route or a privilege: the target would refuse these rows, too.
+            # Not for lack of a route or a permission: the target would refuse these rows as well.
             return target_error(error)
         why = f"SQLSTATE {error.sqlstate}" if error.sqlstate else "the connection was lost"
         return StagingError(

@@ -1,6 +1,5 @@
 """
-Staging tables, in which tasks put rows that are too many for a commit message: which of the rows are wanted, and when a
-table is dropped.
+Staging tables for rows that are too many for a commit message: which rows the commit reads, and when it drops a table.
 
 Runs in the commit; tasks only name the table. Invariant: the staged rows are exactly those that the commit messages
 promised, or there is no commit. A table is dropped only once its batch is decided or its run is over.
@@ -36,7 +35,7 @@ ATTEMPT_COLUMN = "pgonce_task_attempt"
 # Inline rows of the same batch join the staged ones in the commit; marks count from 0.
 INLINE_ATTEMPT = -1
 
-# What the sweep drops: whoever may register a staging table could name any other table of the schema.
+# What the sweep drops: a role that may register a staging table could name any other table of the schema.
 _NAME = re.compile(r"staged_[0-9a-f]{24}_[0-9]+", re.ASCII)
 
 OF_JOB = "batchKey "
@@ -52,7 +51,7 @@ class StagingTable:
     The staging table of one batch; its name follows from the batch, so tasks need not agree on it.
 
     ``sink_name`` is what the options say (sinkName or table): tasks cannot look the table up. ``planned_by_ms`` is when
-    the batch was planned, by the driver's clock; None if nobody noted it.
+    the batch was planned, by the driver's clock; None if that was not noted.
     """
 
     query_id: str
@@ -149,7 +148,7 @@ def _key(topic: str, partition: str) -> str:
 
 
 def refuse_missing_table(connection: psycopg.Connection, staged: StagedRows) -> None:
-    """:raises StagingError: if somebody has dropped the staging table."""
+    """:raises StagingError: if the staging table was dropped."""
     exists = connection.execute("SELECT pg_catalog.to_regclass(%s)", [f"{SCHEMA}.{staged.table.name}"]).fetchone()
     if exists is None or exists[0] is None:
         mark, rows = staged.promised[0]
@@ -207,8 +206,8 @@ def sweep_jobs(connection: psycopg.Connection, sink_label: str, sink_name: str) 
     Drop the sink's staging tables of batch jobs that no run needs: those of published keys, and of runs that Spark has
     given up.
 
-    A run that was killed has left its table behind, too. Nothing in Postgres tells such a run from one that still
-    computes its rows. But once its key is published, by whichever run, all others can only be skipped.
+    A run that was killed has also left its table behind. Nothing in Postgres tells such a run from one that still
+    computes its rows. But once a run has published its key, all others can only be skipped.
     """
     with connection.transaction():
         enter_in_tx(connection, LOCK_SECONDS)
@@ -224,7 +223,7 @@ def give_up_job(connection: psycopg.Connection, table: StagingTable) -> None:
     Drop what one run of a batch job has staged that Spark has given up, and note that the run is over.
 
     A task of it that is still being killed may stage rows a moment later. Because of the note, a later sweep knows that
-    nobody needs them.
+    they are not needed.
 
     :raises psycopg.Error: what Postgres says.
     """
@@ -239,9 +238,9 @@ def give_up_job(connection: psycopg.Connection, table: StagingTable) -> None:
 
 def drop_staging_table(connection: psycopg.Connection, name: str) -> None:
     """
-    Drop one staging table and its registration, unless somebody still writes to it.
+    Drop one staging table and its registration, unless a task still writes to it.
 
-    Of a name that no task registers, only the registration goes.
+    If the name is not one that tasks register, only the registration is removed.
     """
     try:
         with connection.transaction():

@@ -77,8 +77,9 @@ class Outcome:
     What became of the rows for ``table``, which is described as it is now.
 
     ``refused`` of the batch's rows were put aside, and ``rows`` are the others that were not stored before; ``counts``
-    says what became of all rows, including those that could not be encoded. ``too_early`` of them say nothing about the
-    table, only because their rows are not there yet; ``why`` says of a bad row why it is one, as a sentence.
+    says what became of all rows, including those that could not be encoded. ``too_early`` of them do not speak against
+    the table: they are bad only because the rows that they update are not there yet. ``why`` says in a sentence why a
+    row is bad.
     """
 
     table: TargetTable

@@ -135,7 +135,7 @@ class Arrived:
 def promised_rows(
     columns: tuple[EncodedColumn, ...], arrived: Arrived, promise: Promise, staged: StagedRows | None
 ) -> Rows:
-    """The rows that are promised, all of which are there; ``staged`` are those in the staging table."""
+    """The promised rows, which are all there; ``staged`` are those in the staging table."""
 
     def bodies() -> Iterator[bytes]:
         wanted = _attempts(promise)
@@ -153,7 +153,7 @@ def guessed_rows(columns: tuple[EncodedColumn, ...], arrived: Arrived, is_same_b
     The rows of the first attempt of each partition, as they arrive, until others turn out to be wanted.
 
     How many they are, how they came, and which could not be encoded is known once they are promised. Staged ones are
-    not among them: nobody knows of these before, and then the guess is wrong.
+    not among them: they are not known before, and then the guess is wrong.
 
     :param is_same_batch: whether the checkpoint still describes the batch as it did when it began.
     """

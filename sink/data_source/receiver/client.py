@@ -2,7 +2,7 @@
 The receiver as tasks and the commit reach it.
 
 Made in the planner's worker, used in tasks and in the commit worker. Invariant: rows are promised only once the
-receiver has said that it holds all of them, and only what the ledger holds counts as committed, whatever the receiver
+receiver has said that it holds all of them, and only what the ledger holds counts as committed, not what the receiver
 says. As long as the ledger cannot be asked, the outcome is called unknown.
 """
 
@@ -49,9 +49,9 @@ class Receiver:
     """
     The receiver of one planned batch: where it listens, and its certificate.
 
-    ``token`` is the token of the batch's commit, by which the receiver knows the batch: one for all tries of this plan.
-    All this travels with the plan to the tasks, and with their commit messages to the commit. A receiver only makes a
-    batch faster: without one, the rows go through the staging table.
+    ``token`` is the token of the batch's commit; the receiver knows the batch by it. It is the same for all tries of
+    this plan. All this travels with the plan to the tasks, and with their commit messages to the commit. A receiver
+    only makes a batch faster: without one, the rows go through the staging table.
     """
 
     host: str
@@ -140,7 +140,7 @@ class Receiver:
         """
         Have the receiver commit the batch, wait, and return the verdict that it reports; the ledger must confirm it.
 
-        :raises ReceiverError: if nobody answers, or if it does not have the rows.
+        :raises ReceiverError: if no receiver answers, or if it does not have the rows.
         :raises PgonceError: what the commit in the receiver raised.
         """
         with _broken_is_lost(at_commit=False):
@@ -158,7 +158,9 @@ class Receiver:
                     return Verdict[answer["verdict"]]
 
     def give_up(self) -> None:
-        """In the commit worker: the batch has failed, or is committed otherwise, so nobody needs its rows any more."""
+        """
+        In the commit worker: the batch has failed, or is committed in another way, so its rows are no longer needed.
+        """
         try:
             with closing(self.dial(CONNECT_SECONDS)) as line:
                 line.say(say="give up", token=str(self.token))

@@ -129,7 +129,7 @@ def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:
 
 @cache
 def _host_towards(url: str) -> str:
-    """The address at which this host talks to Postgres: what is near the server is near the executors, too."""
+    """The address at which this host talks to Postgres: executors most likely reach it there."""
     with connect(url) as connection, socket.socket(fileno=os.dup(connection.fileno())) as connected:
         if connected.family == socket.AF_UNIX:
             return "127.0.0.1"

@@ -1,9 +1,9 @@
 """
-The line between a receiver and those who talk to it, and the certificate by which they recognize it.
+The line between a receiver and its callers, and the certificate that they recognize it by.
 
 Runs at both ends; the certificate is made in the planner's worker. Invariant: each receiver has a key of its own, which
 no other process is told. A line uses TLS 1.3 from its first byte. The caller says nothing until it has seen the
-certificate that the plan names, and the receiver listens to nobody who does not know the secret. Only bodies of a COPY
+certificate that the plan names, and the receiver listens only to callers that know the secret. Only bodies of a COPY
 and JSON are sent, never objects, and each is preceded by its length: a line that ends too early is broken.
 """
 
@@ -30,7 +30,7 @@ SECRET_BYTES = 32
 
 # What breaks a line. That includes errors of TLS, and a wrong certificate or secret: only a stranger has one of those.
 BROKEN = (OSError, EOFError)
-# The ones among them that mean that nobody answered in time, while connecting or afterwards.
+# Those of them that mean that no answer came in time, while connecting or afterwards.
 SILENT = (TimeoutError,)
 
 _LENGTH = struct.Struct("!Q")
@@ -61,7 +61,7 @@ class Line:
                 if hasattr(socket, name):
                     connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             connected.settimeout(patience)
-            # There is one time limit for the whole handshake, so that nobody can draw it out byte by byte.
+            # There is one time limit for the whole handshake, so that a caller cannot draw it out byte by byte.
             self._socket = context.wrap_socket(connected, server_side=not dialled, suppress_ragged_eofs=False)
         except BaseException:
             connected.close()
@@ -152,7 +152,7 @@ def new_identity() -> Identity:
             "Nothing was written.",
             "Install it there (pip install 'pgonce[receiver]'), or leave receiver out; executors do not need it.",
         ) from None
-    # A curve that hosts in FIPS mode support, too.
+    # A curve that hosts in FIPS mode also support.
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "pgonce receiver")])
     since, until = _ALWAYS
@@ -176,7 +176,7 @@ def context_of(identity: Identity) -> ssl.SSLContext:
     """How a receiver answers: with this certificate, and only with TLS 1.3."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    # Nobody resumes a session, and a caller that hangs up without having read a ticket resets the line, so that its
+    # No caller resumes a session, and one that hangs up without having read a ticket resets the line, so that its
     # last message is lost.
     context.num_tickets = 0
     # Python's ssl loads keys only from files. The password that opens this one is not in a file.

@@ -43,7 +43,7 @@ _log = logging.getLogger("pgonce.receiver")
 
 _LOOK_SECONDS = 0.5
 _SAY_ALIVE_SECONDS = 1.0
-# A stranger may call and say nothing, or keep more lines open than this process may have.
+# A stranger may connect and send nothing, or keep more lines open than this process may have.
 _IDENTIFY_SECONDS = 10
 _DEAF_SECONDS = 0.1
 # The first large task of a batch may be a slow one.

@@ -65,7 +65,7 @@ class Reception:
         return self._options.checkpoint_location, self._options.sink_label
 
     def may_be_finished(self) -> bool:
-        """Whether there are rows here that somebody may still want."""
+        """Whether there are rows here that a commit may still want."""
         silent = time.monotonic() - self._arrived.heard_at
         return not self._arrived.is_over and self._arrived.has_unbroken() and silent < FORGOTTEN_SECONDS
 
@@ -134,7 +134,7 @@ class Reception:
             raise without_rows(f"The receiver has stopped working on this batch: {why}.") from None
 
     def give_up(self) -> None:
-        """The batch has failed, or is done: nobody needs its rows any more."""
+        """The batch has failed, or is done: its rows are no longer needed."""
         with self._arrived.changed:
             self._arrived.is_over = True
             self._arrived.changed.notify_all()
