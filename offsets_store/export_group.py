@@ -1,9 +1,9 @@
 """
 Set a consumer group to what Postgres holds of a query's topics.
 
-Runs in a shell, or wherever a program calls it. Invariant: only committed ends of the ledger are set, of several
-sinks the least; so the group is never ahead of Postgres, and goes back if the ledger has gone back. An offset that
-somebody else has stored is overwritten only if a person says so.
+Runs in a shell, or where a program calls it. Invariant: only committed ends of the ledger are set, and of several sinks
+the least; so the group is never ahead of Postgres, and goes back if the ledger has gone back. An offset that another
+consumer has stored is overwritten only if the user says so.
 """
 
 from __future__ import annotations
@@ -148,15 +148,15 @@ def strangers(
     group: Mapping[TopicPartition, GroupOffset], ends: Mapping[TopicPartition, int], marks: set[str]
 ) -> list[TopicPartition]:
     """
-    Where somebody else has stored what is read next of the topics of the query.
+    The partitions of the query's topics for which another consumer has stored an offset.
 
-    :param marks: the notes by which offsets are known to be ours.
+    :param marks: the metadata that offsets of ours have.
     """
     return sorted(place for place in ends if place in group and group[place].metadata not in marks)
 
 
 def not_ours(name: str, group: Mapping[TopicPartition, GroupOffset], strange: Sequence[TopicPartition]) -> OffsetsError:
-    """The error for a group in which somebody else has stored the ``strange`` offsets, and that nobody reads with."""
+    """The error for a group without a reader, in which another consumer has stored the ``strange`` offsets."""
     some = ", ".join(f"{topic}-{partition} at {group[topic, partition].offset}" for topic, partition in strange[:3])
     return OffsetsError(
         "GROUP_NOT_OURS",

@@ -173,7 +173,7 @@ class Checkpoint:
         return f"The checkpoint's {self.location}/{name}"
 
     def _numbers(self, folder: str) -> list[int]:
-        # Beside the entries there are .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
+        # The folder also has .N.crc, .N.<uuid>.tmp and, in other logs, N.compact.
         found = [int(name) for name in self._files.names(folder) if name.isdecimal() and name.isascii()]
         if self._files.lists_late:
             # Some object stores list a new file later than they let it be read. Spark's numbers have no holes.

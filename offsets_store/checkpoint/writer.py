@@ -2,7 +2,7 @@
 Write to a checkpoint: one file at a time, whole or not at all.
 
 Runs on the driver before a start, and in the command ``pgonce``, for a query that does not run. Invariant: a file is
-written beside its place and then renamed, so that a reader sees either the old text or the new one, and never a part.
+written under another name and then renamed, so that a reader sees either the old text or the new one, and never a part.
 """
 
 from __future__ import annotations

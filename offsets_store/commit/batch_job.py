@@ -2,7 +2,7 @@
 Publish one batch job: all its rows and its key in one transaction, or nothing.
 
 Runs in the commit worker. Invariant: the key is recorded in the transaction that writes the rows. A key that is
-recorded is never published again, whichever scheduler runs the job, and however often.
+recorded is never published again, however often and under any scheduler.
 
 The steps of a try, in this order:
 
@@ -42,7 +42,7 @@ _log = logging.getLogger("pgonce")
 
 
 class JobVerdict(enum.Enum):
-    """What became of one run of a batch job; the value says it in words."""
+    """What became of one run of a batch job; the value is the text for it."""
 
     PUBLISHED = "its rows were written"
     LANDED = "its rows had been written by an earlier try, whose COMMIT was not answered"
@@ -84,8 +84,8 @@ def _publish_or_skip(
     settings: CommitSettings, job: Job, work: JobWork, watch: LockWatch, outcome: Outcome
 ) -> JobVerdict:
     with session_of_a_try(settings) as pooled:
-        # Whatever the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows
-        # of the job for which it has waited.
+        # Not the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows of
+        # the job that it has waited for.
         connection = pooled.execution_options(isolation_level="READ COMMITTED")
         # Before our search_path is in force, because a table is found along the user's.
         sink_name = work.name_sink(connection)
@@ -93,7 +93,7 @@ def _publish_or_skip(
         one_transaction.refuse_lost_on_crash(began)
         with outcome.on_ledger(), watch.looking(began.backend_pid, may_end=True):
             recorded = claim_in_tx(connection, sink_name, job)
-        # Whoever had the key before is done, so what is recorded now stays so.
+        # The run that had the key before is done, so what is recorded now stays so.
         outcome.unknown = False
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):

@@ -1,7 +1,7 @@
 """
 The one transaction of a try: its session, its COMMIT, and whether it is still the one that began.
 
-Runs in the commit. Invariant: rows and offsets are in one transaction, whatever SQL of the user ran in it. Each try has
+Runs in the commit. Invariant: rows and offsets are in one transaction, even if SQL of the user ran in it. Each try has
 a session of its own, with a ledger to lock; one that failed is never used again.
 """
 
@@ -72,8 +72,8 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
     Begin: set our search_path (and the rest), lift the session's time limits, and say which transaction this is.
 
     The server is to notice that this client is gone as soon as the client would notice the same of the server, because
-    its locks are in the way of others. All settings are local to the transaction, because behind a pooler the session
-    is somebody else's afterwards.
+    its locks are in the way of others. All settings are local to the transaction, because a pooler gives the session to
+    another client afterwards.
     """
     is_17 = connection.dialect.server_version_info >= (17,)  # type: ignore[operator]
     settings = {
@@ -181,7 +181,7 @@ def send_commit(url: str, connection: Connection, backend_pid: int, what: Named,
     """
     Send COMMIT, and return when Postgres has answered COMMIT.
 
-    :param outcome: is unknown from the moment at which COMMIT is sent until its answer is there.
+    :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
     :raises CommitError: ROLLED_BACK.
     :raises psycopg.Error: what Postgres says, or that its answer was lost.
     """

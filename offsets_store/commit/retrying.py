@@ -5,8 +5,8 @@ Runs in the commit worker, in a receiver, or in the foreachBatch function on the
 the first step. The attempt's token in the ledger distinguishes a commit whose answer was lost from one that never
 happened. While the ledger cannot be asked, the outcome is called unknown, never failed.
 
-A transaction may begin before all rows are there (:class:`EarlyTry`). It is one try: whatever goes wrong in it is met
-again, and then raised, by the commit that begins once the rows are there.
+A transaction may begin before all rows are there (:class:`EarlyTry`). It is one try: if it fails, the commit that
+begins after the rows are there meets the same error, and raises it.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class EarlyTry:
             _log.warning(_BEGINS_AGAIN, planned.batch_id, _reason(error))
 
     def commit(self, planned: PlannedBatch, work: Work) -> Verdict:
-        """Publish or skip the batch, with all the patience that the settings allow, whatever became of the try."""
+        """Publish or skip the batch, after any outcome of the early try, in as many tries as the settings allow."""
         return commit_batch(self.settings, planned, work, outcome_unknown=self.outcome_unknown)
 
 
@@ -136,7 +136,8 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
             raise
 
     def may_pass(error: Exception) -> bool:
-        # While the outcome is unknown, only the ledger can tell it, so whatever prevents asking it is tried again.
+        # While the outcome is unknown, only the ledger can tell it, so every error that prevents asking it is tried
+        # again.
         is_of_postgres = isinstance(error, ConnectError) or not isinstance(error, PgonceError)
         return passes(error) or (outcome.unknown and is_of_postgres) or _will_be_promoted(error, settings.url)
 

@@ -27,7 +27,7 @@ MOST_LOCK_SECONDS = 1_000_000
 
 @dataclass(frozen=True)
 class CommitSettings:
-    """What the commit needs to know, whichever way the rows come. Times are in seconds."""
+    """What the commit needs to know, from every way in. Times are in seconds."""
 
     url: str = field(repr=False)
     remedies: Remedies = field(default_factory=Remedies)

@@ -85,7 +85,7 @@ class Outcome:
     """
     What is known of all tries of one batch.
 
-    It is ``unknown`` from the moment at which a COMMIT is sent until Postgres has answered it, or a later try has read
+    It is ``unknown`` from the time when a COMMIT is sent until Postgres has answered it, or a later try has read
     the ledger under the lock on the writer's row (a batch job: on its key). That try gets the lock only when the
     earlier transaction is over.
 
@@ -101,5 +101,5 @@ class Outcome:
         """Run the block as a part of the try that reads or writes the ledger."""
         self.in_ledger = True
         yield
-        # Not after an error, because whoever handles that asks where it came from.
+        # Not after an error, because the code that handles it asks where it came from.
         self.in_ledger = False

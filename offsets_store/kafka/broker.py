@@ -1,7 +1,7 @@
 """
 Ask a Kafka broker about topics: their partitions, where these begin and end, and the topics' ids.
 
-Runs wherever the stored offsets are asked for, and at the first batch of a run. Needs the optional ``confluent-kafka``.
+Runs where the stored offsets are asked for, and at the first batch of a run. Needs the optional ``confluent-kafka``.
 Invariant: it only reads metadata; it joins no consumer group and commits nothing.
 """
 
@@ -56,7 +56,7 @@ def topic_ids(topics: Iterable[str], brokers: Brokers) -> dict[str, str]:
 def asked(ask: Callable[[dict[str, Any]], _Answer], brokers: Brokers) -> _Answer:
     """
     What ``ask`` answers, given the settings of a client for these brokers. It polls its client before it gives up,
-    because only then librdkafka says why there was no answer.
+    because only then librdkafka tells why there was no answer.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.

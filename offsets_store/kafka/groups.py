@@ -19,7 +19,7 @@ from .settings import Brokers
 _Answer = TypeVar("_Answer")
 
 _TIMEOUT_SECONDS = 15
-# A coordinator that has just started, or moved, says so, or says nothing, and answers soon.
+# A coordinator that has just started, or moved, says so, or does not answer at first.
 _PASSING = ("COORDINATOR_LOAD_IN_PROGRESS", "COORDINATOR_NOT_AVAILABLE", "NOT_COORDINATOR", "_TIMED_OUT")
 _PAUSE_SECONDS = 0.3
 _LOOK_SECONDS = 1
@@ -61,7 +61,7 @@ def group_offsets(
 
 def has_members(group: str, brokers: Brokers) -> bool:
     """
-    Whether somebody reads with the group now, by either of Kafka's protocols for groups.
+    Whether a consumer reads with the group now, by either of Kafka's protocols for groups.
 
     :raises ConfigurationError: NO_KAFKA_CLIENT.
     :raises OffsetsError: KAFKA_UNREACHABLE, KAFKA_REFUSED.
@@ -128,7 +128,7 @@ def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str,
 
 
 def group_in_use(group: str) -> OffsetsError:
-    """The error for a group that somebody reads with."""
+    """The error for a group that a consumer reads with."""
     return OffsetsError(
         "GROUP_IN_USE",
         f"The consumer group {group!r} has a member: a consumer that reads with it and stores its own offsets.",

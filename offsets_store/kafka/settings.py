@@ -1,7 +1,7 @@
 """
 Translate Kafka's settings, as people write them for Spark, into librdkafka's.
 
-Pure: runs wherever brokers are named. People write ``kafka.security.protocol`` and so on, and a JAAS text
+Pure: runs where brokers are named. People write ``kafka.security.protocol`` and so on, and a JAAS text
 (``sasl.jaas.config``) for user and password, as Kafka's clients in Java take it. Invariant: a setting is translated or
 refused, never ignored, and no error repeats a value, which may be a password.
 

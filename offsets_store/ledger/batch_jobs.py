@@ -24,7 +24,7 @@ from .tables import LEAST_READER, batch_job_skips, batch_jobs
 @dataclass(frozen=True)
 class Job:
     """
-    One run of a batch job: the key under which its rows count once, and a random id that no other run has.
+    One run of a batch job: the key that its rows count once for, and a random id that no other run has.
 
     ``content_hash`` is None if the rows were not hashed, and ``rows`` if they were not counted.
     """
@@ -37,7 +37,7 @@ class Job:
 
 @dataclass(frozen=True)
 class RecordedJob:
-    """What was published under a key, by which attempt, and in which process (its host and number)."""
+    """What was published under a key, the attempt that published it, and its process (host and number)."""
 
     attempt: UUID
     rows: int

@@ -67,7 +67,7 @@ class LockedWriter:
     The writer's key, its generation, and what the ledger says of it and of the batch at hand.
 
     ``written_as`` is the digest of how the last batch was written, and ``replaces`` the id of the query that a new
-    writer replaces, whichever way the user has named it.
+    writer replaces, even if the user gave its name.
     """
 
     writer_id: int

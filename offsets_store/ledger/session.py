@@ -1,7 +1,7 @@
 """
 Open the ledger outside a commit: to read it, to change it by hand, or to look for one attempt.
 
-Runs wherever the stored offsets are asked for, and in recoveries. Invariant: a block is one transaction, under our
+Runs where the stored offsets are asked for, and in recoveries. Invariant: a block is one transaction, under our
 search_path and with a bound for every wait, on a ledger that is there and that this code knows; what psycopg raises in
 it leaves it as an error of ours. (A try of a commit has its session from
 :mod:`pgonce.offsets_store.commit.one_transaction`.)

@@ -1,7 +1,7 @@
 """
 The ledger's tables, as SQLAlchemy Core sees them.
 
-Runs wherever the ledger is read or written. Invariant: they are what the migrations create; a test compares the two by
+Runs where the ledger is read or written. Invariant: they are what the migrations create; a test compares the two by
 reflection. The migration says, in comments, what each column is for.
 """
 

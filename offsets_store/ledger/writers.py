@@ -1,7 +1,7 @@
 """
 Read the ledger's table ``writers``, and say who feeds a table.
 
-Runs wherever the ledger is read, in a transaction that the caller owns and under our search_path. Invariant: a row is
+Runs where the ledger is read, in a transaction that the caller owns and under our search_path. Invariant: a row is
 read into :class:`~pgonce.offsets_store.verdict.facts.Writer` here and nowhere else, and a record of a batch into
 :class:`~pgonce.offsets_store.verdict.facts.Recorded`.
 
@@ -28,7 +28,7 @@ from .tables import batches, last_batches, writers, writers_and_last_batches
 Condition = ColumnElement[bool] | TextClause
 
 HAS_PUBLISHED = writers.c.last_batch_id.is_not(None)
-"""A first batch that is not committed yet leaves a row that counts for nobody else."""
+"""A first batch that is not committed yet leaves a row that counts for no other writer."""
 IS_LIVING = and_(HAS_PUBLISHED, writers.c.replaced_by.is_(None), writers.c.retired_at.is_(None))
 """The writers that have published and may publish more."""
 
@@ -143,7 +143,7 @@ _FEEDS = """(
 
 def feeds(tables: Mapping[str, int | None]) -> TextClause:
     """
-    The condition for the writers that feed one of these tables, whatever their sinks are called.
+    The condition for the writers that feed one of these tables, under any sink name.
 
     A writer whose tables are not known before it writes to them is found once it has.
 
@@ -181,7 +181,9 @@ WHERE last_batch_id IS NOT NULL
 
 
 def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Writer, ...]:
-    """The other queries that feed the batch's sink or tables, and the one to be replaced, whatever became of it."""
+    """
+    The other queries that feed the batch's sink or tables, and the one to be replaced, even if it is no longer living.
+    """
     replaced = and_(writers.c.sink_name == batch.sink_name, writers.c.query_id == literal(replaces))
     by_name = feeds({batch.sink_name: None, **batch.tables})
     found = writers_in_tx(connection, writers.c.query_id != batch.query_id, or_(and_(IS_LIVING, by_name), replaced))
@@ -193,7 +195,7 @@ LEAST_CHARACTERS = 4
 
 
 def is_meant(given: str, query_id: str, query_name: str | None) -> bool:
-    """Whether ``given`` is the query's id, at least four characters with which that begins, or the query's name."""
+    """Whether ``given`` is the query's id, the first four or more characters of the id, or the query's name."""
     begins = len(given) >= LEAST_CHARACTERS and query_id.startswith(given)
     return begins or given in (query_id, query_name)
 

@@ -81,7 +81,7 @@ def tells_which_rows(offset: Any) -> bool:
     Whether an offset alone says which rows come next, so that a checkpoint can be written from it.
 
     It does with Kafka, rate-micro-batch and Delta, whose shapes these are. The offset of a file source is a line number
-    in a list that is kept beside it, and a number by itself can be anything.
+    in a list that is kept in another file, and a number alone can mean anything.
     """
     if not isinstance(offset, dict):
         return False
@@ -94,7 +94,7 @@ def tells_which_rows(offset: Any) -> bool:
 
 def same(a: Offsets | None, b: Offsets | None) -> bool:
     """
-    Whether both say the same of the same sources.
+    Whether both have the same offsets of the same sources.
 
     What is unknown (None, no sources at all, or a source whose offset is None) equals nothing, not even itself.
     """
@@ -103,7 +103,7 @@ def same(a: Offsets | None, b: Offsets | None) -> bool:
 
 def goes_back(start: Offsets | None, end: Offsets | None) -> list[str]:
     """
-    The Kafka partitions whose end is before their start, or that have no end any more, in words.
+    The texts for the Kafka partitions whose end is before their start, or that no longer have an end.
 
     In either case a topic was recreated, or a checkpoint is older than its ledger. An unknown side shows nothing.
     """

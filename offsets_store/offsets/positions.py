@@ -43,9 +43,9 @@ def furthest(*sets: Offsets | None) -> Offsets:
 
 def left_out(start: Offsets, stored: Offsets | None) -> list[str]:
     """
-    The partitions in which a batch starts after what is stored, in words: rows between the two may never have arrived.
+    The texts for the partitions in which a batch starts after what is stored: rows between the two may be missing.
 
-    Of a partition of which nothing is stored, all rows from the first on may be missing.
+    If nothing is stored of a partition, all its rows before the batch may be missing.
     """
     known = places(stored)
     return [

@@ -1,7 +1,7 @@
 """
 Try work again after errors that pass by themselves, with growing pauses and for a bounded time.
 
-Runs wherever Postgres is spoken to: in tasks, in the commit worker, on the driver and in the command line. Invariant:
+Runs where Postgres is spoken to: in tasks, in the commit worker, on the driver and in the command line. Invariant:
 the time counts from the first error, so that work which takes long uses none of it.
 """
 
@@ -65,7 +65,7 @@ def patiently(
     What ``work`` returns. It is done again while its errors pass by themselves, for ``seconds``.
 
     :param log: told of each error that is not the last one.
-    :param trying: what is done again, in words that the log puts before the time.
+    :param trying: what is done again; the log puts this text before the time.
     :param failed: makes the error that is raised, from the last one and whether the time was up: no error of psycopg
         may get further, because it may show a row or a password.
     :param may_pass: which errors of Postgres, or of ours, may be gone at the next try.
@@ -81,7 +81,7 @@ def patiently(
                 final = failed(error, is_passing)
                 if final is error:
                     raise
-                # Without its cause: a traceback would print the DETAIL, in which Postgres repeats a whole row.
+                # Without its cause: a traceback would print the DETAIL, and there Postgres repeats a whole row.
                 raise final.with_traceback(error.__traceback__) from None
             log.warning("%s in %.1f s: %s", trying, pause, in_one_line(error))
         time.sleep(pause)

@@ -1,7 +1,7 @@
 """
 Bounds for a silent connection, and for how long a transaction of ours waits for a lock.
 
-Runs wherever Postgres is spoken to. Invariant: every wait of ours has a bound, and both ends of a connection call it
+Runs where Postgres is spoken to. Invariant: every wait of ours has a bound, and both ends of a connection call it
 dead after the same time: that of :data:`KEEPALIVES`, or what url sets.
 
 Keepalives alone are not enough. While data that was sent is unacknowledged, TCP sends none of them and repeats the data
@@ -66,10 +66,10 @@ def _parameters_of(connection: psycopg.Connection) -> dict[str, str]:
 
 def server_settings(connection: psycopg.Connection) -> dict[str, str]:
     """
-    Settings with which the server notices that a client is gone as soon as the client would notice the same of it.
+    Settings that let the server notice that a client is gone as soon as the client would notice the same of the server.
 
-    Over a Unix socket Postgres ignores them. They are for one transaction only, because behind a pooler the session is
-    somebody else's afterwards.
+    Over a Unix socket Postgres ignores them. They are for one transaction only, because a pooler gives the session to
+    another client afterwards.
     """
     parameters = _parameters_of(connection)
     names = {"tcp_user_timeout": "tcp_user_timeout", **{f"tcp_{name}": name for name in KEEPALIVES}}

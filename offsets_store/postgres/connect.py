@@ -109,7 +109,7 @@ MAX_CONNECTIONS = "PGONCE_MAX_CONNECTIONS"
 DEFAULT_MAX_CONNECTIONS = 64
 # This many stay open between two batches.
 KEPT_CONNECTIONS = 4
-# Even with many more queries than connections, nobody waits for this long: a commit takes milliseconds.
+# Even with many more queries than connections, no query waits for this long: a commit takes milliseconds.
 FREE_CONNECTION_SECONDS = 30
 
 _making_an_engine = Lock()
@@ -224,7 +224,7 @@ def _connect_quietly(url: str, **overrides: Any) -> psycopg.Connection:
 @contextmanager
 def one_trip(connection: Connection) -> Iterator[None]:
     """
-    Send the block's statements, none of which needs another's answer, in one round trip. Their answers are not read.
+    Send the block's statements in one round trip; none may need another's answer. Their answers are not read.
 
     If the block ends without an error, all of them were done; an error of one of them is raised at its end.
     """

@@ -1,10 +1,10 @@
 """
 Find out which session keeps a transaction waiting, and end it if its client is gone.
 
-Runs beside a commit or a recovery that has already waited once without getting its lock, and beside waits for locks
-that other transactions of ours hold only for a moment. Invariant: it ends only sessions of pgonce that hold this
-writer's row and wait for their client. That client is frozen, dead, or a slow driver of the same query, and to abort
-its uncommitted transaction is always safe.
+Runs in a thread while a commit or a recovery waits that has already waited once without getting its lock, and while a
+transaction waits for locks that others of ours hold only for a moment. Invariant: it ends only sessions of pgonce that
+hold this writer's row and wait for their client. That client is frozen, dead, or a slow driver of the same query, and
+to abort its uncommitted transaction is always safe.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LONGEST_BEFORE_LOOKING_SECONDS = 0.5
 
 
 class HeldByOthersError(psycopg.errors.LockNotAvailable):
-    """A lock was not granted, and it is known already who holds it: ``holders`` says so in words."""
+    """A lock was not granted, and it is already known who holds it: ``holders`` is the text for that."""
 
     def __init__(self, text: str, holders: str) -> None:
         super().__init__(text)
@@ -36,7 +36,9 @@ class HeldByOthersError(psycopg.errors.LockNotAvailable):
 
 @dataclass
 class LockWatch:
-    """``armed`` after the first lock timeout (in seconds); ``holders`` says in words which sessions hold the lock."""
+    """
+    ``armed`` after the first lock timeout (in seconds); ``holders`` is the text for the sessions that hold the lock.
+    """
 
     url: str = field(repr=False)
     lock_timeout: float

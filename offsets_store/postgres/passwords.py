@@ -1,7 +1,7 @@
 """
 Make a connection whose password comes from the function that ``passwordFrom`` names.
 
-Runs wherever a connection is made, executors and the command line included. Invariants: the function is called once for
+Runs where a connection is made, executors and the command line included. Invariants: the function is called once for
 each attempt to log in, for the host that is tried; after Postgres has refused a password it is called once more, and
 never after Postgres has accepted one. What it returns is kept nowhere. An error of it comes out as words, without its
 frames, and these hide too much rather than show a password, a token or a key.
@@ -25,7 +25,7 @@ from ..errors import ConfigurationError, ConnectError, PgonceError
 from ..log_lines import scrub
 from .postgres_url import Login, PostgresUrl
 
-# libpq reads all that it was told, files and environment included, before it refuses this; it connects to nobody.
+# libpq reads all its settings, files and environment included, before it refuses this; it connects to no server.
 _STOP_BEFORE_CONNECTING = "pgonce only reads"
 _DEFAULT_PORT = 5432
 # Parameters of a connection that libpq does not know.
@@ -157,7 +157,7 @@ def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
     try:
         given = function(login)
     except PgonceError:
-        # One of ours, which says in words what is missing.
+        # One of ours, whose text says what is missing.
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 (somebody else's code)
         failure = f"raised {_described(error, name)}"
@@ -173,7 +173,7 @@ def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
             "secrets. It takes one argument (pgonce.Login) and returns the password as a str.",
             may_pass=was_let_in,
         )
-    # Not str(): a type of somebody else's may do anything there.
+    # Not str(): a type of other code may do anything there.
     return str.__str__(given)
 
 
@@ -199,7 +199,7 @@ def _found(name: str) -> Callable[[Login], Any]:
 
 
 def _no_password(given: object) -> str:
-    """Why this cannot be a password, in words; nothing where it can."""
+    """The text that says why this cannot be a password; empty if it can."""
     if given is None:
         return "returned nothing (None)"
     if not isinstance(given, str):
@@ -231,7 +231,7 @@ _NAMED = re.compile(rf"([\w.-]*{_SECRET}[\w.-]*['\"]?\s*(?:=|:|=>|\bis\b)\s*)\S.
 _AFTER_SCHEME = re.compile(r"(?i)\b((?:bearer|basic|negotiate|digest)\s+)\S+")
 _IN_ADDRESS = re.compile(r"(?i)(\w+://)[^/@\s]*@")
 _QUERY = re.compile(r"(?i)(\w+://[^\s?'\"]*\?)[^\s'\"]*")
-# Tokens look like nothing else: many characters without a space, in which digits and letters are mixed.
+# Tokens look like nothing else: many characters without a space, with digits and letters mixed.
 _WORD = re.compile(r"[A-Za-z0-9+/=_~%.-]{16,}")
 _HOST = re.compile(r"[a-z0-9-]{1,24}(\.[a-z0-9-]{1,24}){2,}")
 _KEY_BLOCK = re.compile(r"-----BEGIN.*?(?:-----END[^-]*-----|\Z)", re.DOTALL)

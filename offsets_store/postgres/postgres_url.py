@@ -1,7 +1,7 @@
 """
 A connection string with the source of its password, and the login that such a source is asked for.
 
-Pure: runs wherever settings are made. Invariant: neither holds a password that came from the source, so they may be
+Pure: runs where settings are made. Invariant: neither holds a password that came from the source, so they may be
 pickled, compared and sent to executors.
 """
 
@@ -45,7 +45,7 @@ class PostgresUrl(str):
     """
     A connection string, together with the source of its password.
 
-    It goes wherever a ``url`` goes: ``recover_checkpoint(path, PostgresUrl(url, password_from="module:function"))``.
+    It can be given for every ``url``: ``recover_checkpoint(path, PostgresUrl(url, password_from="module:function"))``.
 
     :param url: a libpq URI or key=value string without a password; empty for libpq's environment.
     :param password_from: ``module:function``, called for each new connection with a
@@ -110,5 +110,5 @@ def _has_password(url: str) -> bool:
     try:
         return "password" in conninfo_to_dict(url)
     except (Error, UnicodeError):
-        # Whoever connects says what is wrong with it.
+        # The connection attempt says what is wrong with it.
         return False

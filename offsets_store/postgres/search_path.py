@@ -1,7 +1,7 @@
 """
-Run our own statements under a search_path of ``pg_catalog`` alone, in which others can create nothing.
+Run our own statements under a search_path of ``pg_catalog`` alone, where other roles can create nothing.
 
-Runs wherever Postgres is spoken to. Invariant: a statement of ours runs under :data:`SEARCH_PATH`, or names the schema
+Runs where Postgres is spoken to. Invariant: a statement of ours runs under :data:`SEARCH_PATH`, or names the schema
 of every table, function, operator and type in it. A statement of the user, and triggers on the user's tables, run under
 the user's search_path. Other settings on which our statements rely come and go with it
 (:mod:`~pgonce.offsets_store.postgres.settings`).

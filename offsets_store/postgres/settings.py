@@ -1,7 +1,7 @@
 """
 Settings of Postgres on which the statements of pgonce rely, and running single statements under them.
 
-Runs wherever Postgres is spoken to. Invariant: a transaction of ours has all of them (:data:`OURS`) while it reads or
+Runs where Postgres is spoken to. Invariant: a transaction of ours has all of them (:data:`OURS`) while it reads or
 writes the ledger; a statement between statements of the user has those that change what Postgres says of names
 (:data:`FOR_NAMES`), and after it the user's settings are back: if it fails, the rollback brings them back. Rows are
 written into the user's tables under the user's own values, because triggers, defaults and casts of these tables rely
@@ -46,7 +46,7 @@ OF_VALUES = {
     "IntervalStyle": "postgres",
     "TimeZone": "UTC",
     "bytea_output": "hex",
-    # The least with which a float comes back as it was.
+    # The least value that returns a float as it was.
     "extra_float_digits": "1",
     "array_nulls": "on",
     "transform_null_equals": "off",

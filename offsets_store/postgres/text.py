@@ -1,7 +1,7 @@
 """
 Text that Postgres can store, and the qualified name of a table as one text.
 
-Pure: runs wherever an option is read, and wherever the ledger or a lock knows a table by its name. Invariant: Python
+Pure: runs where an option is read, and where the ledger or a lock knows a table by its name. Invariant: Python
 and SQL make the same qualified name, no two tables of a database have the same one, and Postgres's ``to_regclass``
 finds the table by it.
 

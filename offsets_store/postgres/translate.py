@@ -1,7 +1,7 @@
 """
 Translate psycopg's errors into ours, and decide which of them may pass by themselves.
 
-Pure: runs wherever Postgres is spoken to. Invariant: no connection string and no password gets past it, and only the
+Pure: runs where Postgres is spoken to. Invariant: no connection string and no password gets past it, and only the
 table of SQLSTATEs below says what may be tried again.
 """
 
@@ -27,7 +27,7 @@ TRANSIENT_SQLSTATES = frozenset({
 })  # fmt: skip
 TRANSIENT_CLASSES = ("08",)  # connection exceptions
 # The session ended, and what it was doing may have been done. libpq gives none of these if the connection itself broke,
-# but a pooler answers in Postgres's place (PgBouncer with 08P01, whatever became of its session).
+# but a pooler answers in Postgres's place (PgBouncer with 08P01, for every end of its session).
 _LOST_SQLSTATES = frozenset({"57P01", "57P02", "57P03", "40003"})
 
 _REFUSED_AT_THE_DOOR = re.compile(

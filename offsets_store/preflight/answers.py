@@ -32,7 +32,7 @@ class Holds(Enum):
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found out: in words, and what to do about it."""
+    """What was found out, and what to do about it."""
 
     holds: Holds
     says: str

@@ -84,7 +84,7 @@ OF_ANY_JOB: tuple[Needed, ...] = (
 
 
 def missing_on_ledger(connection: psycopg.Connection, needed: Sequence[Needed] = _GRANTED) -> list[str]:
-    """Which of these privileges the role lacks, in words; in one round trip."""
+    """The text for those of these privileges that the role lacks; in one round trip."""
     asked = ", ".join(f"pg_catalog.has_{kind}_privilege(%s, %s)" for kind, *_ in needed)
     held = one_row(connection, f"SELECT {asked}", *(text for _, *texts in needed for text in texts))
     return [

@@ -39,7 +39,7 @@ def product(version: str) -> str | None:
 
 
 def storage_of_its_own(connection: psycopg.Connection) -> str | None:
-    """The database whose storage keeps what is committed, whatever becomes of the server; None for Postgres."""
+    """The database whose storage keeps what is committed even if the server is lost; None for Postgres."""
     return next((name for name, question in _STORAGES.items() if one_row(connection, question)[0]), None)
 
 

@@ -2,8 +2,8 @@
 Read a progress event, compare it with the ledger, and store it there.
 
 Runs in the listener's thread. Invariant: offsets are compared as parsed JSON, and what only one side knows is not a
-disagreement. Nothing here waits for a commit: the writer's row is changed only if nobody holds it, and no batch id and
-no owner ever moves.
+disagreement. Nothing here waits for a commit: the writer's row is changed only if no session holds it, and no batch id
+and no owner ever moves.
 
 Spark's events list the sources in the order of the plan, without their ids.
 """
@@ -72,7 +72,7 @@ def _offsets(sources: Sequence[Mapping[str, Any]], which: str) -> Offsets:
 
 
 def _offset(source: Mapping[str, Any], which: str) -> Any:
-    # Connect gives decoded JSON, of which PySpark 4.1 makes Python's repr; the dict beside it still has the JSON.
+    # Connect gives decoded JSON, and PySpark 4.1 makes Python's repr of it; the dict in _jdict still has the JSON.
     decoded = getattr(source, "_jdict", None) or source
     offset = decoded.get(which)
     # A missing offset is "None" on a classic session (the text of a Java null), and null over Connect.
@@ -83,7 +83,7 @@ def _offset(source: Mapping[str, Any], which: str) -> Any:
 
 def disagreement(heard: Heard, sinks: Sequence[tuple[Writer, Recorded | None]]) -> str | None:
     """
-    What differs between the event and the ledger, in words; None where nothing does.
+    The text for what differs between the event and the ledger; None if nothing does.
 
     A query without any sink in the ledger writes elsewhere. A sink that has no record of the batch is at fault only if
     this run has published to it before, and its last batch is an earlier one.
@@ -129,8 +129,10 @@ KEPT_A_QUERY = 1000
 
 
 def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
-    """Store one event, and fill in offsets that are unknown otherwise; what disagrees with the ledger, in words."""
-    # With two listeners on one query, or a lock of somebody else on these tables, transactions must not pile up.
+    """
+    Store one event, and fill in offsets that are unknown otherwise; return the text for what disagrees with the ledger.
+    """
+    # With two listeners on one query, or another session's lock on these tables, transactions must not pile up.
     limits = (("lock_timeout", "2000"), ("statement_timeout", "10000"))
     settings = (*OURS.items(), *limits, *server_settings(driver_connection(connection)).items())
     connection.execute(select(*(func.pg_catalog.set_config(name, value, True) for name, value in settings)))

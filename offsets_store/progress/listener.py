@@ -2,7 +2,7 @@
 Store what Spark says of its progress in the ledger, and warn where the two disagree.
 
 Runs on the driver (with Spark Connect, in the client): callbacks in Spark's thread, all that concerns Postgres in a
-thread of its own. Invariant: a callback only puts the event into a queue; whatever happens to Postgres, the stream does
+thread of its own. Invariant: a callback only puts the event into a queue; if Postgres fails or is slow, the stream does
 not notice it.
 """
 

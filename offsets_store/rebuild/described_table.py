@@ -2,8 +2,8 @@
 Describe a table before it is exchanged for another, and find what would stay with it.
 
 Runs in the command ``pgonce swap``. Invariant: it only reads, under our search_path, so that every name in a definition
-has its schema. Whatever Postgres has recorded as depending on one of the tables is an obstacle, unless it is a part of
-that table.
+has its schema. Every object that Postgres has recorded as depending on one of the tables is an obstacle, unless it is a
+part of that table.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ WHERE e.adrelid = %s AND NOT EXISTS (
 
 
 def obstacles(connection: psycopg.Connection, living: Table, new: Table) -> list[str]:
-    """Why the two cannot be exchanged, in words; empty if they can."""
+    """The texts that say why the two cannot be exchanged; empty if they can."""
     found = [reason for table in (living, new) for reason in _of_table(connection, table)]
     if living.schema != new.schema:
         found.append(f"they are in different schemas, {living.schema} and {new.schema}")

@@ -18,7 +18,7 @@ from .described_table import EVERYBODY, Column, Grants, Part, Table
 
 
 def differences(living: Table, new: Table) -> list[str]:
-    """What may break, in words, with the statements that remove a difference in grants or comments."""
+    """The texts for what may break, with the statements that remove a difference in grants or comments."""
     found = [*_columns(living, new), *_order(living, new), *_lacking(living, new)]
     if grants := list(_grants(living, new)):
         found.append(f"its grants differ, run: {'; '.join(grants)}")
@@ -52,7 +52,7 @@ def _column(living: Column, new: Column) -> Iterator[str]:
 
 
 def _order(living: Table, new: Table) -> Iterator[str]:
-    """Whoever reads or writes all columns by their order needs the same columns first."""
+    """Programs that read or write all columns by their order need the same columns first."""
     names, others = [column.name for column in living.columns], [column.name for column in new.columns]
     if set(names) <= set(others) and others[: len(names)] != names:
         yield f"its columns come in another order: {', '.join(others)}"

@@ -1,8 +1,8 @@
 """
 Find the queries that feed two tables which are to be exchanged, and let them go on under other names.
 
-Runs in the command ``pgonce swap``. Invariant: a writer goes on with the table that has its rows, whatever that table
-is called: its next batch is refused until the query is told the new name.
+Runs in the command ``pgonce swap``. Invariant: a writer goes on with the table that has its rows, under any name that
+it is called: its next batch is refused until the query is told the new name.
 
 The new table has caught up only if stored offsets say so: its query has begun where the one of the living table has, or
 before, and has got as far. Offsets that do not say which rows they stand for are not compared.
@@ -113,7 +113,7 @@ def _start(connection: Connection, writer_id: int) -> Offsets | None:
 def refused_feeding(
     connection: Connection, living: Sequence[Feeding], new: Sequence[Feeding], names: dict[int, str]
 ) -> list[str]:
-    """Why these writers cannot go on with their tables under other ``names``, in words."""
+    """The texts that say why these writers cannot go on with their tables under other ``names``."""
     if not living and not new:
         return ["pgonce feeds neither of them; to exchange tables of others, rename them"]
     both = {feeder.writer_id for feeder in living} & {feeder.writer_id for feeder in new}
@@ -128,7 +128,7 @@ def refused_feeding(
 
 
 def _known_under_both(connection: Connection, feeders: Sequence[Feeding], names: dict[int, str]) -> list[str]:
-    """The queries that have a retired or replaced writer of the name under which they would go on."""
+    """The queries that have a retired or replaced writer of the name that they would go on with."""
     found = connection.execute(
         select(writers.c.query_id, writers.c.sink_name)
         .where(writers.c.query_id.in_([feeder.query_id for feeder in feeders]))
@@ -173,7 +173,8 @@ class NotComparableError(Exception):
 
 def missing(living: Sequence[Reach], new: Sequence[Reach]) -> list[str]:
     """
-    What the writers of the living table have stored last, and those of the new one have not, in words; empty if all is.
+    The texts for what the writers of the living table have stored last and those of the new one have not; empty if
+    nothing is missing.
 
     :raises NotComparableError: if that cannot be told, or the writers of the new table have begun later.
     """

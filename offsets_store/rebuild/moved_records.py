@@ -31,7 +31,7 @@ def lock_job_keys(connection: Connection) -> None:
 
 def refused_keys(connection: Connection, living: Table, new: Table) -> list[str]:
     """
-    Why the keys cannot go with these tables, in words.
+    The texts that say why the keys cannot go with these tables.
 
     The name of a sink that is not one of theirs was given by the user, and nothing says which table it means later on.
     """
@@ -89,14 +89,14 @@ WHERE j.sink_name = :living AND NOT EXISTS (
 
 
 def lock_letters(connection: Connection, living: Table, new: Table) -> None:
-    """Wait until nobody repairs or replays a letter for these tables; before they are locked, as a replay does."""
+    """Wait until no session repairs or replays a letter for these tables; before they are locked, as a replay does."""
     names = [living.qualified_name, new.qualified_name]
     of_both = select(dead_letters.c.dead_letter_id).where(dead_letters.c.target.in_(names))
     connection.execute(of_both.order_by(dead_letters.c.dead_letter_id).with_for_update()).all()
 
 
 def exchange_letters(connection: Connection, living: Table, new: Table) -> None:
-    """Let the letters of each table, whichever query they are from, name it as it is called now."""
+    """Let the letters of each table, from every query, name it as it is called now."""
     names = {"one": living.qualified_name, "other": new.qualified_name}
     quoted = {"quoted_one": living.identifier.as_string(None), "quoted_other": new.identifier.as_string(None)}
     connection.execute(_EXCHANGE, {**names, **quoted})

@@ -31,7 +31,7 @@ class Kept:
     """
     What was kept of one recovery: for each file, in order, the hash of what it was before and of what it is since.
 
-    A hash is None where there was no file, or is none.
+    A hash is None if the file did not exist, or does not exist now.
     """
 
     folder: str

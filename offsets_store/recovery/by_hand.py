@@ -52,7 +52,7 @@ def accept_batch(
     dry_run: bool = False,
 ) -> Acceptance:
     """
-    Let one batch of a query (its id or name) through, once, whatever the ledger thinks of it.
+    Let one batch of a query (its id or name) through, once, with any verdict.
 
     :param checkpoint_location: the query's checkpoint, where it is not the one that the ledger has noted.
     :raises ConfigurationError: NO_REASON.

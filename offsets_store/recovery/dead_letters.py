@@ -2,9 +2,9 @@
 Take dead letters away: choose, lock and delete them, and note that.
 
 Runs in the command ``pgonce``, and in a replay. Invariant: letters are deleted in the transaction that notes it, for
-each sink that they came from; between the choice and the end of that transaction nobody else can take them, or repair
-them. Letters of a writer whose rows another query reads again from the beginning are found: those of one that was
-forgotten, or whose place was taken by a query that started over, or whose successor's was.
+each sink that they came from; between the choice and the end of that transaction no other session can take them, or
+repair them. Letters of a writer are found if another query reads its rows again from the beginning: the writer was
+forgotten, or a query that started over took its place or its successor's.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ Key = tuple[str, str]
 
 
 def begun_again_in_tx(connection: Connection, letters: Sequence[StoredLetter]) -> dict[Key, str]:
-    """The writers of these letters whose rows were to be read again, each with what has happened, in words."""
+    """The writers of these letters whose rows were to be read again, each with the text for what has happened."""
     keys = {(letter.query_id, letter.sink_name) for letter in letters}
     return {key: words for key in sorted(keys) if (words := _said(connection, key)) is not None}
 

@@ -39,8 +39,8 @@ class SinkStanding:
     """
     One sink: where it stands, and what it will say to the next batch.
 
-    ``says`` is the verdict in words. ``last_batch_id`` is None for a sink that has nothing of the query yet. The name
-    ``*`` stands for every sink that is not named.
+    ``says`` is the text for the verdict. ``last_batch_id`` is None for a sink that has nothing of the query yet. The
+    name ``*`` stands for every sink that is not named.
     """
 
     sink_name: str

@@ -4,9 +4,10 @@ Keep a running query out while its checkpoint or its place in the ledger is chan
 Runs on the driver before a start, and in the command ``pgonce``. Invariant: a writer is changed only where it is as it
 was read, under the lock that a commit takes, and the change is noted in the same transaction.
 
-First one looks for signs that the query runs. A sign is reported in words, and finding none is no proof. Safety comes
-from the fence, which is set before a file is changed: a run that is alive after all is refused at its next batch. The
-fence also ends the session that a dead run has left behind, as a commit does, so such a session is not a sign of life.
+It first looks for signs that the query runs, and reports each as a text. If it finds none, that is not a proof. Safety
+comes from the fence, which is set before a file is changed: a run that is alive after all is refused at its next batch.
+The fence also ends the session that a dead run has left behind, as a commit does, so such a session is not a sign of
+life.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class StoppedQuery:
 
 def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any]) -> str:
     """
-    Make sure that the query does not run, and that nobody continues from what was read; the new owner's id.
+    Make sure that the query does not run, and that no run continues from what was read; return the new owner's id.
 
     :raises RecoveryError: RECOVERY_RUNNING.
     """
@@ -120,7 +121,7 @@ def _record_entry(connection: Connection, sink: SinkFacts, entry: str) -> None:
 
 
 def note(connection: Connection, sink: SinkFacts, kind: str, **values: Any) -> None:
-    """Record what was done to a sink, and by whom."""
+    """Record what was done to a sink, and who did it."""
     connection.execute(insert(interventions).values(writer_id=sink.writer_id, kind=kind, **values))
 
 
@@ -129,7 +130,7 @@ def holding(url: str, sinks: Sequence[SinkFacts]) -> Iterator[Connection]:
     """
     A transaction on the ledger that holds the rows of the sinks, which are as they were read.
 
-    :raises RecoveryError: RECOVERY_RUNNING, where a row is locked by somebody else, or has moved.
+    :raises RecoveryError: RECOVERY_RUNNING, if another session has locked a row, or the row has moved.
     """
     with writing(url, _LOCK_SECONDS) as connection:
         # In the order of their keys: two recoveries at the same time must not each hold what the other needs.
@@ -147,7 +148,7 @@ def lock_writer_row(connection: Connection, writer_id: int, sink_name: str, url:
 
     If a first wait does not get it, the session that holds it is ended if it is pgonce's own and waits for its client.
 
-    :raises RecoveryError: RECOVERY_RUNNING, where it is locked by somebody else.
+    :raises RecoveryError: RECOVERY_RUNNING, if another session has locked it.
     """
     wanted = select(writers).where(writers.c.writer_id == writer_id).with_for_update()
     try:
@@ -239,7 +240,7 @@ def signs_of_life(
     quiet_seconds: float,
     sessions: Sessions,
 ) -> list[str]:
-    """The signs that the query runs, in words; none where there is no sign."""
+    """The texts for the signs that the query runs; empty if there is no sign."""
     signs = ["it is active in this very process"] if _is_active_here(query_id) else []
     with reading(url) as connection:
         signs += sessions.alive(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
@@ -266,17 +267,18 @@ def _is_active_here(query_id: str) -> bool:
 
 @dataclass
 class Sessions:
-    """The database sessions in which the query's runs commit, looked at repeatedly to see which of them are alive."""
+    """The sessions that the query's runs commit in, looked at repeatedly to see which of them are alive."""
 
     quiet_seconds: float
     _seen: dict[str, float] = field(default_factory=dict)
 
     def alive(self, connection: Connection, sinks: Sequence[SinkFacts]) -> list[str]:
         """
-        The sessions that are alive, in words: all but those that have waited for their client for ``quiet_seconds``.
+        The texts for the sessions that are alive: all but those that have waited for their client for
+        ``quiet_seconds``.
 
-        Postgres says since when a transaction has been idle. Of a COPY it says how many bytes have come, so two looks
-        at it are compared.
+        Postgres tells since when a transaction has been idle. For a COPY it tells how many bytes have come, so two
+        looks at it are compared.
         """
         now = time.monotonic()
         found = connection.execute(_SESSIONS, {"runs": [f"pgonce {sink.run_id}" for sink in sinks]}).all()

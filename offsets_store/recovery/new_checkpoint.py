@@ -46,7 +46,7 @@ class NewCheckpoint:
     """
     The files in the order in which they are written, and the batch at which the checkpoint stands.
 
-    ``entry`` is the text that the ledger must record with that batch if it has none. ``does`` says all this in words.
+    ``entry`` is the text that the ledger must record with that batch if it has none. ``does`` is the text for all this.
     """
 
     query_id: str
@@ -116,7 +116,7 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
     metadata = Change("metadata", json.dumps({"id": query_id}, separators=(",", ":")))
     empty = CheckpointFacts(f"of query {query_id}", query_id, {}, {}, frozenset(), {}, {}, is_stateful=False)
     living = living_sinks(empty, sinks)
-    # First: of a query that is judged by ids nobody has recorded whether it keeps state.
+    # First: for a query that is judged by ids, it is not recorded whether it keeps state.
     refuse_ids_alone(living)
     if any(sink.stateful is not False for sink in living):
         raise _perhaps_stateful(query_id)

@@ -61,7 +61,7 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
     """
     What ``sink`` will say to the first batch of the next run.
 
-    A batch that is not planned yet is judged by where it begins, because nobody knows where it will end.
+    A batch that is not planned yet is judged by where it begins, because its end is not known yet.
     """
     entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
     previous = None if start.after is None else checkpoint.offsets[start.after]
@@ -85,7 +85,7 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
     )
     verdict = decide(sink.ledger(start.batch_id, start.after), batch, Remedies())
     if verdict is Verdict.REPLAY and entry is None:
-        # Judged by its number alone (offsetsFrom=listener), it would be skipped, whatever rows it gets.
+        # Judged by its number alone (offsetsFrom=listener), it would be skipped with any rows.
         verdict = Verdict.CHANGED
     if verdict in ACCEPTABLE and start.batch_id in sink.accepted:
         return Verdict.ACCEPTED
@@ -119,7 +119,7 @@ ANY_SINK = "*"
 @dataclass(frozen=True)
 class FirstContact:
     """
-    What one sink will say to the first batch: ``says`` is that in words, and ``remedy`` what to do about a refusal.
+    What one sink will say to the first batch: ``says`` is the text for that, and ``remedy`` what to do about a refusal.
 
     ``is_certain`` is False where it depends on what no checkpoint says: the query's name, or the folders that it reads.
     ``knows_the_place`` is True where a query with its checkpoint at the same location has fed this sink.
@@ -141,7 +141,7 @@ def first_contacts(
     query_name: str | None,
 ) -> list[FirstContact]:
     """
-    What each sink will say to which the query may write.
+    What each sink that the query may write to will say.
 
     :param fed: the living queries of each sink.
     :param sink_name: the sink that it will write to; None where that is unknown.

@@ -3,7 +3,7 @@ Plan which files make a stopped query's checkpoint agree with the ledger.
 
 Pure: runs on the driver before a start, and in the command ``pgonce``. Invariant: a plan is proven before it is
 returned. The checkpoint is judged again as it will be, and every sink must go on from there; else a RecoveryError is
-raised. The changes are in an order in which they may be cut short anywhere; what is left can be repaired again.
+raised. The changes are in such an order that they may stop after any of them; what is left can be repaired again.
 
 A checkpoint "stands at" batch L when ``offsets/`` ends with L-1 and L, and ``commits/`` ends with L. Its texts are
 those that the ledger has recorded, byte for byte: only they prove that the next batch follows.
@@ -38,7 +38,7 @@ from .stopped_query import (
 @dataclass(frozen=True)
 class Plan:
     """
-    The changes, in the order in which they must be made, and what they do, in words. There are none where all is well.
+    The changes, in the order in which they must be made, and the text for what they do. There are none if all is well.
 
     ``stands_at`` is the newest batch in ``offsets/`` afterwards; None in a checkpoint without any.
     """
@@ -241,7 +241,7 @@ Settings that are not named here are taken from the session.
 
 @dataclass(frozen=True)
 class Target:
-    """The entries to write, the newest one that stays, whether it stays committed, and all this in words."""
+    """The entries to write, the newest one that stays, whether it stays committed, and the text for all this."""
 
     entries: Mapping[int, str]
     newest: int
@@ -251,7 +251,7 @@ class Target:
 
 def changes_for(checkpoint: CheckpointFacts, target: Target) -> Iterator[Change]:
     """
-    The changes, in an order in which any first part of them leaves a checkpoint that can be repaired again.
+    The changes, in such an order that any first part of them leaves a checkpoint that can be repaired again.
 
     A commit is removed before the entry that it names, and written after it. A checksum is removed before its file: a
     checksum without a file makes Spark's next write of that file fail, and a stale one makes Spark refuse the new file.

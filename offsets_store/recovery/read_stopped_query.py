@@ -81,7 +81,7 @@ def _side_log(names: Collection[str]) -> SideLog:
 
 def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
     """
-    The sinks of the checkpoint's query, as the ledger has them; none where there is no ledger yet.
+    The sinks of the checkpoint's query, as the ledger has them; none if there is no ledger yet.
 
     :raises LedgerError: where the ledger cannot be read.
     """

@@ -3,7 +3,7 @@ Repair the checkpoint of a stopped query from the ledger, and undo that.
 
 Runs on the driver before ``.start()``, and in the command ``pgonce recover``. Invariant: before the first file is
 touched, the ledger has taken the query from the run that owned it, and a copy of everything that will be replaced has
-been kept. Wherever a recovery is cut short, a second one finishes it. An undo changes nothing if the query has run
+been kept. If a recovery is cut short, a second one finishes it. An undo changes nothing if the query has run
 since the recovery.
 
 Work that is tried again, because Postgres is away, has not changed a file yet. It asks Postgres first, and the last
@@ -36,9 +36,9 @@ class Recovery:
     """
     What was done to a checkpoint, or would be.
 
-    ``does`` says it in words. ``written`` and ``removed`` are files of the checkpoint, ``kept`` are those of them that
-    were there before, and ``kept_in`` is the folder of the checkpoint with their copies. ``stands_at`` is the newest
-    batch in ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet. With
+    ``does`` is the text for it. ``written`` and ``removed`` are files of the checkpoint, ``kept`` are those of them
+    that were there before, and ``kept_in`` is the folder of the checkpoint with their copies. ``stands_at`` is the
+    newest batch in ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet. With
     ``needs_new_application`` the query must be started in a new Spark application, because executors that ran the
     refused batch of a stateful query may still write its state.
     """

@@ -138,7 +138,7 @@ class SinkFacts(Writer):
 
     @property
     def fate(self) -> str:
-        """What became of a sink that is not living, in words."""
+        """The text for what became of a sink that is not living."""
         if self.replaced_by:
             return f"replaced by query {self.replaced_by}"
         return f"retired or forgotten at {self.retired_at}"
@@ -146,7 +146,7 @@ class SinkFacts(Writer):
     @property
     def stateful(self) -> bool | None:
         """Whether the query keeps state, by the record of its newest batch; None where that does not say."""
-        # A batch that is judged by its id is recorded as a stateful query's, because nobody has looked.
+        # A batch that is judged by its id is recorded as a stateful query's, because this was not checked.
         return self.last.stateful if self.last and self.guarantee != "ids" else None
 
     @property
@@ -169,13 +169,13 @@ class SinkFacts(Writer):
 
 
 def checksum_of(name: str) -> str:
-    """The name of the checksum that Hadoop keeps beside a file on a local disk."""
+    """The name of the checksum that Hadoop keeps next to a file on a local disk."""
     folder, _, file = name.rpartition("/")
     return f"{folder}/.{file}.crc"
 
 
 def side_log_number(offset: Any) -> int | None:
-    """The entry of ``sources/<i>`` that a file source's offset stands for; None where it is no such offset."""
+    """The entry of ``sources/<i>`` that a file source's offset stands for; None if it is not such an offset."""
     if isinstance(offset, dict) and offset.keys() == {"logOffset"} and type(offset["logOffset"]) is int:
         return int(offset["logOffset"])
     return None

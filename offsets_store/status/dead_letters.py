@@ -1,8 +1,8 @@
 """
 Read the rows that were put aside instead of published, and why.
 
-Runs wherever somebody asks. Invariant: it only reads, in a transaction that the caller owns; a table of the user's own
-is read only if it has all columns of ``pgonce.dead_letters``.
+Runs where a user or a program asks. Invariant: it only reads, in a transaction that the caller owns; a table of the
+user's own is read only if it has all columns of ``pgonce.dead_letters``.
 """
 
 from __future__ import annotations

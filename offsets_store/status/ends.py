@@ -1,7 +1,7 @@
 """
 Compare where writers end with what lies in their sources: lag, records that were reached, where to start again.
 
-Pure: runs wherever the ledger is read. Invariant: a lag is a number only if both sides are known, and the newest offset
+Pure: runs where the ledger is read. Invariant: a lag is a number only if both sides are known, and the newest offset
 was read not long ago. Of several sinks the least end counts, so an answer never runs ahead of Postgres. What is unknown
 never counts as 0, and a query that cannot be continued exactly gets an OffsetsError.
 """
@@ -20,7 +20,7 @@ from ..offsets.compare import Offsets, as_current, is_kafka, kafka_positions
 from .stored import PartitionLag, StoredWriter
 
 OLDEST = timedelta(minutes=10)
-"""A newest offset that was read longer ago says nothing about now: the source may have gone on, unheard."""
+"""A newest offset that was read longer ago does not count: the source may have gone on since."""
 
 Status = tuple[StoredWriter, list[PartitionLag]]
 """A writer, and how far it is behind: one row a topic and partition, or a source."""
@@ -111,7 +111,7 @@ RecordOffsets = Mapping[str, Mapping[str | int, int]]
 
 
 def held_by_all(writers: Sequence[StoredWriter]) -> dict[TopicPartition, int]:
-    """The end of each partition up to which every one of ``writers`` has its rows in Postgres."""
+    """For each partition, the end up to which all ``writers`` have its rows in Postgres."""
     ends = [_ends(writer) for writer in writers]
     known = set(ends[0]).intersection(*ends[1:]) if ends else set()
     return {place: min(end[place] for end in ends) for place in known}

@@ -1,7 +1,8 @@
 """
 Read writers, batches, batch jobs and progress events from the ledger, for people.
 
-Runs wherever somebody asks. Invariant: it only reads, and JSON of a shape that pgonce does not write is refused.
+Runs where a user or a program asks. Invariant: it only reads, and JSON of a shape that pgonce does not write is
+refused.
 """
 
 from __future__ import annotations
@@ -189,7 +190,7 @@ class LastWritten:
 
 def last_written(url: str, query_id: str) -> list[LastWritten]:
     """
-    What the ledger has of each living sink of the query; nothing where there is no ledger.
+    What the ledger has of each living sink of the query; nothing if there is no ledger.
 
     :raises LedgerError: where the ledger cannot be read.
     """

@@ -1,8 +1,8 @@
 """
 Tell where each query stands, and where a new one may go on.
 
-Runs wherever somebody asks: on the driver, in a notebook, behind the command line. Invariant: it only reads, and each
-answer comes from one snapshot of the ledger.
+Runs where a user or a program asks: on the driver, in a notebook, behind the command line. Invariant: it only reads,
+and each answer comes from one snapshot of the ledger.
 """
 
 from __future__ import annotations

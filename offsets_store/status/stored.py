@@ -1,7 +1,7 @@
 """
 What the ledger tells a reader: where a writer stands, what it has published, and how far it is behind.
 
-Pure: runs wherever the ledger is read. Invariant: what is unknown is None, never 0 and never empty. The writer that a
+Pure: runs where the ledger is read. Invariant: what is unknown is None, never 0 and never empty. The writer that a
 person means, by a query's name, its id, or the beginning of its id, is the only one possible; else an OffsetsError
 lists all. A writer that was replaced is never taken for the one that took its place.
 """

@@ -1,7 +1,7 @@
 """
 Tokens of AWS for RDS and Aurora: IAM database authentication.
 
-Runs wherever a connection is made. Invariant: a token is signed for each connection, in this process, for the very
+Runs where a connection is made. Invariant: a token is signed for each connection, in this process, for the very
 host, port and role; AWS itself is asked only where boto3's own credentials have to be renewed.
 
 Source: "Connecting to your DB instance using IAM authentication" in the user guide of Amazon RDS. A token is a
@@ -38,7 +38,7 @@ def aws_rds(login: Login) -> str:
         _client.cache_clear()
     client_library("boto3", "boto3", "aws_rds")
     # At DEBUG they log signatures, what is sent to STS and other services, and the credentials that these answer with;
-    # and the address of a container's credentials, which nobody else may know.
+    # and the address of a container's credentials, which no other process may know.
     with quiet("boto3", "botocore", "urllib3"):
         token: str = _client(region, os.getpid()).generate_db_auth_token(login.host, login.port, login.user)
     return token

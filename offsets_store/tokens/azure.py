@@ -1,7 +1,7 @@
 """
 Tokens of Microsoft Entra for Azure Database for PostgreSQL.
 
-Runs wherever a connection is made. Invariant: the token is for databases alone; azure-identity holds it in memory until
+Runs where a connection is made. Invariant: the token is for databases alone; azure-identity holds it in memory until
 shortly before it expires, and pgonce does not.
 
 Source: "Use Microsoft Entra ID for authentication with Azure Database for PostgreSQL". The resource is that of
@@ -37,7 +37,7 @@ def azure(login: Login) -> str:
         # A credential keeps its tokens, so a new one is made.
         _credential.cache_clear()
     credential = _credential(os.getpid())
-    # At DEBUG, msal logs answers that it did not expect, whatever is in them.
+    # At DEBUG, msal logs answers that it did not expect, with all their content.
     with quiet("azure", "msal", "msal_extensions", "urllib3"):
         token: str = credential.get_token(_scope(login.host)).token
     return token

@@ -1,9 +1,9 @@
 """
 Import the client library of a cloud, and keep what it logs about tokens out of the logs.
 
-Runs wherever a connection is made. Invariants: a library is imported only when its cloud is asked for a token. While a
+Runs where a connection is made. Invariants: a library is imported only when its cloud is asked for a token. While a
 function of pgonce asks for one, what the library logs at DEBUG in that thread is dropped, because it holds the token,
-or the credentials with which it is made; nothing else of its log is touched.
+or the credentials that it is made with; nothing else of its log is touched.
 """
 
 from __future__ import annotations

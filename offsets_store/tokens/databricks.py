@@ -1,7 +1,7 @@
 """
 Tokens of Databricks for its Postgres, Lakebase: OAuth.
 
-Runs wherever a connection is made. Invariant: a token is asked of the workspace for each connection, and is for one
+Runs where a connection is made. Invariant: a token is asked of the workspace for each connection, and is for one
 instance (or endpoint) only.
 
 Source: "Authenticate to a database instance" in the documentation of Databricks: the workspace gives a credential for
@@ -30,7 +30,7 @@ _ID_IN_HOST = re.compile(r"^instance-(?:ro-)?([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-
 
 def databricks(login: Login) -> str:
     """
-    A token for the identity with which databricks-sdk logs in to the workspace (``DATABRICKS_HOST`` and so on).
+    A token for the identity that databricks-sdk logs in to the workspace with (``DATABRICKS_HOST`` and so on).
 
     Which instance is meant is read from the host in url; where that does not say it, from
     ``PGONCE_LAKEBASE_INSTANCE`` or, for an endpoint of a project, ``PGONCE_LAKEBASE_ENDPOINT``.

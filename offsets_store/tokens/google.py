@@ -1,7 +1,7 @@
 """
 Tokens of Google for Cloud SQL: IAM database authentication.
 
-Runs wherever a connection is made. Invariant: the token may be used to log in to databases and for nothing else;
+Runs where a connection is made. Invariant: the token may be used to log in to databases and for nothing else;
 google-auth holds it in memory until shortly before it expires, and pgonce does not.
 
 Source: "Log in using IAM database authentication" in the documentation of Cloud SQL for PostgreSQL. The password is an

@@ -56,7 +56,7 @@ def decide(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
 
 
 def backwards(batch: Batch) -> list[str]:
-    """The Kafka partitions in which the range of the batch goes back, in words."""
+    """The texts for the Kafka partitions in which the range of the batch goes back."""
     return goes_back(batch.start, batch.end) or goes_back(batch.start or batch.resumes_at, batch.planned_end)
 
 
@@ -236,7 +236,7 @@ def is_same_batch(recorded: Recorded, batch: Batch) -> bool:
     The text of ``offsets/N`` contains the time at which the batch was planned, so a batch that was planned again
     differs even if its offsets read the same. Without the text, offsets are proof only if they say which rows (Kafka),
     the range is not empty (a batch without data may emit other rows), and no state is involved. An entry that may not
-    be the one with which the batch was planned proves nothing.
+    be the one that the batch was planned with proves nothing.
     """
     if not batch.entry_is_its_own:
         return False

@@ -85,7 +85,7 @@ class Batch(PlannedBatch):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The names under which other writers of the same rows' places may be known: the sink's, and its tables'."""
+        """The names that other writers of the same tables may have: the sink's, and its tables'."""
         return tuple(sorted({self.sink_name, *self.tables}))
 
 
@@ -176,10 +176,10 @@ class Writer:
 @dataclass(frozen=True)
 class Rival:
     """
-    A writer of another query that may have written this one's rows; ``shares`` says why, in words.
+    A writer of another query that may have written this one's rows; ``shares`` is the text that says why.
 
-    ``other_sink`` is the name of its sink if that is another one, which writes to the same table. ``by_doubt`` if
-    nothing speaks for it but that nothing proves the contrary.
+    ``other_sink`` is the name of its sink if that is another one, which writes to the same table. ``by_doubt`` if the
+    only reason is that nothing proves the contrary.
     """
 
     writer: Writer
@@ -196,12 +196,11 @@ class Rival:
 @dataclass(frozen=True)
 class Ledger:
     """
-    What the ledger says of this writer and batch, read under the writer's lock.
+    The ledger's records of this writer and batch, read under the writer's lock.
 
     ``same_id`` is the record of this batch id, ``previous`` that of the batch whose entry in ``offsets/`` stands before
-    this one's; ``was_owner`` tells whether this run ever owned the writer; ``skipped_by`` is the attempt with which
-    this run skipped this batch id. ``swapped_to`` is the name under which the sink is known since its table was
-    exchanged for another.
+    this one's; ``was_owner`` tells whether this run ever owned the writer; ``skipped_by`` is the attempt in which this
+    run skipped this batch id. ``swapped_to`` is the sink's name since its table was exchanged for another.
     """
 
     writer: Writer | None = None

@@ -81,7 +81,7 @@ def are_apart(ours: Reads | None, theirs: Reads | None) -> bool:
 
 
 def shared(ours: Reads, theirs: Reads) -> list[str]:
-    """What both are known to read, in words."""
+    """The text for what both are known to read."""
     topics = sorted({topic for topic, _ in ours.partitions & theirs.partitions})
     found = [f"the same Kafka partitions of {', '.join(topics)}"] if topics else []
     overlapping = {b for a in ours.folders for b in theirs.folders if _may_overlap(a, b)}

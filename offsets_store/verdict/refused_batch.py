@@ -1,5 +1,5 @@
 """
-Why a batch is refused, in words: what happened, what it means for the data, and what to type next.
+The texts for refused batches: what happened, what it means for the data, and what to type next.
 
 Pure: runs in the commit. Invariant: a remedy names only options and commands that exist.
 """

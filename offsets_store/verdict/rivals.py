@@ -21,14 +21,14 @@ def rivals_of(
     The query that it ``replaces`` is always among them.
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
-    makes none of the others a rival, because they have worked beside the replaced one and can work beside this one.
-    For a query that starts over every other one is a rival, because the rows of all of them would be deleted.
+    makes none of the others a rival, because they have worked at the same time as the replaced one and can do so with
+    this one. For a query that starts over every other one is a rival, because the rows of all of them would be deleted.
     """
     found = []
     for other in neighbours:
         sink = None if other.sink_name == batch.sink_name else other.sink_name
-        # A replaced query may have fed one table by several sinks, side by side. With startOver, whoever else feeds the
-        # table is found once it is locked.
+        # A replaced query may have fed one table by several sinks. With startOver, other queries that feed the table
+        # are found after it is locked.
         if sink is not None and (start_over or other.query_id == replaces):
             continue
         shares = what_speaks_against(batch, other, doubt_counts=replaces is None)
@@ -46,7 +46,7 @@ _DOUBT = "nothing proves that it reads something else"
 
 
 def what_speaks_against(batch: Batch, other: Writer, *, doubt_counts: bool = True) -> str:
-    """Why both queries may write the same rows, in words; empty if it is proven that they do not."""
+    """The text that says why both queries may write the same rows; empty if it is proven that they do not."""
     reasons = []
     if batch.checkpoint_location and other.checkpoint_location == batch.checkpoint_location:
         reasons.append(f"{_SAME_PLACE} {batch.checkpoint_location}")

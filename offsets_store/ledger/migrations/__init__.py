@@ -75,7 +75,8 @@ def ensure_ledger(url: str, connection: psycopg.Connection | None = None) -> Non
     :param connection: to ``url``, in no transaction; None to open one.
     :raises LedgerError: if the ledger is newer than this code can use or older than the first release, or may not be
         created.
-    :raises psycopg.Error: what passes by itself (:func:`is_transient`), such as a lock that somebody holds for long.
+    :raises psycopg.Error: what passes by itself (:func:`is_transient`), such as a lock that another session holds for
+        long.
     """
     if url in ledgers_seen:
         return
@@ -129,7 +130,7 @@ def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> l
     """
     Apply what is missing, in one transaction; the versions that were applied.
 
-    :param watch: finds out who holds the locks for which this waits.
+    :param watch: finds out who holds the locks that this waits for.
     :raises psycopg.errors.LockNotAvailable: if a lock is held for long; the error names its holder.
     """
     watch = watch or LockWatch("", LOCK_SECONDS)
