@@ -1,5 +1,5 @@
 """
-Which ways in are compared with asynchronous progress tracking?
+The ways in that are compared with asynchronous progress tracking.
 
 Runs on the driver. Invariant: each of them is exactly-once with it, or writes nothing.
 """

@@ -1,5 +1,5 @@
 """
-Which changes are in the topic, and what has a table when they are applied?
+The changes in the topic, and the rows of the table after they are applied.
 
 Runs on the driver. Invariant: every contender reads the same envelopes and tombstones of Debezium, and its table is
 right only if it is equal to the source's.

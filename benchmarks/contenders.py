@@ -1,5 +1,5 @@
 """
-Which sinks are compared?
+The sinks that are compared.
 
 Runs on the driver. Invariant: a contender says how a query writes, and nothing about what is measured; each gets the
 same rows, a table of its own with the same columns, and reaches Postgres over the same TCP address.

@@ -1,5 +1,5 @@
 """
-How does Flink's JDBC sink with XA transactions write the topic?
+Writes the topic with Flink's JDBC sink and XA transactions.
 
 Runs on the driver, with Flink in a JVM of its own. Invariant: no prepared transaction outlives the sink, because it
 would lock its table for ever.

@@ -1,8 +1,8 @@
 """
-What is the least that such a batch can take?
+The least work that such a batch can take.
 
-Runs on the driver, and the COPYs of tasks in executors. Invariant: neither is a sink that anybody could use: each task
-commits its rows by itself, and bytes that were made before are always the same.
+Runs on the driver, and the COPYs of tasks in executors. Invariant: neither is a usable sink: each task commits its rows
+by itself, and bytes that were made before are always the same.
 """
 
 from __future__ import annotations

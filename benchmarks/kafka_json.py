@@ -1,5 +1,5 @@
 """
-Which records are in the topic, and how does a consumer without Spark write them?
+The records in the topic, and a consumer without Spark that writes them.
 
 Runs on the driver. Invariant: every contender parses the same JSON into the same six columns.
 """

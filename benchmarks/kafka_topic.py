@@ -1,5 +1,5 @@
 """
-How is a topic made, and how is it read as a stream?
+Makes a topic, and reads it as a stream.
 
 Runs on the driver. Invariant: every benchmark reads a topic from its beginning.
 """

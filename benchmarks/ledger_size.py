@@ -1,9 +1,9 @@
 """
-Does a ledger of a million batches answer and commit as fast as an empty one?
+Compares a ledger of a million batches with an empty one, in answers and commits.
 
 Runs against a Postgres of its own: `make bench-ledger`. Invariant: the ledgers take turns in one run, on one server, so
-that the machine affects all of them alike. Beside the empty ledger there is a new one, with as many writers as the
-large one and one batch each, because some questions take longer just because there are more writers.
+that the machine affects all of them alike. A third ledger is new, with as many writers as the large one and one batch
+each, because some questions take longer just because there are more writers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Which rows, how many at a time, how often?
+The loads: which rows, how many at a time, and how often.
 
 Runs on the driver; pure except for the frame that it describes. Invariant: the source makes its rows from their number
 alone, so it costs every contender the same and never waits for anything.

@@ -1,5 +1,5 @@
 """
-What do Spark and its Python workers cost if a sink does nothing?
+A sink that does nothing, for what Spark and its Python workers cost.
 
 Runs in the planner's worker, in tasks and in the commit worker. Invariant: every row is handed to Python as Arrow, as
 it is to pgonce, and is dropped there; so any time beyond this is the sink's own.

@@ -1,5 +1,5 @@
 """
-What do the times say, and were the goals reached?
+Says what the times mean, and whether the goals were reached.
 
 Pure. Invariant: contenders are compared within a round, where the machine was the same for both, and only then over
 rounds.

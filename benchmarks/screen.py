@@ -1,7 +1,7 @@
 """
-What does a run print, and what does it leave in a file?
+What a run prints, and what it leaves in a file.
 
-Runs on the driver. Invariant: the file holds every time that was measured; whatever is printed follows from it.
+Runs on the driver. Invariant: the file holds every time that was measured; all that is printed follows from it.
 """
 
 from __future__ import annotations

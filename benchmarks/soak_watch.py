@@ -1,8 +1,9 @@
 """
-What does a soaked driver hold: processes, memory, descriptors, connections, rows of the catalogue and of the ledger?
+Watches what a soaked driver holds: processes, memory, descriptors, connections, rows of the catalogue and of the
+ledger.
 
-Runs beside the driver. Invariant: it looks from outside, at the processes of the driver's session and at Postgres,
-and looking does not make anything grow.
+Runs next to the driver. Invariant: it looks from outside, at the processes of the driver's session and at Postgres, and
+looking does not make anything grow.
 """
 
 from __future__ import annotations

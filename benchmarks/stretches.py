@@ -1,5 +1,5 @@
 """
-When did a table have a given number of rows, according to the commits that brought them?
+Finds when a table had a given number of rows, from the commits that brought them.
 
 Pure. Invariant: a stretch begins and ends with rows that were committed, never with the start of a process.
 """

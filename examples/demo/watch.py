@@ -1,8 +1,8 @@
 """
-What has reached Postgres?
+Reads what has reached Postgres.
 
-Runs in the demo's own process, over one connection that only reads. Invariant: it reads the ledger and the table as
-anybody could in psql; the job and the demo share nothing else.
+Runs in the demo's own process, over one connection that only reads. Invariant: it reads the ledger and the table as any
+user could in psql; the job and the demo share nothing else.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What do administrators do to a table, and to a server, under a running stream?
+What administrators do to a table, and to a server, under a running stream.
 
 Runs in: the laboratory. Invariant: an act counts as a hit only where a commit was seen to wait for it; whatever was
 done to a table is undone before the fault ends, so that the table can be judged.

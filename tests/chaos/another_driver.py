@@ -1,7 +1,7 @@
 """
-In which words does a query end that has met another driver on its checkpoint?
+The errors with which a query ends that has met another driver on its checkpoint.
 
-Pure. Invariant: no other failure has them.
+Pure. Invariant: no other failure has their texts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What happens to a transaction that began beside Spark's job, while it waits for its rows?
+Strikes transactions that began before their rows were there, while they wait for them.
 
 Runs in: the laboratory. Invariant: tasks are held back while it strikes, and the driver under test has shown (by
 :func:`chaos.seams.early_sign`) that the transaction had begun.

@@ -1,5 +1,5 @@
 """
-Which faults does the laboratory know, and how often does each come up?
+The faults that the laboratory knows, and how often it draws each.
 
 Pure. Invariant: every fault stands in a family, and every family comes up in a plan as short as CI's.
 """

@@ -1,5 +1,5 @@
 """
-What goes wrong with a PgBouncer between a query and Postgres?
+Faults of a PgBouncer between a query and Postgres.
 
 Runs in: the laboratory. Invariant: it strikes queries whose way to Postgres goes through a PgBouncer, and no others.
 """

@@ -1,5 +1,5 @@
 """
-What can happen to the process that takes a batch's rows while tasks still make others?
+Faults of the process that takes a batch's rows while tasks still make others.
 
 Runs in: the laboratory. Invariant: only a process that is a receiver, by its command line, counts as one.
 """

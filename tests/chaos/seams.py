@@ -1,5 +1,5 @@
 """
-How does the laboratory reach paths that its small batches would seldom take, and how does it know that they were taken?
+Makes small batches take paths that they would seldom take, and records that these were taken.
 
 Runs in: the driver under test; the laboratory reads what it leaves. Invariant: only thresholds are lowered, what a path
 does is the product's own; each time one is taken, a byte is added to a file of its name.

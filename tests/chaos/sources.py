@@ -1,5 +1,5 @@
 """
-Where do the rows of an experiment come from, and how many must there be in the end?
+The rows of an experiment: where they come from, and how many there must be in the end.
 
 Runs in: the laboratory, which feeds (:class:`Source`), and in the driver under test, which reads (:func:`rows_of`).
 Invariant: every row says which it is, ``(stream, position)``, positions of a stream begin at 0 and have no gap, and

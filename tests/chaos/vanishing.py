@@ -1,5 +1,5 @@
 """
-What happens to a query whose Postgres vanishes without a word, for a while?
+Postgres vanishes from the network for a while, without a reset or an answer.
 
 Runs in: the laboratory, as root, with nftables. Invariant: nothing is cut and nothing acknowledged, unlike where a
 proxy falls silent; a hole counts as a hit where packets of the query were lost in it.

@@ -1,8 +1,8 @@
 """
-What does the driver under test do with its rows, and how does its table show that it was done once?
+What the driver under test does with its rows, and how its table shows that it was done once.
 
 Runs in: the driver under test (``start``) and in the laboratory (the SQL). Invariant: each table can be judged by
-itself, while it is written and afterwards: whatever has arrived of a stream must be a prefix of it.
+itself, while it is written and afterwards: what has arrived of a stream must be a prefix of it.
 """
 
 from __future__ import annotations

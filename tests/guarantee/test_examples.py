@@ -1,4 +1,4 @@
-"""Does every example, and the demo, do what it shows?"""
+"""Every example, and the demo, does what it shows."""
 
 import importlib.util
 import json

@@ -1,5 +1,5 @@
 """
-A stream whose checkpoint is in an object store: is every row in the table once, though its driver is killed?
+A stream with its checkpoint in an object store: every row is in the table once, even if its driver is killed.
 
 Covers: sink.identity.from_running_query, sink.identity.planned_batch.
 """

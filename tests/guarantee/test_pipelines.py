@@ -1,5 +1,5 @@
 """
-Declarative pipelines: is every row in the table once, whatever happens to a run of ``spark-pipelines``?
+Declarative pipelines: every row is in the table once, even if a run of ``spark-pipelines`` fails or is killed.
 
 Covers: sink.options.sink_options.
 """

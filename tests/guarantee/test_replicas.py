@@ -1,5 +1,5 @@
 """
-Postgres fails over, or is switched over, under whole queries: what is in the table afterwards?
+Postgres fails over, or is switched over, under whole queries.
 
 The source is rate-micro-batch: batch N has the rows 10*N to 10*N+9, whenever it is planned. Two real servers change
 their parts: the old primary is rewound, and follows the new one.

@@ -1,5 +1,5 @@
 """
-Is there any order of events in a small world that loses a row, doubles one, or leaves everybody stuck?
+No order of events in a small world loses a row, doubles one, or leaves every driver stuck.
 
 Runs in: pytest, without I/O. Invariant: every state that a world can reach is visited, and judged by what happened to
 the rows, never by the verdict that led there. Drivers keep Spark's logs as Spark does: ``offsets/N`` is looked for and

@@ -1,5 +1,5 @@
 """
-What does an installed pgonce do on the PySpark that is there, whichever that is?
+An installed pgonce on the PySpark that is installed, of any version.
 
 Covers: sink.data_source.spark_interface, sink.encoding.encoded_types.
 """

@@ -1,5 +1,5 @@
 """
-Which versions of PySpark, Postgres and Python are run together?
+The versions of PySpark, Postgres and Python that are run together.
 
 Pure. Invariant: every version that we support is in at least one combination, and the oldest and newest of each are
 crossed; not every cell of the product is run.

@@ -1,8 +1,8 @@
 """
-What came of the tests of one combination?
+The outcome of the tests of one combination.
 
-Pure, but for the files that are read and written. Invariant: an outcome names the exact versions, the commit and the
-tests that were run; what could not be had is an outcome too, and says why.
+Pure, except that it reads and writes files. Invariant: an outcome names the exact versions, the commit and the tests
+that were run; a version that was not available is an outcome too, with the reason.
 """
 
 from __future__ import annotations

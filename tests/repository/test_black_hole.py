@@ -1,4 +1,4 @@
-"""Does the black hole do what the tests and the laboratory take for granted?"""
+"""The black hole does what the other tests and the laboratory rely on."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Are Debezium's records, with the settings that docs/change-data.md names, what the page says of them?"""
+"""Debezium's records, with the settings in docs/change-data.md, are as the page describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Do the documents say what is so: codes, verdicts, arguments, commands, links, tests, code?"""
+"""The documents agree with the code: codes, verdicts, arguments, commands, links, tests, examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does docs/guarantees.md's table of faults say, and what makes another product than the one that was struck?"""
+"""The table of faults in docs/guarantees.md, and which changes make its fingerprint out of date."""
 
 from __future__ import annotations
 

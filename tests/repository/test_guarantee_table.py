@@ -1,4 +1,4 @@
-"""Has every query one row in the table of docs/which-guarantee.md, and is every code in it described?"""
+"""The table of docs/which-guarantee.md has one row for every query, and every code in it is described."""
 
 from __future__ import annotations
 

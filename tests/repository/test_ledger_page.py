@@ -1,4 +1,4 @@
-"""Does docs/ledger.md name what the ledger has, and do its queries run, and find what they are for?"""
+"""docs/ledger.md names the ledger's tables and columns, and its queries find what they are for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does ``make matrix`` run what the documents promise, and does its table say what was found?"""
+"""``make matrix`` runs what the documents promise, and its table shows the outcomes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does one find the tests of a module: by their name, or because they say that they cover it?"""
+"""Every module has tests that are named after it, or that name it after "Covers:"."""
 
 from __future__ import annotations
 

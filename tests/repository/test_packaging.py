@@ -1,4 +1,4 @@
-"""Is it the wheel that the tests import, and is all in it?"""
+"""The tests import the wheel, and it is complete."""
 
 import importlib
 import importlib.metadata

@@ -1,4 +1,4 @@
-"""Does docs/python.md name what `import pgonce` offers: names, methods, arguments with their defaults, attributes?"""
+"""docs/python.md names what `import pgonce` offers: names, methods, arguments with their defaults, attributes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does the testbed do what the other tests take for granted?"""
+"""The testbed does what the other tests rely on."""
 
 import threading
 

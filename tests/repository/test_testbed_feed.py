@@ -1,4 +1,4 @@
-"""Is the change feed of the testbed what Debezium sends, and does it say what its source became?"""
+"""The change feed of the testbed is what Debezium sends, and describes the final state of its source."""
 
 import json
 from collections import Counter

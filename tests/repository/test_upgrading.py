@@ -1,4 +1,4 @@
-"""Is it so, what docs/running.md says of upgrading, of going back, and of a ledger that is dropped?"""
+"""Upgrading, going back and dropping the ledger work as docs/operations.md describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much stands between a user and the sentence that says what happened?"""
+"""How many lines stand between a user and the sentence that says what happened."""
 
 from __future__ import annotations
 

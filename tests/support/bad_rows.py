@@ -1,5 +1,5 @@
 """
-What becomes of bad rows: which are dead letters, and which rows are in the table?
+Bad rows in a batch: the dead letters and the table that they leave.
 
 Runs in: pytest. Invariant: they go through the commit that every way in uses, without Spark.
 """

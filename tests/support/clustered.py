@@ -1,8 +1,8 @@
 """
-What does a test need of a real cluster: two workers, a driver elsewhere, gates on the executors, and an eye on it all?
+What a test needs of a real cluster: two workers, a driver elsewhere, gates on the executors, and a view of it all.
 
-Runs in: pytest. Invariant: a scenario is three batches of one query, of which the second is struck; afterwards the
-cluster has two workers again.
+Runs in: pytest. Invariant: a scenario is three batches of one query, and the second is struck; afterwards the cluster
+has two workers again.
 """
 
 from __future__ import annotations

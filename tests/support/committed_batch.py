@@ -1,5 +1,5 @@
 """
-What is one batch, without Spark, whatever its names are?
+One batch, without Spark, under any names.
 
 Runs in: pytest. Invariant: a batch goes through the commit that every way in uses, inline or staged.
 """

@@ -1,5 +1,5 @@
 """
-What do the tests of the commit have in common: which rows are committed, and with which settings?
+What the tests of the commit have in common: committed rows, and settings.
 
 Runs in: pytest. Invariant: nothing here waits, and nothing writes.
 """

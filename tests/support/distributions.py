@@ -1,7 +1,7 @@
 """
-What is installed from a tree of sources: which files does hatch make of it?
+The files that hatch makes of a tree of sources.
 
-Runs in: pytest. Invariant: the sources are those of the directory that is named, whatever is installed here.
+Runs in: pytest. Invariant: the sources are those of the named directory, even if another version is installed here.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What could somebody put into a schema that stands on another role's search_path?
+A schema with evil objects, as another role could put it on a search_path.
 
 Runs in: pytest. Invariant: every name in the schema ``evil`` is one that a statement of ours could mean by accident,
 and a statement that uses it fails, with a word in the server's log that outlives the transaction.

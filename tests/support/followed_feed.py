@@ -1,8 +1,8 @@
 """
-How does a query follow the change feed of another table, and what must the copy and the ledger hold in the end?
+A query that follows the change feed of another table, and what the copy and the ledger must hold in the end.
 
 Runs in: pytest's own driver, and in the one that is killed. Invariant: each way's options are all that a user has to
-give for a feed of which events come again and out of order.
+give for a feed whose events come again and out of order.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-Which guarantee does docs/which-guarantee.md promise for which query?
+The guarantee that docs/which-guarantee.md promises for each query.
 
-Pure. Invariant: what a row means is decided here alone, and a cell that nobody can read is an error.
+Pure. Invariant: what a row means is decided here alone, and a cell that cannot be read is an error.
 """
 
 from __future__ import annotations

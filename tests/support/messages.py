@@ -1,7 +1,7 @@
 """
-What is in a topic, and what should a table have of it?
+The messages in a topic, and the rows that a table should have of them.
 
-Runs in: pytest. Invariant: ``rows`` is all that was sent, whatever was read of it.
+Runs in: pytest. Invariant: ``rows`` is all that was sent, however much of it was read.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-Is what a document names as its proof a test that exists?
+Finds the tests that a document names as its proof.
 
 Pure, but for reading the files. Invariant: a test that was renamed or removed is no longer there.
 """

@@ -1,5 +1,5 @@
 """
-How is a query run to its end, refused, or set back?
+Runs a query to its end, expects its refusal, or sets it back.
 
 Runs in: pytest. Invariant: a test that runs a query here knows how it ended before its next line.
 """

@@ -1,5 +1,5 @@
 """
-What do the tests of the receiver have in common: whose batches are received, and which rows do tasks send?
+What the tests of the receiver have in common: batches, and the rows that tasks send.
 
 Runs in: pytest. Invariant: a row is a body of its own, so that a line can be cut between two of them.
 """

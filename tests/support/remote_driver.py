@@ -1,8 +1,8 @@
 """
-How does a test speak to a driver of which it wants to read the log?
+Drives a query in another process whose log a test reads.
 
-Runs in: pytest. Invariant: what a query's processes print is in one file, whichever of them prints it; of a query in
-pytest's own driver, the workers' words are in pytest's captured output, out of a test's reach.
+Runs in: pytest. Invariant: all that a query's processes print is in one file. For a query in pytest's own driver, the
+workers' output is in pytest's captured output, where a test cannot read it.
 """
 
 from __future__ import annotations

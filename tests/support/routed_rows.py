@@ -1,7 +1,7 @@
 """
-What do the tests of routes have in common: which rows come, and which tables do they choose among?
+What the tests of routes have in common: rows, and the tables that they choose among.
 
-Runs in: pytest. Invariant: nothing here waits, and nothing writes but what it is asked to commit.
+Runs in: pytest. Invariant: nothing here waits, and it writes only what it is asked to commit.
 """
 
 from __future__ import annotations

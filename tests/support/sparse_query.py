@@ -1,5 +1,5 @@
 """
-What does Spark do under asynchronous progress tracking, as far as a sink can tell?
+What Spark does under asynchronous progress tracking, as far as a sink can tell.
 
 Runs in: pytest. Invariant: it keeps to the order of files of ``AsyncProgressTrackingMicroBatchExecution``: entries are
 written in order, each at any time after its batch was planned, a commit marker only for a batch whose entry was due,

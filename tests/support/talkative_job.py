@@ -1,5 +1,5 @@
 """
-What does a job show that logs all it can, and fails in every way that has to do with connecting?
+A job that logs all it can, and fails in every way that connecting can fail.
 
 Runs in: a driver of its own. Its first argument is a file with JSON: connection strings by name, the ways in that are
 tried with each, and folders. They are in no argument, since a program's arguments can be seen with `ps`.

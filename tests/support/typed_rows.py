@@ -1,5 +1,5 @@
 """
-What are rows of any columns, without Spark, and what becomes of them in a commit?
+Rows of any columns, without Spark, and their commit.
 
 Runs in: pytest. Invariant: they go through the commit that every way in uses, inline or staged.
 """

@@ -1,4 +1,4 @@
-"""What if the ledger is not there any more, under a driver that has used it?"""
+"""The ledger is dropped under a driver that has used it."""
 
 from __future__ import annotations
 

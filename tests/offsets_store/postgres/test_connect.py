@@ -1,4 +1,4 @@
-"""How many sessions does a process hold?"""
+"""Sessions that a process holds."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

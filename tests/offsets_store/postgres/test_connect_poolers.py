@@ -1,5 +1,5 @@
 """
-What if a pooler stands between us and Postgres, gives its sessions to others, and answers in Postgres's place?
+Poolers that give their sessions to other clients, and answer in Postgres's place.
 
 Covers: offsets_store.postgres.translate.
 """

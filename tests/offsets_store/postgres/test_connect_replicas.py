@@ -1,5 +1,5 @@
 """
-What if there are two servers, and one of them is a standby: which of them is written to, and who sees what, and when?
+A primary and a standby: which of them is written to, and which rows each shows at which time.
 
 Covers: offsets_store.commit.retrying, offsets_store.commit.one_transaction.
 

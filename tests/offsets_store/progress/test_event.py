@@ -1,4 +1,4 @@
-"""Does the ledger say the same as a progress event?"""
+"""Progress events are compared with the ledger."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Who may have written the rows that a query, which the ledger does not know, is about to write?
+Queries that may have written the rows that a query which is new to the ledger is about to write.
 
 Covers: offsets_store.verdict.reads.
 """

@@ -1,5 +1,5 @@
 """
-How often does a batch ask an object store, which answers each time only after a while?
+How often a batch asks a slow object store.
 
 Covers: sink.identity.planned_batch.
 """

@@ -1,5 +1,5 @@
 """
-Does each row of the source end once, in its table or among the dead letters, whatever strikes the commit?
+Each row of the source ends once, in its table or among the dead letters, whatever fault hits the commit.
 
 Runs in: pytest. Invariant: after every step the tables and the letters add up to the batches that were published, each
 row once; a batch that was refused, or whose session was ended, has left nothing. Hypothesis chooses the rows, the

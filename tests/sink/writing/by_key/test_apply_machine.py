@@ -1,5 +1,5 @@
 """
-Does the table hold what the changes would leave one by one, however they are cut into batches?
+The table holds what the changes would leave one by one, however they are cut into batches.
 
 Runs in: pytest. Invariant: after every batch the table equals a model that is :func:`one_by_one`; each row of a batch
 is counted once. Hypothesis chooses the changes, the batches and what is sent again; Postgres and the statements are
