@@ -1,5 +1,5 @@
 """
-Measures how long a sink in a process of its own takes for a given number of rows.
+Measure how long a sink in a process of its own takes for a given number of rows.
 
 Runs on the driver. Invariant: a time is the difference of commit timestamps, so that waiting for the rows neither
 disturbs the sink nor blurs its time. Needs `track_commit_timestamp`.

@@ -1,5 +1,5 @@
 """
-Measures how much CPU a contender and Postgres use, in stretches of a run that are known only afterwards.
+Measure how much CPU a contender and Postgres use, in stretches of a run that are known only afterwards.
 
 Runs on the driver. Invariant: a process counts together with all that it has started, even if those have ended; what
 was used between two samples is divided by time.

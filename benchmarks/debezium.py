@@ -1,5 +1,5 @@
 """
-Writes the topic with Debezium's JDBC sink.
+Write the topic with Debezium's JDBC sink.
 
 Runs on the driver, with Kafka Connect in a JVM of its own. Invariant: it is set up to be fast: UNNEST, large batches,
 as many tasks as cores, and no conversion that it can leave to Postgres.

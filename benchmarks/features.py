@@ -1,5 +1,5 @@
 """
-Measures whether two features earn their lines: the receiver, and transactions that begin while Spark's job runs.
+Measure whether two features earn their lines: the receiver, and transactions that begin while Spark's job runs.
 
 Runs on the driver, with Spark and Postgres on this machine: `make bench-features`. Invariant: both variants, with and
 without a feature, alternate in one run on the same servers, and differ only in that feature.

@@ -1,5 +1,5 @@
 """
-Writes the topic with Flink's JDBC sink and XA transactions.
+Write the topic with Flink's JDBC sink and XA transactions.
 
 Runs on the driver, with Flink in a JVM of its own. Invariant: no prepared transaction outlives the sink, because it
 would lock its table for ever.

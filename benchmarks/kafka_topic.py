@@ -1,5 +1,5 @@
 """
-Makes a topic, and reads it as a stream.
+Make a topic, and read it as a stream.
 
 Runs on the driver. Invariant: every benchmark reads a topic from its beginning.
 """

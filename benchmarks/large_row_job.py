@@ -1,5 +1,5 @@
 """
-Writes one row of many megabytes in one batch, and prints whether it was stored whole or refused with an error.
+Write one row of many megabytes in one batch, and print whether it was stored whole or refused with an error.
 
 Runs as a driver of its own, because a row that is too large may end it: `python large_row_job.py URL DIR
 WAY:TYPE:MEGABYTES...`. Invariant: a size counts as stored only if Postgres says that the row has as many bytes as were

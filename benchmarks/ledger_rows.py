@@ -1,5 +1,5 @@
 """
-Fills a ledger as if it had been used for a long time.
+Fill a ledger as if it had been used for a long time.
 
 Runs against a Postgres whose ledger is empty. Invariant: rows are as large as Spark and Kafka make them, and every
 writer could go on from where it is.

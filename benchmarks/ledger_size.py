@@ -1,5 +1,5 @@
 """
-Compares a ledger of a million batches with an empty one, in answers and commits.
+Compare a ledger of a million batches with an empty one, in answers and commits.
 
 Runs against a Postgres of its own: `make bench-ledger`. Invariant: the ledgers take turns in one run, on one server, so
 that the machine affects all of them alike. A third ledger is new, with as many writers as the large one and one batch

@@ -1,5 +1,5 @@
 """
-Measures how long a trigger takes, and how much memory the driver's Python processes use.
+Measure how long a trigger takes, and how much memory the driver's Python processes use.
 
 Runs on the driver. Invariant: a time is Spark's own (`durationMs.triggerExecution` of the query's progress), and it
 counts only if the rows are there afterwards.

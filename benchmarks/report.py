@@ -1,5 +1,5 @@
 """
-Says what the times mean, and whether the goals were reached.
+Say what the times mean, and whether the goals were reached.
 
 Pure. Invariant: contenders are compared within a round, where the machine was the same for both, and only then over
 rounds.

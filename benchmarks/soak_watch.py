@@ -1,6 +1,5 @@
 """
-Watches what a soaked driver holds: processes, memory, descriptors, connections, rows of the catalogue and of the
-ledger.
+Watch what a soaked driver holds: processes, memory, descriptors, connections, rows of the catalogue and of the ledger.
 
 Runs next to the driver. Invariant: it looks from outside, at the processes of the driver's session and at Postgres, and
 looking does not make anything grow.

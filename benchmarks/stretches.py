@@ -1,5 +1,5 @@
 """
-Finds when a table had a given number of rows, from the commits that brought them.
+Find when a table had a given number of rows, from the commits that brought them.
 
 Pure. Invariant: a stretch begins and ends with rows that were committed, never with the start of a process.
 """

@@ -1,5 +1,6 @@
 """
-Where did each query stop? The ledger of published batches and offsets, and Spark's checkpoint to compare it with.
+The ledger of published batches and offsets, which tells where each query stopped, and Spark's checkpoint to compare it
+with.
 
 Runs on the driver, in Spark's workers and on the command line. Invariant: this package never imports ``sink``, and
 only its listener needs pyspark.

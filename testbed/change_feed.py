@@ -1,8 +1,8 @@
 """
-Which changes does a stream from a database bring, and what must the target hold in the end?
+The changes that a stream from a database brings, and what the target must hold in the end.
 
-Pure: a seed makes the same feed every time. Invariant: whatever the form in which the changes are given and however
-often some of them come again, :meth:`ChangeFeed.final_state` is the source's table after the last one.
+Pure: a seed makes the same feed every time. Invariant: in every form of the changes, and however often some of them
+come again, :meth:`ChangeFeed.final_state` is the source's table after the last one.
 
 Every form was compared with what Debezium 3.5 sent for a table of Postgres 18; tests/repository/test_testbed_feed.py
 keeps some of its records.

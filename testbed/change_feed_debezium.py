@@ -1,8 +1,8 @@
 """
-How does Debezium's connector for Postgres put a change into Kafka's records?
+Put a change into Kafka's records as Debezium's connector for Postgres does.
 
 Pure. Invariant: key and value are the JSON that Kafka Connect's JsonConverter writes without schemas, with Debezium's
-default settings, but for ``decimal.handling.mode``.
+default settings except ``decimal.handling.mode``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-What happens to a table in a database that somebody else uses?
+The history of a table in another user's database.
 
 Pure: a seed makes the same history every time. Invariant: changes come in transactions, and the LSN grows with each
-statement; so the last change of a key by LSN says what became of it.
+statement; so the last change of a key by LSN tells the final state of its row.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-How does a change feed come into a topic of Kafka?
+Send a change feed into a topic of Kafka.
 
 Runs in: any process. Invariant: all records of one key are in one partition, in the order in which they were sent.
 """

@@ -1,5 +1,5 @@
 """
-How does a Spark Connect server run here?
+Run a Spark Connect server.
 
 Runs in: any process; the server's JVM and its Python workers are in a session of their own. Invariant: the server lives
 as long as its owner and no longer; a SIGKILL may leave its workers to themselves, as when only the server is shot.

@@ -1,5 +1,5 @@
 """
-How does a real Postgres run here, without a container, without root, or as root?
+Run a real Postgres without a container, as root or as another user.
 
 Runs in: any process; the server's own processes are detached from it. Invariant: a server lives as long as
 its owner and no longer, leaves no process and no temporary directory, and survives the death of its clients.

@@ -1,7 +1,7 @@
 """
-On which ports can a server be started now?
+Find ports on which a server can be started now.
 
-Runs in: any process. Invariant: the ports of one call differ, and nobody listened on them when they were asked for.
+Runs in: any process. Invariant: the ports of one call differ, and no process listened on them when they were asked for.
 Another process may take one before the server does, so a server that cannot start for that reason asks again.
 """
 

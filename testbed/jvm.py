@@ -1,5 +1,5 @@
 """
-How does a server that is a JVM run here?
+Run a server that is a JVM.
 
 Runs in: any process; the JVM is in a session of its own. Invariant: it lives as long as its owner and no longer, and
 leaves no process and no directory.

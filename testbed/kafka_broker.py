@@ -1,5 +1,5 @@
 """
-How does a real Kafka run here, without a container?
+Run a real Kafka without a container.
 
 Runs in: any process; the broker is one JVM of its own (KRaft, broker and controller in one). Invariant: the
 broker lives as long as its owner and no longer, and leaves no process and no directory.

@@ -1,5 +1,5 @@
 """
-How does a Kafka Connect sink run here?
+Run a Kafka Connect sink.
 
 Runs in: any process; Connect is one JVM of its own (standalone, one connector). Invariant: it lives as long as its
 owner and no longer, and a task that failed raises an error, and does not look like a slow sink.

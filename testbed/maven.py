@@ -1,5 +1,5 @@
 """
-Where do jars come from?
+Fetch jars from Maven.
 
 Runs on a developer's or build machine, before anything else starts. Invariant: `.build/` holds only complete
 sets of jars; a set is named by the hash of what was asked for, filled in another directory and then renamed.

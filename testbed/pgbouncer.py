@@ -1,8 +1,8 @@
 """
-How does a real PgBouncer run here, in front of a test server, as any user or as root?
+Run a real PgBouncer in front of a test server, as any user or as root.
 
-Runs in: any process, whose child it is. Invariant: it lives as long as its owner and no longer, keeps its address when
-it is restarted, and leaves no process and no temporary directory.
+Runs in: any process, which is its parent. Invariant: it lives as long as its owner and no longer, keeps its address
+when it is restarted, and leaves no process and no temporary directory.
 """
 
 from __future__ import annotations

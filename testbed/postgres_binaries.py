@@ -1,5 +1,5 @@
 """
-Where are the programs of a given major version of Postgres?
+Find or fetch the programs of a given major version of Postgres.
 
 Runs on a developer's or build machine, before a server starts. Invariant: the directory returned holds
 initdb, pg_ctl and postgres of the version asked for; nothing is installed outside `.build/`.

@@ -1,8 +1,8 @@
 """
-How do a primary and its streaming standby run here, and how do they change places?
+Run a primary and its streaming standby, and exchange their roles.
 
-Runs in: any process; each of the two is an :class:`EmbeddedPostgres`. Invariant: a server keeps its address, whichever
-part it plays, so that a URL that names both of them stays true.
+Runs in: any process; each of the two is an :class:`EmbeddedPostgres`. Invariant: a server keeps its address in both
+roles, so that a URL that names both of them stays true.
 """
 
 from __future__ import annotations

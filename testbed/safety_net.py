@@ -1,9 +1,9 @@
 """
-What becomes of a server when the process that started it is killed?
+Remove a server when the process that started it has ended or was killed.
 
-Runs in: a small Python process beside the server, in a session of its own. Invariant: when the owner is
-gone, in an orderly way or by SIGKILL, the server's processes and directory go, too. But a server must outlive
-its owner's *children*: the demo kills its Spark driver, never the Postgres.
+Runs in: a small Python process next to the server, in a session of its own. Invariant: when the owner is gone, in an
+orderly way or by SIGKILL, the server's processes and directory go as well. But a server must outlive its owner's
+*children*: the demo kills its Spark driver, never the Postgres.
 """
 
 from __future__ import annotations

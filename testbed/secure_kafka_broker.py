@@ -1,5 +1,5 @@
 """
-How does a real Kafka run here that asks who one is, encrypts, and denies what one may not do?
+Run a real Kafka that authenticates its users, encrypts, and denies what they are not permitted.
 
 Runs in: any process; the broker is one JVM of its own. Invariant: users and certificates are made for this broker, and
 go away with it.

@@ -1,5 +1,5 @@
 """
-Starts and kills the demo's streaming job.
+Start and kill the demo's streaming job.
 
 Runs in the demo's own process; the job is a session of its own. Invariant: a kill is SIGKILL, and nothing of the job
 outlives it: not its JVM, and not its Python workers, which leave its process group but not its session.

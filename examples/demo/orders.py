@@ -1,5 +1,5 @@
 """
-Sends the orders.
+Send the orders.
 
 Runs in the demo's own process. Invariant: what is counted as sent is in the source, once: a file appears whole, and a
 message is counted when the broker has acknowledged it.

@@ -1,5 +1,5 @@
 """
-Judges whether every order arrived once.
+Judge whether every order arrived once.
 
 Pure: runs in the demo's own process, over what was sent and what Postgres holds. Invariant: it says "exactly once" only
 if count, ids and content agree and enough kills hit a running query.

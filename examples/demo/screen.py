@@ -1,5 +1,5 @@
 """
-Prints what the demo does while it runs.
+Print what the demo does while it runs.
 
 Runs in the demo's own process. Invariant: each event is a line that stays, on a terminal and in a file; only the count
 below it changes.

@@ -1,5 +1,5 @@
 """
-Reads what has reached Postgres.
+Read what has reached Postgres.
 
 Runs in the demo's own process, over one connection that only reads. Invariant: it reads the ledger and the table as any
 user could in psql; the job and the demo share nothing else.

@@ -1,1 +1,1 @@
-"""Commits rows and offsets in one transaction."""
+"""Commit rows and offsets in one transaction."""

@@ -1,5 +1,5 @@
 """
-Notifies listeners in Postgres that a batch is committed.
+Notify listeners in Postgres that a batch is committed.
 
 Runs in the commit. Invariant: the notification is sent by the transaction that records the batch, so Postgres delivers
 it only when that transaction is committed. A batch that is skipped sends none.

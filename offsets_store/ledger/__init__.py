@@ -1,1 +1,1 @@
-"""Stores what is remembered of each batch and writer, in tables of the same Postgres."""
+"""Store what is remembered of each batch and writer, in tables of the same Postgres."""

@@ -1,5 +1,5 @@
 """
-Records batch jobs, and claims their keys.
+Record batch jobs, and claim their keys.
 
 Runs in the commit of a batch job. Invariant: every function takes a connection whose transaction the caller owns, at
 READ COMMITTED. After one job has claimed a key, another job with that key waits for it; a key that was published stays.

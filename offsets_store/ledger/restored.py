@@ -1,5 +1,5 @@
 """
-Detects that the ledger was restored from a dump, and finds the oids that its tables have in this database.
+Detect that the ledger was restored from a dump, and find the oids that its tables have in this database.
 
 Runs where a session begins to use the ledger, before it reads any oid in it. Invariant: a table that the ledger knew by
 its oid before a dump gets the oid that it has now, found by its name. If no table has the name, the ledger keeps no oid

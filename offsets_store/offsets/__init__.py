@@ -1,1 +1,1 @@
-"""When are two offsets the same, and does one follow the other? Pure."""
+"""Compare offsets: whether two are the same, and whether one follows the other. Pure."""

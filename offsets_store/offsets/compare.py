@@ -1,5 +1,5 @@
 """
-Compares two sets of offsets: whether they are the same, and whether one goes back behind the other.
+Compare two sets of offsets: whether they are the same, and whether one goes back behind the other.
 
 Pure: runs anywhere. Invariant: two sets are called the same only if nothing was lost when they were read. An unknown
 offset equals nothing.

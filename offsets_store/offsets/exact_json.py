@@ -1,5 +1,5 @@
 """
-Decodes JSON that can be held without losing anything, and compares such values.
+Decode JSON that can be held without losing anything, and compare such values.
 
 Pure: runs anywhere. Invariant: a value that is decoded here comes back the same from jsonb, and through Python's json.
 Anything else (a number that would be rounded, a repeated key, NaN, a NUL) is refused.

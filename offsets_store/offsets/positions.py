@@ -1,5 +1,5 @@
 """
-Decides, if rows carry their positions in Kafka, whether a batch continues what is stored, overlaps it or leaves a gap.
+If rows carry their positions in Kafka, decide whether a batch continues what is stored, overlaps it or leaves a gap.
 
 Pure: runs in the commit. Invariant: a row is dropped only if its position is below what is stored for its partition. A
 batch is accepted only if no row between what is stored and its own start can have been left out.

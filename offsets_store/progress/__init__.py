@@ -1,1 +1,1 @@
-"""Stores Spark's progress events, and compares them with the ledger."""
+"""Store Spark's progress events, and compare them with the ledger."""

@@ -1,5 +1,5 @@
 """
-Decides what a batch is to its writer: new, a replay, or something that must not be published.
+Decide what a batch is to its writer: new, a replay, or something that must not be published.
 
 Pure: runs in the commit, on rows that the commit has locked. Invariant: a batch is skipped only if it is proven to be
 the one that is recorded, and published only if it is proven to follow the recorded one.

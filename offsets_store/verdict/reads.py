@@ -1,5 +1,5 @@
 """
-Describes what a query reads, and decides whether another query is proven to read something else.
+Describe what a query reads, and decide whether another query is proven to read something else.
 
 Pure: runs in the commit, and in the command ``pgonce``. Invariant: unknown sources never count as different. Two
 queries read different places if both read only Kafka, and share no partition; or if both read only folders of files,

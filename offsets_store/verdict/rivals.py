@@ -1,5 +1,5 @@
 """
-Finds, for a query that is new to the ledger, the queries that may have written the rows that it is about to write.
+For a query that is new to the ledger, find the queries that may have written the rows that it is about to write.
 
 Pure: runs in the commit, and in the command ``pgonce``. Invariant: a query that feeds the same sink or table is a
 rival, unless both are proven to read different places (``reads``), and neither its name nor the location of its

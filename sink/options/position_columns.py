@@ -1,5 +1,5 @@
 """
-Finds the columns that hold each row's position in Kafka.
+Find the columns that hold each row's position in Kafka.
 
 Pure: runs in tasks and on the driver. Invariant: a row without a complete position is refused; it is neither dropped
 nor kept.

@@ -1,1 +1,1 @@
-"""Stages rows that are too many for a commit message."""
+"""Stage rows that are too many for a commit message."""

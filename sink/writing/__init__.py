@@ -1,1 +1,1 @@
-"""Writes the rows of a batch into its target tables."""
+"""Write the rows of a batch into its target tables."""

@@ -1,5 +1,5 @@
 """
-Describes the target table, and refuses it if a batch cannot be published into it.
+Describe the target table, and refuse it if a batch cannot be published into it.
 
 Runs in the commit. Invariant: both transports and all ways in pass the same check, so that what is refused does
 not depend on how large a batch happened to be.

@@ -1,5 +1,5 @@
 """
-Refuses a query's first batch early, if the ledger already shows that it could not be recorded.
+Refuse a query's first batch early, if the ledger already shows that it could not be recorded.
 
 Runs in the planner's worker, in the foreachBatch function, and where a batch job is planned, before a row is computed.
 Invariant: it proves nothing for the commit, which decides again under its locks. It takes no lock, writes nothing and

@@ -1,5 +1,5 @@
 """
-Refuses a table early, if Postgres can already tell that it cannot take the rows.
+Refuse a table early, if Postgres can already tell that it cannot take the rows.
 
 Runs in the planner's worker and in the foreachBatch function, before Spark's job. Invariant: it proves nothing for the
 commit, which looks again. It takes no lock that blocks another session, writes nothing and leaves no session; what

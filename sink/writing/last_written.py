@@ -1,5 +1,5 @@
 """
-Checks whether a query's tables would take another batch like its last one.
+Check whether a query's tables would take another batch like its last one.
 
 Runs in the commands ``pgonce doctor`` and ``pgonce check``. Invariant: it checks each table as the commit does, without
 a lock; nothing of the record becomes part of a statement before it was checked.

@@ -1,5 +1,5 @@
 """
-Deletes all rows of the target for a query that starts over, if only the query that it replaces has written them.
+Delete all rows of the target for a query that starts over, if only the query that it replaces has written them.
 
 Runs in the commit of batch 0 of a query that starts over, after the target is locked and the batch's rows are gathered.
 Invariant: rows are deleted only if one query alone feeds the table, which is the one that the user has named, and only

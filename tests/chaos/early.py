@@ -1,5 +1,5 @@
 """
-Strikes transactions that began before their rows were there, while they wait for them.
+Strike transactions that began before their rows were there, while they wait for them.
 
 Runs in: the laboratory. Invariant: tasks are held back while it strikes, and the driver under test has shown (by
 :func:`chaos.seams.early_sign`) that the transaction had begun.

@@ -1,5 +1,5 @@
 """
-Judges whether every row is there once, now and in the end, and whether the ledger agrees.
+Judge whether every row is there once, now and in the end, and whether the ledger agrees.
 
 Runs in: the laboratory, over connections that only look. Invariant: nothing of pgonce is asked: tables are judged by
 their own rows, the ledger by the tables and by the files of Spark's checkpoint.

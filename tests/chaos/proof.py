@@ -1,5 +1,5 @@
 """
-Records which product a run of the laboratory was about, and writes its table into docs/guarantees.md.
+Record which product a run of the laboratory was about, and write its table into docs/guarantees.md.
 
 Runs in: a shell, with the laboratory. Invariant: one table is of one product, by its fingerprint; the table says how
 many faults were struck, with which seed, on which commit and versions, and what was left out.

@@ -1,5 +1,5 @@
 """
-Makes small batches take paths that they would seldom take, and records that these were taken.
+Make small batches take paths that they would seldom take, and record that these were taken.
 
 Runs in: the driver under test; the laboratory reads what it leaves. Invariant: only thresholds are lowered, what a path
 does is the product's own; each time one is taken, a byte is added to a file of its name.

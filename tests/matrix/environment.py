@@ -1,5 +1,5 @@
 """
-Finds the Pythons, and gives one of them a PySpark and the built wheel.
+Find the Pythons, and give one of them a PySpark and the built wheel.
 
 Runs in: the shell's process. Invariant: nothing is installed outside `.build/matrix`; an environment is used again only
 if it was completed, and always gets the wheel that was built last.

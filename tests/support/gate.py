@@ -1,5 +1,5 @@
 """
-Lets a batch wait inside its transaction, just before it is recorded, until its driver is killed.
+Let a batch wait inside its transaction, just before it is recorded, until its driver is killed.
 
 Runs in: pytest. Invariant: the wait is in Postgres, by a trigger on the ledger, so it is the same for every way in; it
 ends with the session that holds the gate.

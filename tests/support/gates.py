@@ -1,5 +1,5 @@
 """
-Stops a task on an executor, so that a test can strike in the meantime.
+Stop a task on an executor, so that a test can strike in the meantime.
 
 Runs in: pytest; the executors' side is :mod:`support.gated.sitecustomize`. Invariant: a gate is a file that both sides
 can see, and each task that passes one leaves a file, which says where it runs.

@@ -1,5 +1,5 @@
 """
-Prints all that is logged at DEBUG, in any logger, while one of our functions makes a token.
+Print all that is logged at DEBUG, in any logger, while one of our functions makes a token.
 
 Runs in: pytest, which starts a process of its own, because some loggers come to be only when a library is first used.
 That process is told the function and the login by its arguments, and prints the token; its log is its standard error.

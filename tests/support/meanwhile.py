@@ -1,5 +1,5 @@
 """
-Does a step again and again while something else runs.
+Do a step again and again while something else runs.
 
 Runs in: a thread of pytest's process. Invariant: a step is done at least once, and one that fails makes the test fail.
 """

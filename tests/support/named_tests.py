@@ -1,5 +1,5 @@
 """
-Finds the tests that a document names as its proof.
+Find the tests that a document names as its proof.
 
 Pure, but for reading the files. Invariant: a test that was renamed or removed is no longer there.
 """

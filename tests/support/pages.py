@@ -1,5 +1,5 @@
 """
-Reads a page of docs/: its sections, its tables and its SQL.
+Read a page of docs/: its sections, its tables and its SQL.
 
 Pure. Invariant: the page is read as Markdown shows it, so a test compares what a reader sees.
 """

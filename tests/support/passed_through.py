@@ -1,5 +1,5 @@
 """
-Passes rows through a function in Python on their way to the sink.
+Pass rows through a function in Python on their way to the sink.
 
 Runs in: the drivers of tests; the function itself runs in tasks. Invariant: rows, names and types stay as they are.
 """

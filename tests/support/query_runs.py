@@ -1,5 +1,5 @@
 """
-Runs a query to its end, expects its refusal, or sets it back.
+Run a query to its end, expect its refusal, or set it back.
 
 Runs in: pytest. Invariant: a test that runs a query here knows how it ended before its next line.
 """

@@ -1,5 +1,5 @@
 """
-Drives a query in another process whose log a test reads.
+Drive a query in another process whose log a test reads.
 
 Runs in: pytest. Invariant: all that a query's processes print is in one file. For a query in pytest's own driver, the
 workers' output is in pytest's captured output, where a test cannot read it.

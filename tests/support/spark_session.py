@@ -1,5 +1,5 @@
 """
-Starts Spark in the drivers of the tests.
+Start Spark in the drivers of the tests.
 
 Runs in: the jobs that tests start as drivers, and in pytest's own driver. Invariant: what differs between them is in
 the settings.

@@ -1,5 +1,5 @@
 """
-Gives a test a primary and its standby.
+Give a test a primary and its standby.
 
 Runs in: pytest. Invariant: both are of the major version that is tested; a test that cannot have them is left out, or
 fails where everything is required.

@@ -1,1 +1,1 @@
-"""Finds the rows that cannot be written for their own values, and puts them aside as dead letters."""
+"""Find the rows that cannot be written for their own values, and put them aside as dead letters."""

@@ -1,5 +1,5 @@
 """
-Limits how many rows of a batch are put aside, and how long the commit searches for them.
+Limit how many rows of a batch are put aside, and how long the commit searches for them.
 
 Runs in the commit, and reads nothing but the clock. Invariant: if no row of a batch of several rows can be written, the
 batch is refused, not put aside as a whole; and a search ends.

@@ -1,5 +1,5 @@
 """
-Guesses which rows a unique index or a foreign key of the target refuses.
+Guess which rows a unique index or a foreign key of the target refuses.
 
 Runs in the commit. Invariant: each guess is tried on the target itself. Nothing depends on finding all of these rows,
 or any.

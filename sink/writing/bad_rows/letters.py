@@ -1,5 +1,5 @@
 """
-Writes the rows that cannot be written into the table of dead letters.
+Write the rows that cannot be written into the table of dead letters.
 
 Runs in the commit, in the transaction that publishes the other rows. Invariant: each row is either in this table,
 whole, or published; a batch that is skipped as a replay writes neither.

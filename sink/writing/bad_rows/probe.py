@@ -1,5 +1,5 @@
 """
-Finds the rows that the target's types, NOT NULL and CHECK refuse, whatever rows the target holds.
+Find the rows that the target's types, NOT NULL and CHECK refuse, whatever rows the target holds.
 
 Runs in the commit, only after Postgres has refused rows. Invariant: it writes nothing to the target, and leaves nothing
 but the numbers of a temporary sequence.

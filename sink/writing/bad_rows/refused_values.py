@@ -1,5 +1,5 @@
 """
-Finds the row and the column of a value that Postgres refused, for the text of the error.
+Find the row and the column of a value that Postgres refused, for the text of the error.
 
 Runs in the commit, only after Postgres has refused rows. Invariant: a transaction that had failed is still failed
 afterwards; the error tells columns and types, and the row's key, position or place, but never another value.

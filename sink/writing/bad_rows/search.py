@@ -1,5 +1,5 @@
 """
-Searches gathered rows for those that may be the reason why Postgres refused a statement.
+Search gathered rows for those that may be the reason why Postgres refused a statement.
 
 Runs in the commit, after the refused statement was rolled back. Invariant: a row is put aside only if Postgres was seen
 to refuse it, or refuses it when it is tried by itself; if no such row is found, the batch is refused.

@@ -1,5 +1,5 @@
 """
-Writes the rows of a batch without those that cannot be written, and puts these aside.
+Write the rows of a batch without those that cannot be written, and put these aside.
 
 Runs in the commit. Invariant: the whole batch is tried first. In the end one statement writes all rows but those that
 are put aside, and the table as that statement leaves it refuses each of these.

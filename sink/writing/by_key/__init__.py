@@ -1,1 +1,1 @@
-"""Writes rows by key: upserts, and changes with deletes."""
+"""Write rows by key: upserts, and changes with deletes."""

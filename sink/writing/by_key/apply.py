@@ -1,5 +1,5 @@
 """
-Applies the changes of a batch to the target: writes and deletes, in their order, and only those that are newer.
+Apply the changes of a batch to the target: writes and deletes, in their order, and only those that are newer.
 
 Runs in the commit. Invariant: every row of the batch is counted once, as one of :data:`STAGES`; rows are locked in the
 order of their keys before any is changed, except in a batch that is one statement; and the statement that writes a row

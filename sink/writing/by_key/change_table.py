@@ -1,5 +1,5 @@
 """
-Describes the table of a batch's changes, and how its rows are joined with those of the target.
+Describe the table of a batch's changes, and how its rows are joined with those of the target.
 
 Pure; its SQL runs in the commit, on rows that were gathered. Invariant: keys are compared as the target's unique index
 compares them. In addition to the target's columns, the table has some of its own, with names that no user's column has:

@@ -1,5 +1,5 @@
 """
-Finds how the target compares keys, and which of two rows is the newer one.
+Find how the target compares keys, and which of two rows is the newer one.
 
 Runs in the commit. Invariant: two rows have the same key exactly if the unique index that ON CONFLICT uses calls them
 equal, by its collations and operator classes; the newer one is found by the collation of the table's own column.

@@ -1,5 +1,5 @@
 """
-Checks that the tombstones of a table have the key columns and the order of the batch that reads them.
+Check that the tombstones of a table have the key columns and the order of the batch that reads them.
 
 Runs in the commit, under the lock on the table's tombstones. Invariant: a batch reads only tombstones of its own keys
 and order. While the table has living ones of others, the batch is refused, because it can tell neither which of its

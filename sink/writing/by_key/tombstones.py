@@ -1,5 +1,5 @@
 """
-Remembers deletes, so that an older change does not bring the row back.
+Remember deletes, so that an older change does not bring the row back.
 
 Runs in the commit, where only newer rows are written. Invariant: a transaction that writes only newer rows into a table
 holds a lock on its tombstones, and reads them in a statement that began after it had the lock.

@@ -1,5 +1,5 @@
 """
-Checks whether a trigger, or row-level security, altered or prevented the batch's changes.
+Check whether a trigger, or row-level security, altered or prevented the batch's changes.
 
 Runs in the commit, after changes are applied. Invariant: a table without BEFORE triggers, and without a policy that is
 in force for this role, is not read again.

@@ -1,5 +1,5 @@
 """
-Upserts gathered rows into the target.
+Upsert gathered rows into the target.
 
 Runs in the commit. Invariant: a large batch is a MERGE only if that leaves the rows that ``INSERT ... ON CONFLICT``
 would leave and no trigger can tell which of the two it was, because only the batch's size decides.

@@ -1,1 +1,1 @@
-"""Alters the table: adds columns that it lacks, and widens those that are too narrow."""
+"""Alter the table: add columns that it lacks, and widen those that are too narrow."""

@@ -1,5 +1,5 @@
 """
-Finds columns of the table that are too narrow for values of the batch, and widens them.
+Find columns of the table that are too narrow for values of the batch, and widen them.
 
 Runs in the commit. Invariant: a column is widened only after Postgres has refused a value as too long or too large for
 it, so that a batch that fits alters nothing. Rows that were written before are rolled back, and written again.

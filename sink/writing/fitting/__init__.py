@@ -1,1 +1,1 @@
-"""Decides which types of the table take a column's values, and how."""
+"""Decide which types of the table take a column's values, and how."""

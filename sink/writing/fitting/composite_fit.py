@@ -1,5 +1,5 @@
 """
-Decides whether a struct can go into a composite type, or an array of structs into an array of such a type.
+Decide whether a struct can go into a composite type, or an array of structs into an array of such a type.
 
 Pure; runs in the driver. Invariant: every field goes into an attribute that takes it as a column would, or the struct
 is refused. Structs are encoded as JSON. Postgres makes the composite value from it with the attributes' input

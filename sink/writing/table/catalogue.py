@@ -1,5 +1,5 @@
 """
-Reads from Postgres's catalogue what the target table is.
+Read from Postgres's catalogue what the target table is.
 
 Runs in the commit. Invariant: it reads the catalogue again for every batch, because people alter tables under a stream,
 and under our own search_path, so that no object of a user's can stand in for Postgres's.

@@ -1,5 +1,5 @@
 """
-Deletes all rows of a table, before others replace them.
+Delete all rows of a table, before others replace them.
 
 Runs in the commit, after the table is locked. Invariant: if a trigger keeps rows, or no policy lets this role delete
 them, the batch is refused, so that old rows never stay with the new ones.

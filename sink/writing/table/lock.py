@@ -1,5 +1,5 @@
 """
-Locks the target table, so that it stays as the catalogue describes it until the batch is committed.
+Lock the target table, so that it stays as the catalogue describes it until the batch is committed.
 
 Runs in the commit. Invariant: the table is locked before it is described, in the mode in which it is then written. A
 statement that could change its columns, their types, its rules or where its rows are kept needs a lock that conflicts

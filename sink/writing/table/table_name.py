@@ -1,5 +1,5 @@
 """
-Resolves the user's text to a table.
+Resolve the user's text to a table.
 
 Runs in the commit. Invariant: names are resolved by Postgres's own rules and the user's search_path, again for every
 batch, because people alter tables under a stream.

@@ -1,5 +1,5 @@
 """
-Stops a task on an executor until a test lets it go on.
+Stop a task on an executor until a test lets it go on.
 
 Runs in: each Python of an executor, when it starts, if the driver's settings put this folder on its path
 (:mod:`support.gates`). Invariant: nothing of a task is changed but when it goes on. Without a closed gate it stops
