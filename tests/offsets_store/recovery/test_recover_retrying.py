@@ -16,7 +16,7 @@ from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery
-from pgonce.sink.foreach_batch.batch_writer import PostgresBatchWriter
+from pgonce.sink.options.definitions import OPTIONS
 from pgonce.sink.recover_and_start import recover_and_start
 
 
@@ -61,9 +61,9 @@ class TestAway:
         """Nobody who waits for a commit need wait otherwise for a start."""
         patience = {
             inspect.signature(function).parameters["retry_timeout"].default
-            for function in (recover_checkpoint, undo_recovery, recover_and_start, PostgresBatchWriter)
+            for function in (recover_checkpoint, undo_recovery, recover_and_start)
         }
-        assert patience == {CommitSettings.retry_timeout} == {120.0}
+        assert patience == {CommitSettings.retry_timeout, OPTIONS["retry_timeout"].default} == {120.0}
 
     def test_a_command_waits_where_it_is_told_to(self, proxy, behind, monkeypatch):
         """A person at a shell hears at once that Postgres is away, unless --wait says for how long to try."""
