@@ -1,5 +1,5 @@
 """
-Does every query have the guarantee that docs/which-guarantee.md promises? Each row of its table is run.
+Does every query have the guarantee that docs/guarantees.md promises? Each row of its table is run.
 
 ``PGONCE_GUARANTEE_SEED`` chooses one query of each row; ``PGONCE_GUARANTEE=all`` runs them all.
 
@@ -45,7 +45,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.slow]
 
 SEED = os.environ.get("PGONCE_GUARANTEE_SEED", str(secrets.randbelow(10**6)))
 ALL = os.environ.get("PGONCE_GUARANTEE") == "all"
-TABLE = rows_of((Path(__file__).parents[2] / "docs" / "which-guarantee.md").read_text())
+TABLE = rows_of((Path(__file__).parents[2] / "docs" / "guarantees.md").read_text())
 PROMISED = {combination: row for row in TABLE for combination in row.combinations()}
 
 TRIGGERS: dict[str, dict[str, Any]] = {

@@ -1,4 +1,4 @@
-"""The table of docs/which-guarantee.md has one row for every query, and every code in it is described."""
+"""The table of docs/guarantees.md has one row for every query, and every code in it is described."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support.guarantee_table import PROGRESS, QUERIES, SOURCES, TRIGGERS, WAYS, every_combination, rows_of
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "which-guarantee.md").read_text()
+PAGE = (DOCS / "guarantees.md").read_text()
 HEAD = """\
 | Way in | Trigger | Asynchronous progress | Query | Source | Guarantee | Refused by | Instead |
 |---|---|---|---|---|---|---|---|
@@ -40,13 +40,15 @@ def test_a_user_who_is_refused_is_told_what_to_do_instead():
 
 
 def test_a_row_speaks_of_every_value_that_it_names():
-    """Commas and *any* are multiplied out."""
+    """Commas, *any*, "on" and "stateful" are multiplied out."""
     (row,) = rows_of(
         HEAD + "| *any* | once, real time | off | stateless | Kafka, files | exactly-once | - | |\n\n| no row |"
     )
     found = set(row.combinations())
     assert len(found) == 3 * 2 * 1 * 1 * 2
     assert (WAYS[2], "real time", "off", "stateless", "files") in found
+    (row,) = rows_of(HEAD + "| *any* | once | on | stateful | Kafka | refused | Spark: `NO` | off |")
+    assert row.cells[2:4] == (PROGRESS[1:], QUERIES[1:])
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Upgrading, going back and dropping the ledger work as docs/operations.md describes them."""
+"""Upgrading, going back and dropping the ledger work as docs/running.md describes them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-The guarantee that docs/which-guarantee.md promises for each query.
+The guarantee that docs/guarantees.md promises for each query.
 
 Pure. Invariant: what a row means is decided here alone, and a cell that cannot be read is an error.
 """
@@ -26,6 +26,7 @@ PROGRESS = (
 QUERIES = ("stateless", "stateful in append", "stateful in update", "stateful in complete")
 SOURCES = ("Kafka", "rate-micro-batch", "files")
 
+_GROUPS = {"on": PROGRESS[1:], "stateful": QUERIES[1:]}
 _COLUMNS = ("Way in", "Trigger", "Asynchronous progress", "Query", "Source", "Guarantee", "Refused by", "Instead")
 _BY = ("pgonce", "Spark")
 
@@ -113,7 +114,8 @@ def _row(number: int, cells: tuple[str, ...]) -> Row:
 def _values(known: tuple[str, ...], cell: str, number: int) -> tuple[str, ...]:
     if cell == "*any*":
         return known
-    named = tuple(value.strip() for value in cell.split(","))
+    parts = (part.strip() for part in cell.split(","))
+    named = tuple(value for part in parts for value in _GROUPS.get(part, (part,)))
     if not set(named) <= set(known) or len(set(named)) < len(named):
         raise ValueError(f"row {number} names {cell!r}; known are {', '.join(known)}")
     return named
