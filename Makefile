@@ -116,14 +116,14 @@ soak: setup ## N=10000 small batches of each way in, one driver after the other:
 bench-async: setup ## trigger times with and without asynchronous progress tracking, from Kafka
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/async_triggers.py
 
-bench-changes: setup ## changes with deletes from Kafka, beside Debezium's JDBC sink; SMALL=1 for a quick look
+bench-changes: setup ## changes with deletes from Kafka, against Debezium's JDBC sink; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/changes.py $(if $(SMALL),--small)
 
 bench-cluster: setup ## rows a second with 1, 2 and 4 executors of one core, on a real cluster; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/cluster.py $(if $(SMALL),--small)
 
-bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, beside Spark JDBC, Debezium, Flink XA and a consumer by hand
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
+bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA and a consumer
+by hand @PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
 
 bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py
@@ -131,7 +131,7 @@ bench-latency: setup ## from the producer to a visible row, for each trigger and
 bench-ledger: setup ## a ledger of 1,000,000 batches against an empty one
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/ledger_size.py
 
-bench-features: setup ## the receiver, and transactions that begin beside Spark's job: with and without
+bench-features: setup ## the receiver, and transactions that begin while Spark's job runs: with and without
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/features.py $(if $(SMALL),--small)
 
 bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
@@ -140,8 +140,8 @@ bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
 bench-bad-rows: setup ## commits with dead letters, without a bad row and with one in a thousand
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/bad_rows.py
 
-bench-routes: setup ## one batch of 100,000 rows into 100 tables, beside one table and beside 100 batches, without Spark
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/routes.py
+bench-routes: setup ## one batch of 100,000 rows into 100 tables, against one table and against 100 batches, without
+Spark @PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/routes.py
 
 bench-scale: setup ## what grows with what; PART=tasks runs one: rates, tasks, partitions, offsets, writers, columns, rows, model
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/scale.py \

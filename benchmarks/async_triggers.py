@@ -1,5 +1,5 @@
 """
-How much of a trigger's time does asynchronous progress tracking save? `make bench-async`.
+Measure how much of a trigger's time asynchronous progress tracking saves: `make bench-async`.
 
 Runs on the driver, with Spark, Kafka and Postgres on this machine. Invariant: all contenders read the same topic and
 write the same columns, and alternate in one run.

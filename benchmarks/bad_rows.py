@@ -1,5 +1,5 @@
 """
-What do dead letters cost, while no row is bad and when one in a thousand is? `make bench-bad-rows`.
+Measure what dead letters cost, without a bad row and with one in a thousand: `make bench-bad-rows`.
 
 Runs anywhere, with Postgres and without Spark. Invariant: what is timed is the commit of one batch whose rows are
 encoded already, so that a ratio is not softened by what Spark does; each round begins with another contender.

@@ -1,5 +1,5 @@
 """
-How fast are changes applied, deletes among them, compared with Debezium's JDBC sink? `make bench-changes`.
+Compare with Debezium's JDBC sink how fast changes are applied, deletes among them: `make bench-changes`.
 
 Runs on the driver, with Spark, Kafka, Kafka Connect and Postgres on this machine. Invariant: all contenders read the
 same records of one topic to its end, and each table is equal to the source's afterwards. All are warm: the snapshot and

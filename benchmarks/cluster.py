@@ -1,7 +1,7 @@
 """
-How many rows a second does a real cluster write with 1, 2 and 4 executors of one core? `make bench-cluster`.
+Measure how many rows a second a real cluster writes with 1, 2 and 4 executors of one core: `make bench-cluster`.
 
-Runs on the driver; master, workers, executors and Postgres are on this machine, too. Invariant: two runs of one way in
+Runs on the driver; master, workers, executors and Postgres are also on this machine. Invariant: two runs of one way in
 differ in the number of executors alone, and take turns. On a machine with fewer cores than executors, these
 share the cores with Postgres and with the driver: the figures then say what a cluster costs, not how far it carries.
 """

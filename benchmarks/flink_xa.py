@@ -23,7 +23,8 @@ from typing_extensions import Self
 FLINK_SETTINGS = {"max_prepared_transactions": "64"}
 _PROGRAM = Path(__file__).parent / "flink" / "FlinkXa.java"
 _ROWS_AT_ONCE = 5_000
-# Rows become visible at each checkpoint, so no time is known more exactly than this. One or two seconds were no faster.
+# Rows become visible at each checkpoint, so no time is known more exactly than this. One or two seconds were not
+# faster.
 _CHECKPOINT_MS = 500
 # Flink's own scripts open these packages.
 _OPENED = ("java.lang", "java.util", "java.util.concurrent", "java.util.concurrent.atomic", "java.net", "java.io")

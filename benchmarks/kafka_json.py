@@ -72,7 +72,7 @@ class JsonLoad(Load):
 
 def consume(load: JsonLoad, url: str, table: str) -> list[Stretch]:
     """
-    When a hand-written consumer wrote each measured batch: pyarrow's JSON, one COPY, and the offsets beside it.
+    When a hand-written consumer wrote each measured batch: pyarrow's JSON, one COPY, and the offsets with it.
 
     It is exactly-once as long as nothing but a crash ever happens to its offsets.
     """

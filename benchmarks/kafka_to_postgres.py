@@ -1,5 +1,5 @@
 """
-How fast is pgonce from Kafka to Postgres, compared with what people use? `make bench-kafka`.
+Compare pgonce with what people use, from Kafka to Postgres: `make bench-kafka`.
 
 Runs on the driver, with Spark, Kafka, Kafka Connect, Flink and Postgres on this machine. Invariant: all contenders read
 the same records of one topic, and all are warm: the first batches of each are not counted.

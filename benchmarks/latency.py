@@ -1,5 +1,5 @@
 """
-How long after it was sent to Kafka is a row visible in Postgres? `make bench-latency`.
+Measure how long after it was sent to Kafka a row is visible in Postgres: `make bench-latency`.
 
 Runs on the driver, with Spark, Kafka and Postgres on this machine, so that one clock times both ends. Invariant: a
 row's latency is from the producer's timestamp to the commit timestamp of the transaction that wrote it (Postgres's own,

@@ -107,7 +107,7 @@ def _triggers(query: StreamingQuery, load: Load, least_rows: int) -> list[Stretc
         if time.monotonic() > until:
             raise TimeoutError(f"{load.name}: batch {wanted.stop - 1} was not done in {_LONGEST_SECONDS:g} s.")
         time.sleep(0.05)
-    # A trigger without work makes an event with the next batch's id, too, but one without rows.
+    # A trigger without work also makes an event with the next batch's id, but one without rows.
     done = {p.batchId: p for p in query.recentProgress if p.numInputRows >= least_rows}
     return [_stretch(done[batch_id]) for batch_id in wanted]
 

@@ -1,5 +1,5 @@
 """
-What do the figures look like? `make picture` draws the newest run of `make bench` for the docs.
+Draw the figures of the newest run of `make bench` for the docs: `make picture`.
 
 Runs anywhere. Invariant: a bar is the median of all times of one sink, and the whisker reaches from p10 to p90.
 """

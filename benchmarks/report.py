@@ -41,7 +41,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A goal in words, what was measured against it, and whether it was reached."""
+    """A goal as text, what was measured against it, and whether it was reached."""
 
     goal: str
     measured: str
@@ -49,7 +49,7 @@ class Outcome:
 
 
 def figures(rounds: Rounds) -> Figures:
-    """Median and spread of all times, of which there must be at least two."""
+    """Median and spread of all times; there must be at least two."""
     times = [time for of_round in rounds for time in of_round]
     tenths = quantiles(times, n=10, method="inclusive")
     return Figures(median(times), tenths[0], tenths[-1])

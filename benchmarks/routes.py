@@ -1,5 +1,5 @@
 """
-What does it cost that the rows of one batch go into 100 tables? `make bench-routes`.
+Measure what it costs that the rows of one batch go into 100 tables: `make bench-routes`.
 
 Runs anywhere, with Postgres and without Spark. Invariant: all ways get the same rows, encoded once, and commit them
 with the product's own commit; each round begins with another way.

@@ -1,5 +1,5 @@
 """
-Is pgonce fast enough? Compares it with sinks that do nothing and with Spark's JDBC writer.
+Compare pgonce with sinks that do nothing and with Spark's JDBC writer.
 
 Runs on the driver, with Spark and Postgres on this machine: `make bench`. Invariant: all contenders alternate in one
 run on the same servers, and Postgres keeps what it has answered (fsync is on).
@@ -112,7 +112,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(bench: Bench, plan: Plan, console: Console) -> tuple[dict[str, Any], list[Outcome]]:
-    # First, before other contenders leave idle workers behind, and beside the first start of everything.
+    # First, before other contenders leave idle workers behind, and together with the first start of everything.
     ways = (STAGED, RECEIVED, BATCH_WRITER)
     watches = {contender.name: _memory(bench, contender, plan.memory, console) for contender in ways}
     loads = {}

@@ -1,5 +1,5 @@
 """
-What grows with what? `make bench-scale`, or a part of it: `make bench-scale PART=tasks`.
+Measure what grows with what: `make bench-scale`, or a part of it: `make bench-scale PART=tasks`.
 
 Runs on the driver, with everything on this machine. Invariant: each part is a measurement of its own, whose file in
 `results/` has every time; what docs/performance.md says was measured comes from such a file, and what it says was

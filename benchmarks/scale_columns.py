@@ -1,5 +1,5 @@
 """
-What do many columns cost: 10,000 in 100 tables, and 1,600 in one? `make bench-scale PART=columns`.
+Measure what many columns cost: 10,000 in 100 tables, and 1,600 in one: `make bench-scale PART=columns`.
 
 Runs with Postgres and without Spark. Invariant: every way gets the same number of values, encoded once, and commits
 them with the product's own commit; each round begins with another way.

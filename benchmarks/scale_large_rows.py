@@ -1,7 +1,7 @@
 """
-How large may one row be, by each way in and for each type? `make bench-scale PART=rows`.
+Measure how large one row may be, by each way in and for each type: `make bench-scale PART=rows`.
 
-Runs with Spark in drivers of their own and one Postgres. Invariant: a driver that dies of a row is an outcome, too; the
+Runs with Spark in drivers of their own and one Postgres. Invariant: a driver that dies of a row is also an outcome; the
 next row gets a new driver.
 """
 

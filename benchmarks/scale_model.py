@@ -1,5 +1,5 @@
 """
-Where are the ceilings, up to a thousand executors and a million rows a second? `make bench-scale PART=model`.
+Compute the ceilings, up to a thousand executors and a million rows a second: `make bench-scale PART=model`.
 
 Pure: computes, and measures nothing. Invariant: every figure that goes in is one that a command of this repository has
 measured, and says which; every figure that comes out follows from those by the formulas below, which a test checks.

@@ -1,5 +1,6 @@
 """
-What do the offsets of 10, 100 or 1,000 Kafka partitions cost a commit, and the ledger? `make bench-scale PART=offsets`.
+Measure what the offsets of 10, 100 or 1,000 Kafka partitions cost a commit, and the ledger: `make bench-scale
+PART=offsets`.
 
 Runs with Postgres and without Spark. Invariant: all queries commit the same rows, in turn, so that only the number of
 partitions in their checkpoints differs; their entries are as large as Spark's own.

@@ -1,5 +1,5 @@
 """
-What does a batch cost whose topic has 10, 100 or 1,000 partitions? `make bench-scale PART=partitions`.
+Measure what a batch costs whose topic has 10, 100 or 1,000 partitions: `make bench-scale PART=partitions`.
 
 Runs on the driver, with Spark, a real Kafka and Postgres on this machine. Invariant: every topic has the same records
 and every batch takes all partitions, so that only the number of partitions grows; Spark makes a task of each.

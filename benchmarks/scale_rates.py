@@ -1,5 +1,5 @@
 """
-How fast is each step that a batch goes through, alone? `make bench-scale PART=rates`.
+Measure each step that a batch goes through, alone: `make bench-scale PART=rates`.
 
 Runs with Postgres and without Spark. Invariant: all steps get the same rows, those of `make bench`, and take turns; a
 time counts only if the rows are there afterwards. `scale_model.py` computes from these figures.

@@ -1,5 +1,5 @@
 """
-What does a batch cost that has hundreds or thousands of tasks? `make bench-scale PART=tasks`.
+Measure what a batch costs that has hundreds or thousands of tasks: `make bench-scale PART=tasks`.
 
 Runs on the driver, with Spark and Postgres on this machine, and once without Spark: then the commit of so many messages
 is timed alone. Invariant: each task has the same few rows, so that only the number of tasks grows.

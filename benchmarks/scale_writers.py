@@ -1,10 +1,10 @@
 """
-How many batches a second can a ledger record, with 1 to 200 writers at once? `make bench-scale PART=writers`.
+Measure how many batches a second a ledger can record, with 1 to 200 writers at once: `make bench-scale PART=writers`.
 
 Runs with Postgres and without Spark. Invariant: each writer is a query of its own that commits one small batch after
 another, through the product's commit, on a connection that it does not share. All begin together, after a first commit
-of each, which is not timed. Beside it, the same clients commit the same row without a ledger: the rest is the price of
-the ledger.
+of each, which is not timed. For comparison, the same clients commit the same row without a ledger: the rest is the
+price of the ledger.
 """
 
 from __future__ import annotations

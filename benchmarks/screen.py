@@ -98,7 +98,7 @@ def write_results(directory: Path, about: Mapping[str, Any], measured: Mapping[s
 
 
 def load_as_json(load: Load, times: Mapping[str, Rounds]) -> dict[str, Any]:
-    """One load's times in ms, by contender and round, beside what the load was."""
+    """One load's times in ms, by contender and round, with a description of the load."""
     return {**asdict(load), "trigger_ms": {name: [list(r) for r in rounds] for name, rounds in times.items()}}
 
 

@@ -1,7 +1,7 @@
 """
-Does anything grow with the number of batches? Thousands of small ones are run, and what they hold is recorded.
+Find what grows with the number of batches: thousands of small ones are run, and what they hold is recorded.
 
-Runs beside a Spark driver and a Postgres of its own: `make soak N=10000`. Invariant: autovacuum is on, as users have
+Runs next to a Spark driver and a Postgres of its own: `make soak N=10000`. Invariant: autovacuum is on, as users have
 it, and nothing is cleaned up during the run that a user would have to clean up.
 """
 

@@ -53,7 +53,7 @@ class Job:
 
 
 def tables(way: str) -> str:
-    """The DDL of a way's target; a transaction function has totals beside it."""
+    """The DDL of a way's target; a transaction function also has totals."""
     ddl = f"CREATE TABLE soak_{way} (id bigint, kind integer, note text);"
     if way == "function":
         ddl += f"CREATE TABLE soak_{way}_totals (kind integer PRIMARY KEY, rows bigint);"

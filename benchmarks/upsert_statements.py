@@ -1,5 +1,5 @@
 """
-Which statement upserts gathered rows fastest? `make bench-upserts`.
+Find the statement that upserts gathered rows fastest: `make bench-upserts`.
 
 Runs anywhere, with Postgres and without Spark. Invariant: all statements get the same table, and the rows in the same
 order; each round begins with another statement.

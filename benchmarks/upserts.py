@@ -1,7 +1,7 @@
 """
-How do people upsert today? Spark writes a table beside the target by JDBC, and one statement merges it.
+Upsert as people do without pgonce: Spark writes a staging table by JDBC, and one statement merges it.
 
-Runs on the driver. Invariant: the merge is one transaction, which also empties the table beside the target, so this is
+Runs on the driver. Invariant: the merge is one transaction, which also empties the staging table, so this is
 a correct rival, except that it does not handle a crash between the two steps, or after them.
 """
 

@@ -33,7 +33,7 @@ while True:
                 ):
                     print(f"batch {batch} of {query} into {sink}: {rows} rows", flush=True)
                     seen[str(writer)] = [generation, batch]
-                # A minute without a word is looked at, too: a dead connection may say nothing.
+                # Look again after a minute without a message: a dead connection may be silent.
                 list(connection.notifies(timeout=60, stop_after=1))
     except psycopg.OperationalError as error:
         print(f"The connection was lost: {error}. Trying again.", file=sys.stderr)

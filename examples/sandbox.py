@@ -1,5 +1,5 @@
 """
-No servers at hand? This runs an example with a Postgres (and with --kafka a broker) of its own.
+Run an example without servers: with a Postgres (and with --kafka a broker) of its own.
 
     .venv/bin/python examples/sandbox.py examples/files_to_postgres.py
     .venv/bin/python examples/sandbox.py --kafka examples/kafka_orders.py --until-caught-up

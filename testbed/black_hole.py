@@ -1,5 +1,5 @@
 """
-What if a host vanishes silently? The kernel's firewall drops the packets of a server's TCP connections.
+Make a host vanish silently: the kernel's firewall drops the packets of a server's TCP connections.
 
 Runs in: any process, as root, with nftables. Unlike a proxy that falls silent, a black hole acknowledges nothing: for
 both ends the other's host is gone. Invariant: the rules belong to a process of `nft` that ends with its input, and the

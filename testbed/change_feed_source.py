@@ -182,7 +182,7 @@ class SourceHistory:
 
     def _change_key(self, old: int, new: int) -> list[Change]:
         before = self._take(old)
-        # It has a new note, too: an unread one would be lost with the row of the old key, for every sink there is.
+        # It also has a new note: an unread one would be lost with the row of the old key, for every sink there is.
         self._put(self._new_row(new))
         after = self.rows[new]
         delete, create = self._change("d", old, before, None), self._change("c", new, None, after)

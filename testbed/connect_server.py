@@ -37,7 +37,7 @@ class ConnectServer:
     One server at a time, always at the same port, and a temporary directory that stays until :meth:`remove`.
 
     :param settings: Spark's settings.
-    :param python_path: folders from which the workers import, beside what is installed.
+    :param python_path: folders that the workers import from, in addition to what is installed.
     """
 
     def __init__(self, settings: Mapping[str, str], *python_path: Path) -> None:

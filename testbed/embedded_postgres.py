@@ -150,7 +150,7 @@ class EmbeddedPostgres:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
                     wait_until_gone(process.pid, 30)
-            # If nobody reaps orphans, the process id in these files stays taken, and Postgres would not start.
+            # If no process reaps orphans, the process id in these files stays taken, and Postgres would not start.
             for lock in (self.data / "postmaster.pid", *self._home.glob(".s.PGSQL.*")):
                 lock.unlink(missing_ok=True)
         else:
@@ -226,7 +226,7 @@ class EmbeddedPostgres:
         try:
             self._as_server([str(programs / "postgres"), "--version"])
         except PermissionError:
-            # The wheel's programs find their libraries beside the package, by a relative path.
+            # The wheel's programs find their libraries next to the package, by a relative path.
             package = programs.parent.parent
             for libraries in package.parent.glob(f"{package.name}.libs"):
                 shutil.copytree(libraries, self._home / libraries.name, symlinks=True)

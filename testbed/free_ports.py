@@ -12,12 +12,12 @@ from contextlib import ExitStack
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 on which nobody listens."""
+    """A free port of 127.0.0.1."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int) -> list[int]:
-    """So many ports of 127.0.0.1 on which nobody listens."""
+    """So many free ports of 127.0.0.1."""
     with ExitStack() as stack:
         # All are held at once, so that they differ.
         probes = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 _POM = Path(__file__).resolve().parent / "connect" / "pom.xml"
 _READY_SECONDS = 60.0
-# Kafka's own scripts give Connect two gigabytes, too; Java's parallel collector takes 5 % less CPU than their G1.
+# Kafka's own scripts also give Connect two gigabytes; Java's parallel collector takes 5 % less CPU than their G1.
 _OPTIONS = ("-Xms256m", "-Xmx2g", "-XX:+UseParallelGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 # Without a proxy, whatever the environment says: the server is on this machine.
 _open = build_opener(ProxyHandler({})).open

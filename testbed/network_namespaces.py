@@ -1,9 +1,9 @@
 """
-What if executors reach Postgres at another address than the driver, or not at all? Each has a network of its own.
+Give each executor a network of its own, where Postgres has another address than for the driver, or none.
 
 Runs in: any process, as root, with iproute2 and nftables. A namespace has an interface, routes and a firewall of its
 own, as a host has; a bridge joins it to this machine's network. Invariant: bridge and namespaces go when the block
-ends; their names hold the process id, so those that a killed process left disturb nobody.
+ends; their names hold the process id, so those that a killed process left do no harm.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Namespace:
         return ("ip", "netns", "exec", self.name)
 
     def refuse(self, port: int) -> None:
-        """Answer its own connections to a port, on any host, as a firewall does that lets nobody through."""
+        """Answer its own connections to a port, on any host, as a firewall does that lets no connection through."""
         for rule in (
             "add table inet cut",
             "add chain inet cut out { type filter hook output priority 0; }",

@@ -1,5 +1,5 @@
 """
-How does an object store run here, without a cloud? S3Proxy speaks S3, and checks signatures.
+Run an object store without a cloud: S3Proxy speaks S3, and checks signatures.
 
 Runs in: any process; the server is one JVM of its own. Invariant: it lives as long as its owner and no longer, and
 leaves no process and no directory.

@@ -37,7 +37,7 @@ class ReplicatedPostgres(EmbeddedPostgres):
     One of two servers: a primary, or a standby that :meth:`follow` makes of it.
 
     :param name: what the server calls itself to its primary (for ``synchronous_standby_names``).
-    :param of: the primary of which this server is a copy at first; None if it is the primary itself.
+    :param of: the primary that this server copies at first; None if it is the primary itself.
     """
 
     def __init__(self, name: str, of: ReplicatedPostgres | None = None, *, bin_dir: Path | None = None) -> None:

@@ -27,7 +27,7 @@ class SecureKafkaBroker(KafkaBroker):
     """
     A broker with a listener for each security protocol of Kafka; the one for SSL asks for a certificate.
 
-    Whoever is in may do everything, except to what :meth:`deny` has taken from ``user``.
+    A user who has logged in may do everything, except what :meth:`deny` has taken from ``user``.
 
     ``user`` and ``password`` are known by PLAIN and by SCRAM-SHA-256. ``authority`` is the PEM file by which clients
     know the broker, and ``identity`` the PEM file, with key and certificate, by which the broker knows a client.

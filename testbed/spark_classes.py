@@ -1,5 +1,5 @@
 """
-How does a driver start in half the time? Its JVM maps Spark's classes from an archive, and compiles less.
+Start a driver in half the time: its JVM maps Spark's classes from an archive, and compiles less.
 
 Runs in: any process that starts drivers for tests; the archive is made once, by a driver of its own
 (:mod:`typical_job`). Invariant: a driver does the same with and without it; a JVM that cannot use the archive starts as
@@ -17,7 +17,7 @@ from pathlib import Path
 import pyspark
 from maven import build_once, java
 
-# Workers use the driver's Python, too, and have no working directory on their path.
+# Workers also use the driver's Python, and have no working directory on their path.
 OF_THIS_PYTHON = {"PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable, "PYTHONSAFEPATH": "1"}
 _JOB = Path(__file__).with_name("typical_job.py")
 # The compiler's second tier and a collector with threads of its own pay off only in drivers that live longer. A driver
@@ -52,7 +52,7 @@ def _archive() -> Path:
 
 def _fill(directory: Path) -> None:
     options = f"{_FOR_SHORT_LIVES} {_QUIET} -XX:ArchiveClassesAtExit={directory / 'spark.jsa'}"
-    # Its session is a classic one, whoever asks.
+    # Its session is always a classic one.
     classic = {name: value for name, value in os.environ.items() if name != "SPARK_CONNECT_MODE_ENABLED"}
     done = subprocess.run(
         [sys.executable, str(_JOB)],

@@ -1,5 +1,5 @@
 """
-How does a real Spark cluster run on one machine? A master and workers, each a JVM of its own, as in Spark's sbin.
+Run a real Spark cluster on one machine: a master and workers, each a JVM of its own, as in Spark's sbin.
 
 Runs in: any process. Invariant: each worker has a host of its own (another loopback address, or a network namespace),
 because Spark never runs a task twice on one host; and what a worker has started ends with it.

@@ -1,5 +1,5 @@
 """
-What does a driver of the tests load? A session, and a few small streaming queries of the kinds that tests run.
+Load what a driver of the tests loads: a session, and a few small streaming queries of the kinds that tests run.
 
 Runs in: a driver of its own, once (:mod:`spark_classes`), which keeps the classes that its JVM has loaded. Invariant:
 it needs nothing but pyspark, and leaves nothing behind.

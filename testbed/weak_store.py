@@ -1,5 +1,5 @@
 """
-How does an object store behave on a bad day? A proxy in front of one that is slow, fails now and then, or lists late.
+A proxy in front of an object store that is slow, fails now and then, or lists late.
 
 Runs in: any process, in threads. Invariant: what it lets through, it passes on as it is, signature and all; a key that
 is hidden from listings can still be read by its name, and one that is still listed after it was deleted cannot.
@@ -171,7 +171,7 @@ class _Passing(BaseHTTPRequestHandler):
     store: WeakStore
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def _pass_on(self) -> None:
         body = self._body()

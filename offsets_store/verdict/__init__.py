@@ -1,1 +1,1 @@
-"""What is this batch: new, a replay, or neither? Pure."""
+"""Decide what a batch is: new, a replay, or neither. Pure."""

@@ -1,5 +1,5 @@
 """
-Which faults strike where, and in which order? The same seed gives the same plan.
+A plan of which faults strike where, and in which order. The same seed gives the same plan.
 
 Pure. Invariant: a plan has exactly as many faults as were asked for.
 """

@@ -1,5 +1,5 @@
 """
-What came of all the faults? A table, and the outcomes themselves as JSON lines.
+The outcomes of all faults: a table, and the outcomes themselves as JSON lines.
 
 Pure, but for the files. Invariant: a fault that missed is counted as missed and nowhere else.
 """

@@ -1,5 +1,5 @@
 """
-Does every history end as the docs promise? Hypothesis writes histories; the real commit runs them on a real Postgres.
+Every history ends as the docs promise. Hypothesis writes histories; the real commit runs them on a real Postgres.
 
 Runs in: pytest. Invariant: after every step the target holds what the model says, each source's rows are a prefix and
 there once, the ledger's chain has no hole, and every verdict was the promised one.

@@ -1,5 +1,5 @@
 """
-Does every query have the guarantee that docs/guarantees.md promises? Each row of its table is run.
+Every query has the guarantee that docs/guarantees.md promises. Each row of its table is run.
 
 ``PGONCE_GUARANTEE_SEED`` chooses one query of each row; ``PGONCE_GUARANTEE=all`` runs them all.
 

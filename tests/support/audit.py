@@ -1,5 +1,5 @@
 """
-Is every row there once, and does the ledger say the same? What is wrong, in sentences.
+Check that every row is there once, and that the ledger agrees. The answer is what is wrong, in sentences.
 
 Runs in: pytest, over a connection that only looks. Invariant: it trusts nothing of pgonce: rows are compared with what
 was put into the source, the ledger with the files of Spark's checkpoint.

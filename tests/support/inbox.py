@@ -1,5 +1,5 @@
 """
-Where do the rows come from? A folder of JSON files that remembers what was put into it.
+A source of rows: a folder of JSON files that remembers what was put into it.
 
 Runs in: pytest (:class:`Inbox`), and in every driver that reads (:func:`events`). Invariant: a file is one batch, and
 appears whole.

@@ -1,5 +1,5 @@
 """
-What are a batch's rows, where a test has them already? The one place where the tests make :class:`Rows`.
+The one place where the tests make :class:`Rows`.
 
 Runs in: pytest. Invariant: nothing is waited for, and no row is dropped.
 """

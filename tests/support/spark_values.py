@@ -1,5 +1,5 @@
 """
-Which values can a Spark column have? A strategy for each type, and what Postgres should say of the values.
+Values that a Spark column can have: a strategy for each type, and how Postgres should show the values.
 
 Runs in: pytest. Invariant: every value of a case can be encoded, those at the edges of its type often among them.
 """

@@ -1,5 +1,5 @@
 """
-By which ways can rows come in? One description each, so that one suite runs over all of them.
+The ways in, one description each, so that one suite runs over all of them.
 
 Runs in: pytest's own driver, and in the drivers that the chaos tests kill. Invariant: a way in knows how a query is
 written and nothing of what is tested; every setting has the one name that `PostgresBatchWriter` gives it.

@@ -1,5 +1,5 @@
 """
-What is the client telling Postgres? Enough of the wire protocol (version 3) to see COMMIT and COPY go by.
+Read as much of Postgres's wire protocol (version 3) as is needed to see COMMIT and COPY go by.
 
 Runs in: the proxy's threads; no I/O but `receive`. Invariant: a COMMIT is seen however it is sent: as a
 simple query, or parsed once and executed later through a named statement. One hidden at the end of a longer

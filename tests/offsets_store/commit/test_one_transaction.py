@@ -1,4 +1,4 @@
-"""What does a commit wait for, and what does it say meanwhile? A password is being rotated, or a standby is away."""
+"""What a commit waits for, and what it reports meanwhile: a password is being rotated, or a standby is unavailable."""
 
 from __future__ import annotations
 

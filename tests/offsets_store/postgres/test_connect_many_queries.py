@@ -1,4 +1,4 @@
-"""How many queries may one driver run? As many as it likes: those that find no connection free wait, and say why."""
+"""One driver runs any number of queries: those that find no free connection wait, and say why."""
 
 from __future__ import annotations
 

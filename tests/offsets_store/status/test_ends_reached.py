@@ -1,4 +1,4 @@
-"""Reading what one has written: are the rows of given Kafka records in Postgres? In Python, and the same in SQL."""
+"""Read your own writes: whether the rows of given Kafka records are in Postgres. In Python, and the same in SQL."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-Does Postgres read back what Spark held? Real Postgres, for every type, at its edges and in between.
+Postgres reads back what Spark held: a real Postgres, for every type, at its edges and in between.
 
 Covers: sink.encoding.arrow_forms, sink.encoding.json_texts.
 """
