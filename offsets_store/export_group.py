@@ -93,7 +93,7 @@ def ends_to_export(living: Sequence[StoredWriter], query: str) -> dict[TopicPart
         if writer.end_offsets is None:
             raise OffsetsError(
                 "OFFSETS_UNKNOWN",
-                f"Nobody knows where batch {writer.batch_id} of query {query!r} into sink {writer.sink_name!r} ended: "
+                f"The end of batch {writer.batch_id} of query {query!r} into sink {writer.sink_name!r} is unknown: "
                 "with offsetsFrom=listener only an OffsetsListener records it, and none has done so.",
                 UNCHANGED,
                 "Add OffsetsListener(url) to spark.streams before the query starts.",

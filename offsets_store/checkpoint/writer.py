@@ -59,7 +59,7 @@ class CheckpointWriter:
             self._ask(os.unlink, name)
         else:
             files = self._arrow()
-            self._ask(lambda path: files.store.delete_file(path), name)  # noqa: PLW0108 (what connecting raises, too)
+            self._ask(lambda path: files.store.delete_file(path), name)  # noqa: PLW0108 (what connecting raises as well)
 
     def is_empty(self) -> bool:
         """Whether there is nothing at all at this location."""

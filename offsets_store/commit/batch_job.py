@@ -148,7 +148,7 @@ def _skipped(sink_name: str, job: Job, recorded: RecordedJob) -> str:
     if job.rows in (None, recorded.rows):
         return said
     return (
-        f"{said}. This run has {job.rows} rows, so they are not the same: if they are to be in the table, too, use "
+        f"{said}. This run has {job.rows} rows, so they are not the same: if they are to be in the table as well, use "
         "another batchKey; batchHash=true refuses such a job"
     )
 
@@ -158,7 +158,7 @@ def _refused(sink_name: str, job: Job, recorded: RecordedJob) -> RefusedBatch:
     if recorded.content_hash is None:
         return RefusedBatch(
             "BATCH_NOT_HASHED",
-            f"{was}, but without batchHash, so nobody can tell whether it had the same rows as this job.",
+            f"{was}, but without batchHash, so it is unknown whether it had the same rows as this job.",
             "Nothing of this job was written; the rows of that one are in the table.",
             "Leave batchHash out, and the job is skipped; or use another batchKey, and its rows are added.",
         )

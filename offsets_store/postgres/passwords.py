@@ -159,7 +159,7 @@ def ask_function(name: str, login: Login, *, was_let_in: bool) -> str:
     except PgonceError:
         # One of ours, whose text says what is missing.
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (somebody else's code)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (code of the user's)
         failure = f"raised {_described(error, name)}"
     if not failure:
         failure = _no_password(given)
@@ -188,7 +188,7 @@ def _found(name: str) -> Callable[[Login], Any]:
         missing = f"there is no module {error.name}" if is_itself else f"module {module_name} needs {error.name}"
     except PgonceError:
         raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 (somebody else's code)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 (code of the user's)
         missing = f"module {module_name} cannot be imported: it raised {_described(error, name)}"
     if not missing and not callable(found):
         missing = f"module {module_name} has no function {function_name}"
@@ -225,8 +225,8 @@ _HIDDEN = "***"
 
 _SECRET = r"(?:secret|token|passw|pwd|credential|assertion|signature|api.?key|access.?key|private.?key)"  # noqa: S105 (names of secrets, none itself)
 _SECRET_NAME = re.compile(_SECRET, re.IGNORECASE)
-# The name of a secret, as in JSON, URLs, headers and Python's own representations, and all that follows it: nobody
-# knows where its value ends.
+# The name of a secret, as in JSON, URLs, headers and Python's own representations, and all that follows it,
+# because the end of its value is unknown.
 _NAMED = re.compile(rf"([\w.-]*{_SECRET}[\w.-]*['\"]?\s*(?:=|:|=>|\bis\b)\s*)\S.*", re.IGNORECASE | re.DOTALL)
 _AFTER_SCHEME = re.compile(r"(?i)\b((?:bearer|basic|negotiate|digest)\s+)\S+")
 _IN_ADDRESS = re.compile(r"(?i)(\w+://)[^/@\s]*@")

@@ -130,7 +130,7 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False, asked: bool
             )
     elif _NONE_LEFT.search(text):
         remedy = (
-            "Raise max_connections of Postgres (max_client_conn of a PgBouncer), end sessions that nobody needs, or "
+            "Raise max_connections of Postgres (max_client_conn of a PgBouncer), end sessions that are not needed, or "
             "let this process open fewer connections (environment variable PGONCE_MAX_CONNECTIONS)."
         )
     else:

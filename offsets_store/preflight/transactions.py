@@ -71,7 +71,7 @@ def _isolation(connection: psycopg.Connection) -> Answer:
         "pg_catalog.current_setting('transaction_isolation')",
     )
     if asked == real == "read committed":
-        return Answer(Holds.YES, "transactions are READ COMMITTED, unless somebody asks for more")
+        return Answer(Holds.YES, "transactions are READ COMMITTED, unless a session asks for more")
     return Answer(
         Holds.WEAKER,
         f"default_transaction_isolation is {asked}, and transactions are {real}: commits that meet are tried again "

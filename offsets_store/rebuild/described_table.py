@@ -209,7 +209,7 @@ def _of_table(connection: psycopg.Connection, table: Table) -> list[str]:
     if table.schema == SCHEMA:
         return [f"{name} belongs to the ledger"]
     if table.kind != "r":
-        return [f"{name} is partitioned, or is no table"]
+        return [f"{name} is partitioned or not a table"]
     reasons = [] if table.persistence == "p" else [f"{name} is temporary or unlogged"]
     rows = connection.execute(_HANGING, {"oid": table.oid, "schema": table.schema, "name": table.name}).fetchall()
     return [*reasons, *(f"{name}: {row[0]}" for row in rows)]

@@ -304,7 +304,7 @@ def _refused(reasons: Sequence[str]) -> RecoveryError:
         f"The tables cannot be exchanged: {'; '.join(reasons)}.",
         UNCHANGED,
         "What depends on a table stays with it when its name changes. Remove it before the swap, and make it again "
-        "for the other table afterwards; in one transaction, if nobody may miss it.",
+        "for the other table afterwards; in one transaction, if readers need it all the time.",
     )
 
 

@@ -97,7 +97,8 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
                 "CHECKPOINT_MALFORMED",
                 f"The manifest {writer.location}/{folder}/{_MANIFEST} cannot be understood.",
                 NOTHING_CHANGED,
-                f"What was replaced is kept beside it. To pass over this recovery, move its folder out of {FOLDER}.",
+                "The replaced files are kept in the same folder. To pass over this recovery, move its folder out of "
+                f"{FOLDER}.",
             ) from error
     raise RecoveryError(
         "NOTHING_TO_UNDO",

@@ -181,7 +181,7 @@ def _moved(what: str, data: str = NOTHING_CHANGED) -> RecoveryError:
     """Something has changed between the reading and the writing."""
     return RecoveryError(
         "RECOVERY_RUNNING",
-        f"The query seems to run, or somebody else is recovering it: {what} has moved since it was read.",
+        f"The query seems to run, or another session is recovering it: {what} has moved since it was read.",
         data,
         "Stop the query everywhere and try again.",
     )

@@ -95,7 +95,7 @@ def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> 
     return (
         f"{given}, but that is not the only query that feeds it: {rivals}. The rows of all of them would be deleted.",
         "Fill another table, and exchange both with `pgonce swap`. Or stop the other queries, and take them out of the "
-        "way with `pgonce forget`, if their rows are to go, too.",
+        "way with `pgonce forget`, if their rows may be deleted as well.",
     )
 
 

@@ -24,7 +24,7 @@ _ENVELOPE = frozenset({"before", "after", "source", OPERATION, "ts_ms", "ts_us",
 _WRITES, _DELETES = pa.array(["c", "r", "u"]), "d"
 _REMEDY = (
     "Known are c, r, u and d. Leave tombstones out before from_json (where value is not null); a record that is not "
-    "JSON of the schema gives null, too. A truncate (t) must be repeated by hand."
+    "JSON of the schema also gives null. A truncate (t) must be repeated by hand."
 )
 
 

@@ -61,8 +61,7 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
     if existing.on_conflict == "ignore":
         raise _unsafe(
             letters,
-            "onConflict=ignore keeps no trace of deletes, so that a row which somebody has deleted since would come "
-            "back",
+            "onConflict=ignore keeps no trace of deletes, so that a row which was deleted since would come back",
             _BY_HAND,
         )
     if not existing.only_newer:

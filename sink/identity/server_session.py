@@ -129,7 +129,7 @@ def _refuse_spark_3() -> None:
             f"Over Spark Connect, foreachBatch needs PySpark 4.0 or newer: version {pyspark.__version__} does not tell "
             "one server from the next, so a worker that outlives its server could take another run for its own.",
             NOTHING,
-            "Run the query on a classic session, which works with PySpark 3.5, too; or use PySpark 4.0 or newer.",
+            "Run the query on a classic session, which also works with PySpark 3.5; or use PySpark 4.0 or newer.",
         )
 
 

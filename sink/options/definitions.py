@@ -171,10 +171,11 @@ class QueryOptions(TypedDict, total=False):
         "old query can no longer publish.",
     )]
     independent: Annotated[bool | Literal["byName"], Option(
-        _QUERIES, "`true` says that this query has nothing to do with the others that feed the table, so that nobody "
-        "asks whether it repeats one of them. Needed for a second query of a table, unless both are [proven to read "
-        "different places](guarantees.md#the-verdicts). `byName` says this only of queries with another name: if this "
-        "query loses its checkpoint, or its [pipeline](pipelines.md) is refreshed, its first batch is still refused.",
+        _QUERIES, "`true` says that this query has nothing to do with the others that feed the table, so that "
+        "pgonce does not ask whether it repeats one of them. Needed for a second query of a table, unless both are "
+        "[proven to read different places](guarantees.md#the-verdicts). `byName` says this only of queries with "
+        "another name: if this query loses its checkpoint, or its [pipeline](pipelines.md) is refreshed, its first "
+        "batch is still refused.",
         False,
     )]
     lock_timeout: Annotated[float, Option(
@@ -184,7 +185,7 @@ class QueryOptions(TypedDict, total=False):
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
         "or a task that stages, may begin another try. (In `foreachBatch`, the time that Spark takes to make a large "
-        "batch counts, too.) See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable). "
+        "batch also counts.) See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable). "
         "`recover_and_start` and `recover_checkpoint` have it too.", RETRY_SECONDS,
     )]
 

@@ -21,7 +21,7 @@ from .option import Option, Way
 
 _T = TypeVar("_T")
 
-_IN_URL = "It is a part of url (postgresql://user@host:5432/database); libpq's PG* variables can say it, too."
+_IN_URL = "It is a part of url (postgresql://user@host:5432/database); libpq's PG* variables can also set it."
 _LOGIN = (
     "Write the password in ~/.pgpass, a service file or PGPASSWORD, or in url "
     "(postgresql://user:password@host/database); or let passwordFrom name a function that gives it."

@@ -174,7 +174,7 @@ def _lost(mark: int, promised: int, found: int) -> StagingError:
     return StagingError(
         "STAGED_ROWS_LOST",
         f"A task staged {promised} rows under mark {mark}, but {found} are there: Postgres crashed in between "
-        "(unlogged tables empty themselves), somebody dropped the table, or executorUrl leads to another database than "
+        "(unlogged tables empty themselves), the table was dropped, or executorUrl leads to another database than "
         "url does.",
         NOTHING,
         "Start the query again: Spark runs the batch again from its source.",

@@ -59,7 +59,7 @@ def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name:
 
 def _unfit(connection: psycopg.Connection, table: TargetTable) -> str:
     if table.row_security:
-        return "row-level security hides rows from this role, and those would stay beside the new ones"
+        return "row-level security hides rows from this role, and those would stay with the new ones"
     isolation, children = _asked(connection, sql.SQL(_UNFIT).format(oid=sql.Literal(table.oid)))
     if isolation != "read committed":
         return f"the isolation level is {isolation}, at which rows that were committed meanwhile are not seen"

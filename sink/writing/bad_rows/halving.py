@@ -3,7 +3,7 @@ Find the rows that are refused in their turn, by halves and in one statement: no
 
 Runs in the commit, only once Postgres has refused rows, and there in a function in PL/pgSQL, which is gone with the
 savepoint. Invariant: what fits stays until all is found, so that the next rows are tried with it; then all is undone.
-What is no error of a row's values ends the search with that error.
+An error that is not about a row's values ends the search, and is raised.
 """
 
 from __future__ import annotations

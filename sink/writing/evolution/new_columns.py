@@ -139,7 +139,7 @@ def changes_for(
                 changes.append(Change(target.column_name, wider, target.full_type))
     for change in changes:
         if change.before is None and _is_key(change.column, destination):
-            reason = f"a column that it lacks ({change.column}) is one of the keys, and needs a unique index, too"
+            reason = f"a column that it lacks ({change.column}) is one of the keys, and also needs a unique index"
             raise not_altered(table, [change], reason)
         if change.before is None and change.column in _SYSTEM_COLUMNS:
             reason = f"Postgres has a column of its own in every table that is called {change.column}"

@@ -156,7 +156,7 @@ def _not_from_json(encoded: EncodedColumn, attribute: Attribute) -> str:
     """Why a value that fits as a column cannot be read from JSON, or an empty text."""
     source, target = encoded.postgres_type.removesuffix("[]"), attribute.base_type.removesuffix("[]")
     if isinstance(encoded.data_type, VariantType):
-        return "nobody could tell a variant's null from none: make it a column of its own"
+        return "a variant's null could not be told from a missing one: make it a column of its own"
     if source == "text" and target in ("json", "jsonb"):
         return "within a struct, a text would become a JSON string: make it a struct or a map"
     if source == "float4" and target == "double precision":

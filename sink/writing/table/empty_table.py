@@ -23,9 +23,11 @@ from .table_name import QualifiedName
 class Kept(Enum):
     """Why rows are still there after all were deleted."""
 
-    BY_A_TRIGGER = "a trigger BEFORE DELETE has kept rows, which would stay beside the new ones"
-    BY_EITHER = "a trigger BEFORE DELETE, or row-level security, has kept rows that this role sees beside the new ones"
-    BY_POLICIES = "row-level security has no policy by which this role deletes rows, so all would stay beside new ones"
+    BY_A_TRIGGER = "a trigger BEFORE DELETE has kept rows, which would stay with the new ones"
+    BY_EITHER = "a trigger BEFORE DELETE, or row-level security, has kept rows that this role sees with the new ones"
+    BY_POLICIES = (
+        "row-level security has no policy by which this role deletes rows, so all would stay with the new ones"
+    )
 
 
 def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> None:
