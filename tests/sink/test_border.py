@@ -8,6 +8,7 @@ import traceback
 import pytest
 
 from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.log_lines import one_line
 from pgonce.sink.border import called_by_spark, calls_users_code
 from pgonce.sink.options.destination import destination
 
@@ -27,7 +28,7 @@ def closed():
 
 def lost_inside():
     """An error that nobody thought of, in a module of ours."""
-    destination(None, "append", (), None)
+    one_line(None)
 
 
 def in_foreach_batch(function):
@@ -78,7 +79,7 @@ def test_an_error_of_the_users_own_is_shown_from_the_users_function_on():
 def test_an_error_that_nobody_thought_of_keeps_its_frames(border):
     """A fault of ours must be found."""
     names, _ = shown(border(lost_inside))
-    assert names[-2:] == ["lost_inside", "destination"]
+    assert names[-2:] == ["lost_inside", "one_line"]
 
 
 def test_the_frames_are_in_the_log_for_developers(caplog):
