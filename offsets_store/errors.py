@@ -15,7 +15,7 @@ from .log_lines import one_line, scrub
 
 # What most errors mean for the data; all of them use the same words.
 NOTHING = "Nothing of this batch was written, and the stored offsets have not moved."
-# What an error means for the data where no batch was written: a person asked a question.
+# What an error means for the data if no batch was to be written: a person asked a question.
 UNCHANGED = "Nothing was changed."
 
 

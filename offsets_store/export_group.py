@@ -40,8 +40,7 @@ def export_group(
 
     :param sink: export this sink alone, instead of the least of all.
     :param take_over: overwrite offsets that this query has not set.
-    :raises OffsetsError: GROUP_IN_USE, GROUP_NOT_OURS, PARTITIONS_GONE, and what there is to say of the query or the
-        brokers.
+    :raises OffsetsError: GROUP_IN_USE, GROUP_NOT_OURS, PARTITIONS_GONE, and errors about the query or the brokers.
     """
     with reading(url) as connection:
         living = living_writers(writers_of(connection, query, sink), query)
@@ -55,7 +54,7 @@ def export_group(
     if not take_over:
         marks = {mark, *(mark_of(writer.replaces) for writer in living if writer.replaces)}
         if strange := strangers(before, ends, marks):
-            # A reader that has left in between has stored its offsets all the same.
+            # A reader that has left in between has stored its offsets nevertheless.
             raise group_in_use(group) if has_members(group, brokers) else not_ours(group, before, strange)
     moves = moves_of(ends, before, mark)
     move_group(group, {(move.topic, move.partition): move.after for move in moves}, mark, brokers)
@@ -79,7 +78,7 @@ class Move:
 
 
 def mark_of(query_id: str) -> str:
-    """The note that is stored with each offset, so that one sees later who has set it."""
+    """The note that is stored with each offset, so that it shows later who has set it."""
     return f"pgonce {query_id}"
 
 

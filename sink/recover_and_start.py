@@ -46,7 +46,7 @@ def recover_and_start(
     :param checkpoint_location: as Spark takes it.
     :param url: where the ledger is; a libpq URI or key=value string, empty for libpq's environment.
     :param quiet_seconds: how long the checkpoint and the ledger must have been unchanged, if files must be changed.
-    :param retry_timeout: seconds to wait for a Postgres that is away, as a commit does.
+    :param retry_timeout: seconds to wait while Postgres is unavailable, as a commit does.
     :raises RecoveryError: if the checkpoint cannot be repaired, or not in this application; or if the query is running.
     :raises SparkError: NOT_MICRO_BATCH, for the continuous trigger; UPDATE_MODE; SPARK_TOO_OLD.
     """
@@ -79,7 +79,7 @@ def _refuse_old_executors(planned: Recovery) -> None:
 
 
 def _refuse_old_spark(writer: DataStreamWriter) -> None:
-    # There Spark says that it cannot find a data source of this name, but not why.
+    # That Spark reports that it cannot find a data source of this name, but not why.
     if _asked_of(writer)[0] == "pgonce" and find_spec("pyspark.sql.datasource") is None:
         raise without_data_sources()
 

@@ -26,7 +26,7 @@ Failed = Callable[[str, str], CheckpointError]
 
 _S3_PATIENCE = {"connect_timeout": 10.0, "request_timeout": 30.0}
 _PAUSES = (0.1, 0.4, 1.6)
-# What a store says that will say the same again.
+# Errors of a store that a second try would give again.
 _FOR_GOOD = ("ACCESS_DENIED", "NO_SUCH_BUCKET", "INVALID_ACCESS_KEY", "SIGNATURE_DOES_NOT_MATCH", "EXPIRED_TOKEN")
 # Hadoop's schemes, and pyarrow's names for the same stores.
 _ARROW_SCHEMES = {
@@ -48,7 +48,7 @@ _AZURE_SECRET = re.compile(r"(//[^/@:]*):.*@", re.DOTALL)
 
 
 class CheckpointFiles(ABC):
-    """The few questions that a checkpoint is asked. Names are relative to it, with slashes."""
+    """The operations that reading a checkpoint needs. Names are relative to it, with slashes."""
 
     lists_late = False
     """Whether a file that can be read by its name may be missing in a listing."""
@@ -78,7 +78,7 @@ class CheckpointFiles(ABC):
     @abstractmethod
     def ask(self, question: Callable[[str], T], name: str) -> T | None:
         """
-        What ``question`` answers, which is given the full path of ``name``; None if nothing is there.
+        The answer of ``question``, which gets the full path of ``name``; None if nothing is there.
 
         :raises CheckpointError: CHECKPOINT_UNREADABLE, for what the file system says.
         """

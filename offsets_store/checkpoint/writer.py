@@ -82,7 +82,7 @@ class CheckpointWriter:
             done = self._ask(lambda path: _write_and_move(files.store, path, files.path(unfinished), data), name)
         finally:
             if not done:
-                # Tried once: what failed first is what is told.
+                # Tried once: the first failure is the one that is reported.
                 with suppress(Exception):
                     files.store.delete_file(files.path(unfinished))
         return done

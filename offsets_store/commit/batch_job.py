@@ -63,7 +63,7 @@ def commit_job(settings: CommitSettings, job: Job, work: JobWork) -> JobVerdict:
 
     :raises RefusedBatch: BATCH_CHANGED or BATCH_NOT_HASHED, if the job has a hash and the recorded one is not the same.
     :raises TargetError: if the table or the rows are the reason.
-    :raises CommitError: if Postgres stayed away, or a lock was held, for longer than ``settings`` allow.
+    :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
 
     def once(watch: LockWatch, outcome: Outcome) -> JobVerdict:

@@ -238,7 +238,7 @@ def has_committed(url: str) -> bool:
 
 
 def _refuse_forgotten(url: str, batch: Batch, verdict: Verdict) -> None:
-    """:raises LedgerError: where this process has committed for a writer that the ledger does not know."""
+    """:raises LedgerError: if this process has committed for a writer that the ledger does not know."""
     done = _done.get((url, batch.query_id, batch.sink_name))
     if verdict is Verdict.UNKNOWN and done is not None:
         raise ledger_gone(

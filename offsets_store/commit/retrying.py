@@ -54,7 +54,7 @@ def commit_batch(
     :param outcome_unknown: whether an earlier call for this same attempt may have been committed.
     :raises RefusedBatch: if it is neither new nor a proven replay.
     :raises TargetError: if the table or the rows are the reason.
-    :raises CommitError: if Postgres stayed away, or a lock was held, for longer than ``settings`` allow.
+    :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
 
     def once(watch: LockWatch, outcome: Outcome) -> Verdict:
@@ -123,7 +123,7 @@ def _reason(error: Exception) -> str:
 
 
 def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outcome], _T], outcome: Outcome) -> _T:
-    """What ``once`` returns, which is tried as often as ``settings`` allow; the error says what is known then."""
+    """The result of ``once``, which is tried as often as ``settings`` allow; the error says what is known then."""
     watch = LockWatch(settings.url, settings.lock_timeout)
 
     def work() -> _T:
@@ -143,7 +143,7 @@ def tried(settings: CommitSettings, what: Named, once: Callable[[LockWatch, Outc
 
     def failed(error: Exception, is_time_up: bool) -> Exception:
         if outcome.unknown:
-            # This try failed before it could read the ledger, which alone tells what an earlier try has done.
+            # This try failed before it could read the ledger, and only the ledger tells what an earlier try has done.
             return _unknown(what, error)
         if is_time_up:
             return _given_up(error, what, settings, watch, outcome)
@@ -165,7 +165,7 @@ def _translated(error: Exception, url: str, *, in_ledger: bool) -> Exception:
 
 
 def _will_be_promoted(error: Exception, url: str) -> bool:
-    # Where this process has committed before, it now meets a standby: in a failover, its name or address may lead there
+    # A process that has committed before may now meet a standby: in a failover, its name or address may lead there
     # before it is promoted, or to a primary that has just become a standby.
     cause = driver_error(error)
     return cause is not None and is_standby(cause) and has_committed(url)

@@ -28,7 +28,7 @@ class NamedSink:
 
 NameSink = Callable[[Connection], str | NamedSink]
 """
-Says inside the transaction, before our search_path is in force, into which sink a batch goes.
+Names the sink that a batch goes into; called inside the transaction, before our search_path is in force.
 
 A name alone is enough where the tables are not known before something is written to them.
 """
@@ -39,7 +39,7 @@ class Work:
     """
     What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
-    ``publish`` is told below which positions rows are stored already; None means that no row is dropped. Both run
+    ``publish`` gets the positions below which rows are stored already; None means that no row is dropped. Both run
     inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user, and
     ``has_several_tables`` for work that chooses among tables by the rows.
     """
@@ -58,7 +58,7 @@ class Work:
 @dataclass(frozen=True)
 class Named:
     """
-    How errors and log lines speak of what is committed.
+    How errors and log lines name what is committed.
 
     ``short`` is for a sentence (``batch 7``), ``full`` for a line of the log (``batch 7 of query ...``), and ``again``
     says how it is started once more.
@@ -75,7 +75,7 @@ class Named:
 
 
 def named(batch: PlannedBatch) -> Named:
-    """How one speaks of a micro-batch."""
+    """The names of a micro-batch."""
     short = f"batch {batch.batch_id}"
     return Named(short, f"{short} of query {batch.query_id}", "start the query again")
 

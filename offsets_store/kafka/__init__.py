@@ -1,1 +1,1 @@
-"""Kafka: its brokers, consumer groups, and how one logs in."""
+"""Kafka: its brokers, consumer groups, and the settings for logging in."""

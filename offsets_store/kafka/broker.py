@@ -90,7 +90,7 @@ def with_consumer(ask: Callable[[Any], _Answer], brokers: Brokers, group: str = 
     return asked(lambda settings: _ask_consumer(ask, {**settings, "group.id": group}), brokers)
 
 
-# What the broker says to who lacks a right, and which one that is.
+# The broker's errors for a missing permission, and which permission that is.
 RIGHTS = {
     "GROUP_AUTHORIZATION_FAILED": "READ on the group",
     "TOPIC_AUTHORIZATION_FAILED": "DESCRIBE on the topic",
@@ -135,7 +135,7 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsE
 
 
 def at_topic(topic: str, error: Any) -> Exception:
-    """The exception for an error of the broker that does not say of itself which topic it is about."""
+    """The exception for an error of the broker that does not name its topic."""
     from confluent_kafka import KafkaError, KafkaException
 
     return KafkaException(KafkaError(error.code(), f"{error.str()} ({topic})"))

@@ -152,7 +152,7 @@ def _identity(batch: Batch) -> dict[str, str]:
     return {"query": batch.query_id, "sink": batch.sink_name}
 
 
-# What says how a batch was written is long, and is read by people's commands only.
+# The record of how a batch was written is long, and only commands read it.
 _READ: list[Any] = [
     *(column for column in writers.c if column is not writers.c.written_as),
     writers.c.written_as["digest"].astext.label("written_as_digest"),

@@ -48,11 +48,11 @@ def _is_at_home(connection: psycopg.Connection) -> bool:
 
 # xmin has the last 32 bits of a transaction's id.
 _IS_AT_HOME = "SELECT EXISTS (SELECT FROM pgonce.home WHERE xmin::text::bigint = written_in & 4294967295)"
-# A dump of the form alone has no row.
+# A dump of the schema alone has no row.
 _KEEP_ROW = "INSERT INTO pgonce.home (written_in) VALUES (0) ON CONFLICT DO NOTHING"
 _AT_HOME = "UPDATE pgonce.home SET written_in = pg_current_xact_id()::text::bigint, since = clock_timestamp()"
 
-# Of a table whose name is not there, the oid is 0, which no table has.
+# If no table has the name, the oid is 0, which no table has.
 _NAMES = f"""
 names AS (
     SELECT {QUALIFIED_NAME} AS name, c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace

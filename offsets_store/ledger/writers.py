@@ -34,7 +34,7 @@ IS_LIVING = and_(HAS_PUBLISHED, writers.c.replaced_by.is_(None), writers.c.retir
 
 _NOT_READ = {"written_as", "sources"}
 _COLUMNS = [column.name for column in writers.c if column.name not in _NOT_READ]
-# What a batch was written like and its entry of offsets/ are long, and few ask for them.
+# The record of how a batch was written, and its entry of offsets/, are long and rarely needed.
 _WRITERS = select(
     *(column for column in writers.c if column.name != "written_as"),
     *(column.label(f"of_last_{column.name}") for column in last_batches.c if column.name != "offset_log"),
@@ -212,7 +212,7 @@ def replaced_query_in_tx(connection: Connection, batch: Batch, given: str) -> st
 
     A name never moves on from a query that was replaced to the one that took its place. Both count, so a setting that
     was left in place is ambiguous then, and is refused; with ``startOver`` it would otherwise delete the rows of the
-    newer query. What names no query is returned as it is given; the batch is then refused, because no query has that
+    newer query. A text that names no query is returned as it is; the batch is then refused, because no query has that
     id.
 
     :raises OffsetsError: QUERY_AMBIGUOUS.

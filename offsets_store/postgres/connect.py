@@ -83,7 +83,7 @@ _let_in: set[str] = set()
 
 def connect(url: str, **overrides: Any) -> psycopg.Connection:
     """
-    A new connection, for one owner. A :class:`PostgresUrl` says where its password is to be asked for.
+    A new connection, for one owner. A :class:`PostgresUrl` names the function that returns its password.
 
     :raises ConnectError: if none can be made.
     """

@@ -50,8 +50,8 @@ class LockWatch:
         """
         See who blocks the server's process ``waiting_pid``, if the block inside takes longer than it should.
 
-        ``may_end`` if it waits for the writer's row, which only another driver of the same writer holds. (The lock by
-        which new writers of one sink take turns is held by another query, which may be busy with its first batch.)
+        ``may_end`` if it waits for the writer's row, which only another driver of the same writer holds. (New writers
+        of one sink take turns under a lock, which another query may hold while it is busy with its first batch.)
         """
         if not self.armed:
             yield

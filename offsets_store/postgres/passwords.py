@@ -3,8 +3,8 @@ Make a connection whose password comes from the function that ``passwordFrom`` n
 
 Runs where a connection is made, executors and the command line included. Invariants: the function is called once for
 each attempt to log in, for the host that is tried; after Postgres has refused a password it is called once more, and
-never after Postgres has accepted one. What it returns is kept nowhere. An error of it comes out as words, without its
-frames, and these hide too much rather than show a password, a token or a key.
+never after Postgres has accepted one. What it returns is kept nowhere. An error of it is raised as text, without its
+frames, and the text hides too much rather than show a password, a token or a key.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _STOP_BEFORE_CONNECTING = "pgonce only reads"
 _DEFAULT_PORT = 5432
 # Parameters of a connection that libpq does not know.
 _OF_PSYCOPG = frozenset({"autocommit"})
-# What is said after a password was sent, and not because of it. Sources: PQconnectPoll of libpq (the server is not of
-# the wanted kind, or is gone), InitPostgres of Postgres (the login is done: now come role, database and settings), and
-# PgBouncer's handling of logins.
+# Errors that come after a password was sent, and not because of it. Sources: PQconnectPoll of libpq (the server is not
+# of the wanted kind, or is gone), InitPostgres of Postgres (the login is done: now come role, database and settings),
+# and PgBouncer's handling of logins.
 _NOT_OF_THE_PASSWORD = re.compile(
     r"session is (not )?read-only|server is (not )?in hot standby mode|server closed the connection|"
     r'database ".*" does not exist|database ".*" is not currently accepting|connect to invalid database|'
@@ -70,9 +70,9 @@ def is_password_refused(error: psycopg.Error) -> bool:
     """
     Whether Postgres has asked for a password, and did not take the one that it got.
 
-    For a connection that cannot be made, libpq gives no SQLSTATE (28P01 or 28000), only words. Those that are not
-    known, as from a server in another language, count as a refusal: to renew a token that was good costs a question,
-    and never to renew one that was too old costs the connection.
+    For a connection that cannot be made, libpq gives no SQLSTATE (28P01 or 28000), only a text. An unknown text, such
+    as one in another language, counts as a refusal: to renew a good token costs one call, and to keep one that has
+    expired costs the connection.
     """
     if error.pgconn is None or not error.pgconn.used_password:
         return False
@@ -215,7 +215,7 @@ def _no_password(given: object) -> str:
 
 
 def _described(error: BaseException, name: str) -> str:
-    # What a user's own function says may be the password itself, and nothing tells it from other words.
+    # An error of the user's own function may contain the password itself, and nothing marks it as one.
     said = safe_words(str(error)) if name.startswith(_READY) else ""
     return f"{type(error).__name__}: {said}".rstrip(".") if said else type(error).__name__
 

@@ -1,5 +1,5 @@
 """
-Translate what Postgres says when it refuses a batch's rows or tables into errors with a remedy.
+Translate Postgres's refusals of a batch's rows or tables into errors with a remedy.
 
 Pure: runs in the commit. Invariant: every SQLSTATE about which a user can do something has a code and a remedy of its
 own. The transaction was rolled back in every case.
@@ -94,7 +94,7 @@ def target_error(error: psycopg.Error, what: str = "the batch") -> PgonceError:
 
 
 def code_of(sqlstate: str) -> str:
-    """The code of the error that a batch fails with, where Postgres says this of its rows."""
+    """The code of the error that a batch fails with if Postgres refuses its rows with this."""
     return (_REMEDIES.get(sqlstate) or _REMEDIES.get(sqlstate[:2], _UNKNOWN))[0]
 
 
@@ -106,7 +106,7 @@ def _sqlstate_of_client(error: psycopg.Error) -> str | None:
 
 
 def shortened(message: str) -> str:
-    """What Postgres says, without the end of a long value: it repeats the whole text that a type does not take."""
+    """Postgres's text without the end of a long value: Postgres repeats the whole text that a type does not take."""
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}..."
 
 
@@ -127,7 +127,7 @@ def _sentence(error: psycopg.Error, what: str) -> str:
     parts.extend(notes)
     # The context of malformed JSON is the JSON itself.
     where = diag.context.splitlines()[0] if diag.context and diag.source_file != "jsonfuncs.c" else ""
-    # If there are notes, they say better than the context of COPY which value it was.
+    # Notes, if there are any, tell better than the context of COPY which value it was.
     if where and not (notes and where.startswith("COPY ")):
         parts.append(f"Where: {shortened(where)}")
     return scrub(". ".join(" ".join(part.split()).rstrip(".") for part in parts)) + "."

@@ -72,7 +72,7 @@ class LocalSettings:
     """
     Values of Postgres's settings for single statements, in one round trip with each.
 
-    One that stands around another must not set the same: the inner one would remember our value as the user's.
+    An outer and an inner one must not set the same: the inner one would remember our value as the user's.
 
     >>> LocalSettings(extra_float_digits="1").execute_in_tx(cursor, sql.SQL("SELECT to_jsonb(2.5::float4)"))
     """

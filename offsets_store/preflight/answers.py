@@ -1,5 +1,5 @@
 """
-A question about a server, its answer, and how one is asked.
+A question about a server, its answer, and how to ask it.
 
 Runs in the command ``pgonce check``. Invariant: every question is asked in a transaction of its own, which is rolled
 back in every case, and no wait in it is without a bound. What has to be committed is dropped again.
@@ -69,7 +69,7 @@ def commit_for_the_moment(connection: psycopg.Connection, *statements: sql.Compo
     """
     Commit what another session has to see, and what is dropped soon.
 
-    Without waiting for disk or standbys: where no synchronous standby is there, COMMIT would wait without an end.
+    Without waiting for disk or standbys: if there is no synchronous standby, COMMIT would wait without an end.
     """
     connection.execute("BEGIN")
     try:

@@ -16,7 +16,7 @@ from ..postgres.translate import PRIMARY_NEEDED
 from .answers import Answer, Finding, Holds, Question, one_row
 
 _OLDEST, _NEWEST = 14, 18
-# What speaks Postgres's protocol calls itself a Postgres, and names itself in the same text.
+# Databases that speak Postgres's protocol call themselves Postgres, and give their own name in the same text.
 _OTHERS = {
     "CockroachDB": re.compile(r"CockroachDB"),
     "YugabyteDB": re.compile(r"-YB-|Yugabyte"),
@@ -130,7 +130,7 @@ _NUMBER = re.compile(r"\s*(?:(?:first|any)\s+)?(\d+)\s*\(", re.IGNORECASE)
 
 
 def demanded_standbys(names: str) -> int:
-    """For how many standbys COMMIT waits, by the value of synchronous_standby_names."""
+    """The number of standbys that COMMIT waits for, by the value of synchronous_standby_names."""
     if not names:
         return 0
     number = _NUMBER.match(names)

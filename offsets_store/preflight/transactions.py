@@ -82,7 +82,7 @@ def _isolation(connection: psycopg.Connection) -> Answer:
 
 def questions(another: OpenSession) -> tuple[Question, ...]:
     """
-    All of them.
+    All questions.
 
     :param another: opens a second session, by the same url.
     """

@@ -149,7 +149,7 @@ def store_progress_in_tx(connection: Connection, heard: Heard) -> str | None:
     if is_pruned_at(heard.batch_id):
         _prune_in_tx(connection, heard.query_id)
     if found is None:
-        # Last, because it is all that a commit could ever have to wait for.
+        # Last, because it is the only thing that a commit could have to wait for.
         _fill_in_tx(connection, heard)
     return found
 

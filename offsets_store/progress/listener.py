@@ -1,5 +1,5 @@
 """
-Store what Spark says of its progress in the ledger, and warn where the two disagree.
+Store Spark's progress in the ledger, and warn if the two disagree.
 
 Runs on the driver (with Spark Connect, in the client): callbacks in Spark's thread, all that concerns Postgres in a
 thread of its own. Invariant: a callback only puts the event into a queue; if Postgres fails or is slow, the stream does

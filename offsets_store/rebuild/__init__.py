@@ -1,1 +1,1 @@
-"""Let a table that another query has filled take the place of the living one."""
+"""Exchange a table for one that another query has filled."""

@@ -105,7 +105,7 @@ def retire_sink(
 
 def put_out_of_the_way(url: str, sinks: Sequence[SinkFacts], kind: str, reason: str | None) -> None:
     """
-    Let the sinks publish no more, and be no rivals of new queries.
+    Make the sinks publish no more, so that they are not rivals of new queries.
 
     :raises RecoveryError: RECOVERY_RUNNING, where a sink has moved since it was read.
     """

@@ -26,7 +26,7 @@ from .stopped_query import CheckpointFacts, SinkFacts, no_checkpoint
 
 
 class Finding(Enum):
-    """What the comparison comes to; ``pgonce doctor`` has an exit code for each."""
+    """The result of the comparison; ``pgonce doctor`` has an exit code for each."""
 
     AGREE = "checkpoint and ledger agree"
     RECOVERABLE = "`pgonce recover` repairs it"
@@ -53,7 +53,7 @@ class SinkStanding:
 @dataclass(frozen=True)
 class Diagnosis:
     """
-    How checkpoint and ledger stand to each other.
+    The comparison of a checkpoint with the ledger.
 
     ``next_batch_id`` is the batch that Spark runs first, ``runs_again`` tells whether it is planned already, ``begins``
     and ``ends`` are its range as far as it is written down. ``remarks`` and ``advice`` are sentences.

@@ -8,7 +8,7 @@ What Spark does is in its ``MicroBatchExecution.populateStartOffsets``. The batc
 run again unless ``commits/`` ends with it. In either case ``validateOffsetLogAndGetPrevOffset`` needs the entry before
 it: the one of the preceding number, or with asynchronous progress tracking the nearest one that there is.
 
-If the ledger does not know the query, a checkpoint tells neither to which sink the query will write nor what its name
+If the ledger does not know the query, a checkpoint tells neither which sink the query will write to nor what its name
 is. Then the answer says that it does not know.
 """
 

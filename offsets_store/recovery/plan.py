@@ -142,7 +142,7 @@ def _dense(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: NextS
 
 
 def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
-    """At the newest batch that any sink has. It is left uncommitted if another sink still lacks it."""
+    """Stand at the newest batch that any sink has. It is left uncommitted if another sink still lacks it."""
     newest, ahead, behind = newest_of(sinks)
     refuse_ids_alone(sinks)
     entry = proven_text(ahead, newest)
@@ -159,7 +159,8 @@ def _at_the_ledger(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> T
 
 def _at_a_proven_entry(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Target:
     """
-    At the newest entry after which no sink leaves anything out. Rows that are stored are dropped by their positions.
+    Stand at the newest entry after which no sink leaves anything out. Rows that are stored are dropped by their
+    positions.
 
     The last resort is batch 0, run again from where it began.
     """

@@ -6,8 +6,8 @@ touched, the ledger has taken the query from the run that owned it, and a copy o
 been kept. If a recovery is cut short, a second one finishes it. An undo changes nothing if the query has run
 since the recovery.
 
-Work that is tried again, because Postgres is away, has not changed a file yet. It asks Postgres first, and the last
-thing that it tells Postgres, the fence, may be set twice.
+Work that is tried again, because Postgres is unavailable, has not changed a file yet. It asks Postgres first, and its
+last statement, the fence, may be run twice.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def recover_checkpoint(
     :param quiet_seconds: before something is changed, how long neither checkpoint nor ledger may have been written to:
         a query that runs writes to both.
     :param wait_seconds: how long to wait for that, at most.
-    :param retry_timeout: how many seconds to wait for a Postgres that is away, or restarts, as a commit does.
+    :param retry_timeout: how many seconds to wait while Postgres is unavailable or restarts, as a commit does.
     :param approve: is called with what would be done, before anything is changed; it may raise an error to stop that.
     :raises RecoveryError: where the query runs, or keeps state that does not fit, or nothing proves what to do.
     :raises CheckpointError: where the checkpoint cannot be read or written.
     :raises LedgerError: where the ledger cannot be read or written.
-    :raises ConnectError: where Postgres stays away.
+    :raises ConnectError: if Postgres stays unavailable.
     """
 
     def once() -> Recovery:
@@ -222,7 +222,8 @@ _T = TypeVar("_T")
 
 def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:
     """
-    What ``work`` returns. It is tried again for ``seconds`` while Postgres is away, or gives an error that passes.
+    What ``work`` returns. It is tried again for ``seconds`` while Postgres is unavailable, or gives an error that
+    passes.
 
     :param what: the checkpoint or the query, for the log.
     :raises PgonceError: what ``work`` raised in the last try.

@@ -50,8 +50,8 @@ def letters_table(url: str, name: str | None) -> Table:
     """
     The table that has the dead letters: the ledger's, or the one that ``name`` means along the user's search_path.
 
-    :raises OffsetsError: DEAD_LETTERS_TABLE, where there is no such table, or it lacks a column, or code of somebody
-        else would run when it is read or changed.
+    :raises OffsetsError: DEAD_LETTERS_TABLE, if there is no such table, or it lacks a column, or code of another role
+        would run when it is read or changed.
     """
     if name is None:
         return dead_letters

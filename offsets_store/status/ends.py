@@ -41,7 +41,9 @@ class Newest:
 
 
 def newest_of_progress(latest: Offsets, measured_at: datetime) -> Newest:
-    """What a progress event said of the sources; for Kafka, where each partition ended when the batch was planned."""
+    """
+    The sources' newest offsets in a progress event; for Kafka, where each partition ended when the batch was planned.
+    """
     kafka: dict[TopicPartition, tuple[int | None, int]] = {}
     other: Offsets = {}
     for source_id, topic, partition, offset in as_current(latest):

@@ -159,7 +159,7 @@ class OffsetsStore:
 
     def wait_for(self, query: str, offsets: RecordOffsets, timeout: float = 10, sink: str | None = None) -> bool:
         """
-        Wait until the rows of these Kafka records are in Postgres, to read what one has written.
+        Wait until the rows of these Kafka records are in Postgres, to read your own writes.
 
         ``offsets`` are those of the records, as a producer returns them: ``{"orders": {0: 41}}``. Of several sinks, all
         have to hold the rows, or ``sink``. Each look at the ledger is a short transaction of its own; one that fails
@@ -168,7 +168,7 @@ class OffsetsStore:
         :param timeout: seconds; 0 looks once.
         :return: whether the rows are in. After the timeout it is False.
         :raises ConfigurationError: BAD_OFFSETS; BAD_OPTION, for a ``timeout`` that is not a number.
-        :raises ConnectError: if Postgres was away at the last look; LedgerError, if the ledger was locked then.
+        :raises ConnectError: if Postgres was unavailable at the last look; LedgerError, if the ledger was locked then.
         """
         records = parse_records(offsets)
         if math.isnan(timeout):

@@ -103,10 +103,12 @@ _BOTH = "If both queries are meant to feed this sink, with different rows, set i
 
 
 def _ways_on(rival: Rival, batch: Batch) -> str:
-    """How to go on where another query ended, which depends on its source's offsets; or to load everything again."""
+    """
+    How to go on from the end of another query, which depends on its source's offsets; or how to load everything again.
+    """
     query, end = shlex.quote(rival.query_id), rival.writer.stored_to
     if rival.other_sink:
-        # What replaces a query has its sink's name.
+        # A query that replaces another one has its sink's name.
         return (
             f"To let this query take its place, give it the same sinkName, {rival.other_sink!r}, and start it again: "
             "the error then says how to go on."

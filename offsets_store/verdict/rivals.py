@@ -22,7 +22,8 @@ def rivals_of(
 
     The first is the one that is most probably this query with its old checkpoint. If a query is replaced, doubt alone
     makes none of the others a rival, because they have worked at the same time as the replaced one and can do so with
-    this one. For a query that starts over every other one is a rival, because the rows of all of them would be deleted.
+    this one. For a query that starts over, every other query is a rival, because the rows of all of them would be
+    deleted.
     """
     found = []
     for other in neighbours:

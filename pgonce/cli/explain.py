@@ -55,7 +55,7 @@ class Section:
         return f"pgonce explain {self.page}{heading}"
 
     def is_called(self, name: str) -> bool:
-        """Whether this is its heading, in whatever case and with or without backticks."""
+        """Whether this is its heading, in any case and with or without backticks."""
         return _plain(self.heading) == _plain(name)
 
 

@@ -78,7 +78,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
     :raises ConfigurationError: BAD_OPTION, with the number of a line that is not a setting, but not its text;
         NO_KAFKA_CLIENT.
-    :raises ValueError: for a Unicode escape that is none; its words repeat a piece of the text.
+    :raises ValueError: for a malformed Unicode escape; its text repeats a piece of the input.
     """
     try:
         import javaproperties
@@ -106,7 +106,7 @@ def parse_properties(text: str) -> dict[str, str]:
     return found
 
 
-# What another look may find gone.
+# Errors that may be gone at the next look.
 _PASSING = {"KAFKA_UNREACHABLE", "GROUP_IN_USE", "LEDGER_LOCKED"}
 
 

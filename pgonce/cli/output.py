@@ -143,7 +143,7 @@ def status_table(status: Sequence[Status]) -> Table:
 
 
 def _lag_text(lag: Sequence[PartitionLag]) -> list[str]:
-    """The lag, and when it was measured; what is too old to be the lag of now is only what it was then."""
+    """The lag, and when it was measured; a lag that is too old is shown as the lag of that time."""
     last, measured_at = last_known_lag(lag)
     now = total_lag(lag)
     when = f"at {_time(measured_at)}" if measured_at else ""
@@ -290,7 +290,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add_row(table: Table, *cells: str | list[str], style: str | None = None) -> None:
-    """A cell is one line, whatever is in it, or a list of lines."""
+    """A cell is one line, even if its text has line breaks, or a list of lines."""
     lines = ([cell] if isinstance(cell, str) else cell for cell in cells)
     table.add_row(*("\n".join(map(one_line, cell)) for cell in lines), style=style)
 

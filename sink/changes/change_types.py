@@ -51,7 +51,7 @@ class DeleteWhen:
         return cls(struct_type, column)
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows, none of which leaves it open."""
+        """The same rows; one that does not say whether it deletes is refused."""
         says = batch.column(self.column)
         refuse_unknown(self.column, says, says.is_valid(), _SAY_IT)
         return batch
@@ -77,7 +77,7 @@ class DeleteWhenByRoute:
         return cls(struct_type, route, columns)
 
     def read(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same rows, none of which leaves it open."""
+        """The same rows; one that does not say whether it deletes is refused."""
         values = pc.cast(batch.column(self.route), pa.string())
         for column, of in self.columns.items():
             says = batch.column(column)

@@ -73,7 +73,7 @@ class Parcel(WriterCommitMessage):
 
     If rows carry their position in Kafka, ``reach`` says how far they reach. ``receiver`` is the one that the batch was
     planned with, even if the rows did not go through it. ``unfit`` are rows that could not be encoded; they are not
-    among ``rows``, and travel here whatever becomes of the others. ``row_sum`` is the sum of the rows' hashes, if a
+    among ``rows``, and are always here, wherever the others are. ``row_sum`` is the sum of the rows' hashes, if a
     batch job asks for them. ``made_by`` is the version of the code that encoded the rows: another version may encode
     them otherwise, and order the fields of a parcel otherwise.
     """

@@ -158,7 +158,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self.task_writer = task_writer
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle it in such a way that a task where pgonce is missing says so in plain words."""
+        """Pickle it so that a task without pgonce raises an error that says so."""
         return reduced(self, __name__)
 
     @called_by_spark

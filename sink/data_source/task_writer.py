@@ -1,8 +1,8 @@
 """
 Write one partition of a stream's micro-batch, or of a batch job.
 
-Runs in a task, on an executor. Invariant: a task touches neither the target nor the ledger's verdicts; all that it
-does may be done twice, or in vain.
+Runs in a task, on an executor. Invariant: a task touches neither the target nor the ledger's verdicts; all that it does
+may be done twice, or be thrown away.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """
-What each of Spark's Python workers needs: the driver's version of pgonce, and a heap that is not searched in vain.
+Check that Spark's Python workers have the driver's version of pgonce, and make their garbage collections cheap.
 
 Runs in all processes of ``format("pgonce")``. Invariant: the version is asked for once, when the code is imported,
 because an upgrade in place changes what is installed, while older processes live on with the code that they have. What

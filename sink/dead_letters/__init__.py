@@ -1,1 +1,1 @@
-"""Dead letters, listed and written into their tables after all."""
+"""List dead letters, and write their rows into their tables after all."""

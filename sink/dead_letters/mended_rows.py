@@ -125,7 +125,7 @@ def _refuse_unreadable(
     columns: Sequence[EncodedColumn],
     deleted: str | None,
 ) -> None:
-    """Refuse what Postgres would take for a text, or for null, without a word; and a row that may delete or not."""
+    """Refuse values that Postgres would silently take for a text or for null, and a row that may delete or not."""
     known = sql.SQL(", ").join(
         sql.SQL("({}, {}, {})").format(number, sql.Literal(column.name), sql.Literal(_kind(column, deleted)))
         for number, column in enumerate(columns)

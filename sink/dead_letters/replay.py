@@ -184,7 +184,7 @@ class _Into:
     def __call__(self, rows: Rows) -> Mapping[str, int] | None:
         group = self.group
         published = write_batch_in_tx(self.driver, group.destination, rows)
-        # The table is locked by now. Before, its name may have come to mean another one since that was looked up.
+        # The table is locked now. Before that, its name may have come to mean another table since it was looked up.
         refuse_other_table(group.letters, group.oid, next(iter((published.targets or {}).values()), None))
         return published.counts
 

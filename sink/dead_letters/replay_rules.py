@@ -3,8 +3,8 @@ Decide whether a row that was put aside may still be written, and whether its le
 
 Runs in a replay, in its transaction. Invariant: a row goes into the table that it was for. One that is written by key
 never takes the place of a newer one, and never brings back one that was deleted since it was put aside; where that
-cannot be known, the replay is refused. A letter goes only if its row was written, deleted what it was to delete, or
-gave way to another letter of the same replay.
+cannot be known, the replay is refused. A letter goes only if its row was written, deleted what it was to delete, or was
+replaced by another letter of the same replay.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, no
     Refuse letters whose table's name means another table than it did when they were put aside.
 
     :param recorded: the oid of the table that refused the rows, None where that is not known.
-    :param now: the oid of the table that has its name; None if there is none, which is for the commit to say.
+    :param now: the oid of the table that has its name; None if there is none; then the commit says so.
     :raises RecoveryError: REPLAY_UNSAFE.
     """
     if recorded is not None and now is not None and recorded != now:
@@ -224,7 +224,7 @@ class Replay:
         (first, kept), (second, more) = map(self.write_in_tx, given.halves())
         if first is None or second is None:
             return first or second, kept + more
-        # Not their sum, which would leave out what none has.
+        # Not their sum: Counter's + leaves out outcomes that no row has.
         first.update(second)
         return first, kept + more
 

@@ -70,7 +70,7 @@ class EarlyCommits(FrameCommits):
 
 
 def _waited_for(rows: Rows, arriving: ArrivingBatches) -> Rows:
-    """The same rows, except that they are not waited for as long as it takes."""
+    """The same rows, but with a limit on the wait for them."""
     since = rows.since
 
     def bodies() -> Iterable[bytes]:

@@ -214,8 +214,8 @@ def transactional_batch(
                 positions.check(frame.schema)
 
             def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
-                # The session may come from a pool, with temporary tables of an earlier batch. They would stand in the
-                # way of new ones, and before permanent tables of the same name.
+                # The session may come from a pool, with temporary tables of an earlier batch. They would be in the way
+                # of new ones, and would hide permanent tables of the same name.
                 driver_connection(connection).execute("DISCARD TEMP")
                 tx = BatchTransaction(connection, batch)
                 dropped = 0
@@ -238,7 +238,7 @@ def transactional_batch(
                 )
 
             planned = settings.batch_of(frame, batch_id)
-            # Which tables the function writes to, only the function knows.
+            # Only the function knows which tables it writes to.
             refuse_first_batch(settings.commit, planned, name, None)
             work = settings.checked(frame, Work(lambda _: name, publish, sealed=True))
             verdict = commit_batch(settings.commit, planned, work)

@@ -2,9 +2,9 @@
 Claim a checkpoint for one Spark Connect server, so that no other plans the same batches with rows of its own.
 
 Runs in: the Python worker that a Connect server starts for a foreachBatch function, before the query is started.
-Invariants: where two servers could both believe that ``offsets/N`` is theirs, the answer is that they can, unless a
-claim on the folder keeps the second one from starting; and a file system that is not known to belong to one machine is
-taken for a shared one.
+Invariants: if two servers could both believe that ``offsets/N`` is theirs, the answer is that they can, unless a claim
+on the folder stops the second one from starting; and a file system that is not known to belong to one machine counts as
+shared.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 The table of options: every option of every way in, and all that is known of it.
 
-Pure: runs wherever settings are made. Invariant: an option is one entry here. Its two spellings, what it accepts, the
+Pure: runs where settings are made. Invariant: an option is one entry here. Its two spellings, what it accepts, the
 clashes, the hints, the docstrings of the ways in and docs/options.md follow from the entry.
 
 The table is written as the keyword arguments of Python, so that mypy and editors read it too. ``keep_where`` here is
@@ -25,7 +25,7 @@ ChangeFeed = Literal["debezium", "delta", "spark"]
 OnConflict = Literal["update", "ignore"]
 SchemaEvolution = Literal["strict", "addColumns", "ignoreExtra"]
 UnknownRoutes = Literal["refuse", "drop", "deadLetters"]
-"""What becomes of rows whose value is not in the list: the batch, they, or a record of them."""
+"""What happens to a row whose value is not in the list: it stops the batch, is left out, or is put aside."""
 OffsetsFrom = Literal["checkpoint", "listener"]
 
 BY_KEY: tuple[Mode, ...] = ("upsert", "apply")

@@ -66,7 +66,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Existing:
-    """What becomes of a stored row when one of its key comes."""
+    """What happens to a stored row when a row with its key comes."""
 
     on_conflict: OnConflict = "update"
     only_newer: bool = False
@@ -189,7 +189,7 @@ def _changes(given: Given) -> Changes:
 
 def dead_letters_of(given: Given) -> DeadLetters | None:
     """
-    Where the options let bad rows go.
+    Where bad rows go, as the options say.
 
     :raises ConfigurationError: BAD_OPTION for a table without a name.
     """

@@ -91,7 +91,7 @@ def read(raw: Mapping[str, Any], way: Way) -> Given:
         option = _BY_PLAIN_NAME.get(_plain(name))
         if option is None or way not in option.ways:
             raise _unknown(str(name), way)
-        # Spark sends options in no order, so which of the two counts would be left to chance.
+        # Spark sends options in no order, so it would be random which of the two counts.
         if option.argument in given:
             raise bad_option("CLASHING_OPTIONS", f"{name} is set twice, in two spellings.", "Keep one of them.")
         found = option.read(value)

@@ -87,7 +87,7 @@ class Routes:
 
     @property
     def delete_columns(self) -> dict[str, tuple[str, ...]]:
-        """The columns that say which rows delete, and for each the values of the rows that it speaks of."""
+        """The columns that say which rows delete, and for each the values of the rows that it is used for."""
         found: dict[str, tuple[str, ...]] = {}
         for route in self.each:
             changes = route.destination.changes
@@ -151,7 +151,7 @@ def where_of(given: Given) -> Destination | Routes:
             "Set deadLetters to true, or to a table.",
         )
     found = Routes(column, each, given["unknown_routes"], letters)
-    # What chooses the table, or says of other tables' rows that they delete, is written only where a table has it.
+    # A column that chooses the table, or says which rows of other tables delete, is written only if the table has it.
     aside = frozenset({column, *found.delete_columns})
     return replace(found, each=tuple(replace(r, destination=replace(r.destination, aside=aside)) for r in each))
 
@@ -169,7 +169,7 @@ def _route(value: object, entry: object, outside: Given) -> Route:
         inherited = {
             argument: of
             for argument, of in outside.items()
-            # With another mode it does not take what has no effect in that.
+            # With another mode it does not take options that have no effect in that mode.
             if argument not in _OF_THE_STREAM
             and (mode == outside["mode"] or not OPTIONS[argument].modes or mode in OPTIONS[argument].modes)
         }

@@ -27,8 +27,8 @@ from .position_columns import PositionColumns, positions_of
 from .reading import Given, read
 from .routes import Routes, sink_name_of, where_of
 
-# Lower, because sending to a receiver costs a connection where staging costs a table, and because rows that a task
-# holds back are not being copied yet.
+# Lower, because a receiver costs a connection and staging a table, and because rows that a task holds are not being
+# copied yet.
 DEFAULT_INLINE_BYTES_WITH_RECEIVER = 1024 * 1024
 SPARKS_ASYNC_INTERVAL_MS = 1000
 # Values of ``receiver`` that are not addresses.

@@ -150,7 +150,7 @@ class Stager:
 
 
 def _without_a_way_to_postgres(error: ConnectError) -> ConnectError:
-    """Say which host lacks a way, and what to do where the driver has one and an executor has none."""
+    """Say which host cannot reach Postgres, and what to do if the driver can and an executor cannot."""
     where = (
         f"A task on host {socket.gethostname()} has more rows than inlineBytes lets it send to the driver, and cannot "
         "stage them from there"

@@ -30,7 +30,7 @@ from .table.table_name import ResolvedName
 
 CODE = "ROUTE_UNKNOWN"
 DROPPED = "unrouted"
-"""What rows of unknown routes are counted as that are left out."""
+"""The count of rows with unknown routes that are left out."""
 _NAMED_IN_ERROR = 5
 _LONGEST_VALUE = 100
 

@@ -158,7 +158,7 @@ def _gather_and_lock_in_tx(
 
 
 def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[Outcome], counts: Mapping[str, int]) -> None:
-    """A batch may have no more dead letters than any of its tables, and must have rows that are none."""
+    """Refuse a batch with more dead letters than any of its tables may have, or with dead letters alone."""
     aside = counts.get(COUNTED, 0)
     if not aside:
         return

@@ -29,7 +29,7 @@ from ..tables import SCHEMA, VIEWS
 
 _log = logging.getLogger("pgonce")
 
-# Any number would do, as long as every pgonce uses the same one. These are the bytes of "pgonce".
+# It can be any number that every pgonce uses. These are the bytes of "pgonce".
 LOCK_KEY = int.from_bytes(b"pgonce", "big")
 
 

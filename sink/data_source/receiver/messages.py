@@ -63,8 +63,8 @@ class Promise:
 
     ``received`` says for each partition whose rows the receiver took which attempt's rows are wanted, and how many
     there are; ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count of the rows in
-    the staging table. ``transport`` says in the ledger's words how the rows came. ``unfit`` are rows that could not be
-    encoded, and are none of these.
+    the staging table. ``transport`` is the ledger's word for how the rows came. ``unfit`` are rows that could not be
+    encoded, and are not among these.
     """
 
     transport: str
@@ -121,7 +121,7 @@ class ReceiverError(PgonceError):
 
 
 class UnknownOutcomeError(ReceiverError):
-    """The same, but the batch may have been committed all the same, which only the ledger tells."""
+    """The same, but the batch may have been committed: only the ledger can tell."""
 
 
 def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:

@@ -171,7 +171,7 @@ class Reception:
             self._arrived.refuse_over()
             published = work.publish(connection, batch, stored)
             self._arrived.refuse_over()
-            # A guess does not know how its rows will have come.
+            # For a guess it is not known yet how its rows came.
             return replace(published, transport=self._arrived.promised().transport)
 
         return Work(work.name_sink, publish)

@@ -1,9 +1,9 @@
 """
 Find the rows that are refused in their turn, by halves and in one statement: no round trip for each try.
 
-Runs in the commit, only once Postgres has refused rows, and there in a function in PL/pgSQL, which is gone with the
-savepoint. Invariant: what fits stays until all is found, so that the next rows are tried with it; then all is undone.
-An error that is not about a row's values ends the search, and is raised.
+Runs in the commit, only once Postgres has refused rows, and there in a function in PL/pgSQL, which the rollback to the
+savepoint removes. Invariant: what fits stays until all is found, so that the next rows are tried with it; then all is
+undone. An error that is not about a row's values ends the search, and is raised.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """
 How a row that was put aside was to be written, as JSON and back.
 
-Pure: runs in the commit that puts rows aside, and in their replay. Invariant: roles that may do less than the one that
-replays can write letters, so nothing in a letter is believed. What is recalled has passed the checks that options and
-the columns of a frame pass, or it is an error. A replay never creates or alters a table.
+Pure: runs in the commit that puts rows aside, and in their replay. Invariant: nothing in a letter is trusted, because
+roles with fewer permissions than the one that replays can write letters. What is recalled has passed the checks that
+options and the columns of a frame pass, or it is an error. A replay never creates or alters a table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ...options.destination import DELETED_COLUMN, Changes, Destination, Existin
 VERSION = 2
 """A reader that does not know it cannot replay the letter."""
 _ALL_DELETE = "all_delete"
-"""No option, but what ``tx.delete`` does: every row deletes."""
+"""Not an option, but what ``tx.delete`` does: every row deletes."""
 _CREATES, _ADDS_COLUMNS = "creates", "adds_columns"
 _RECORDED = frozenset({"mode", "keys", "order_by", "schema_evolution", "delete_when", "change_feed", "deletes"}).union(
     Existing.__dataclass_fields__

@@ -96,7 +96,7 @@ class Search:
         """
         The error with which Postgres refuses to add these rows to those that are there; None if it does not.
 
-        :param is_kept: whether they stay, if it does not.
+        :param is_kept: whether the rows stay, if Postgres takes them.
         :raises TargetError: SEARCH_TOO_LONG.
         """
         self.bound.refuse_longer()

@@ -30,7 +30,8 @@ from .search import Attempt, Search
 
 class Constraints:
     """
-    The deferred constraints of a table: they are checked once the rows are written, as long as one can go back.
+    The deferred constraints of a table: they are checked after the rows are written, while the transaction can still go
+    back.
 
     Not where other tables of the transaction are still to be written, because a child may come before its parent.
     """

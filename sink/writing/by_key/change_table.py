@@ -74,7 +74,7 @@ class ChangeTable:
 
     @cached_property
     def is_unread(self) -> dict[str, sql.Composable]:
-        """The same columns, with the condition that says of a row of the source that it lacks the value."""
+        """The same columns, with the condition that is true for a row of the source without the value."""
         return unread_columns(self.of_rows, self.columns, self.upsert)
 
     @property
@@ -171,7 +171,7 @@ class ChangeTable:
         return order.target if any(order == column for column in self.plan) else ORDER
 
     def values(self) -> list[sql.Composable]:
-        """What a SELECT from the source fills this table with; but for the columns that say what was not read."""
+        """What a SELECT from the source fills this table with, except the columns that say what was not read."""
         named = sql.SQL("{} AS {}")
         values = [named.format(self._value(column), sql.Identifier(column.target)) for column in self.of_rows]
         if self.order_column == ORDER and self.upsert.order_by:

@@ -38,7 +38,7 @@ def create_deciding(
     """
     The statement that fills ``table`` from the wanted rows of ``source``; its answer counts the changes.
 
-    :param deletes_matter: whether a delete counts that a write of the same key follows.
+    :param deletes_matter: whether a delete counts if a write of the same key follows it.
     """
     # Without an order, rows of one key are refused, and each change is the last one.
     is_last_enough = not table.unread and (table.upsert.order_by is None or not (table.frozen or deletes_matter))
@@ -166,7 +166,7 @@ def _with_known_values(table: ChangeTable, ranked: sql.Composable) -> sql.Compos
         useless = sql.SQL("({} OR {})").format(unread, gone)
         last = window.format(keys, useless, sql.SQL("ASC"))
         known.append(sql.SQL("pg_catalog.first_value({}) OVER {} AS {}").format(useless, last, unread))
-        # Of a column that may not change, the first write that has a value.
+        # For a column that may not change, the first write that has a value.
         chosen = window.format(keys, useless, sql.SQL("DESC")) if name in frozen else last
         known.append(
             sql.SQL(
@@ -198,7 +198,7 @@ def _latest_first(table: ChangeTable) -> sql.Composable:
 
 VALUE_NOT_READ = "VALUE_NOT_READ"
 UNREAD = "not_read"
-"""What rows are counted as that were written without a value; they are among the written ones."""
+"""The count of rows that were written without a value; they also count as written."""
 _INSERTS = ("c", "r")
 _log = logging.getLogger("pgonce")
 

@@ -192,7 +192,7 @@ class _InOrder:
                     raise self._tied()
                 starts.append(number)
             elif before is not None and self.turns[starts[-1]] <= before < turn:
-                # Rows of one turn are not parted.
+                # Rows of one turn are not separated.
                 starts.append(bisect_left(self.turns, turn))
             is_deletes = deletes
         ends = [*starts[1:], len(self.turns)]

@@ -92,7 +92,7 @@ def has_index_by_equality(compared: Iterable[ComparedColumn], upsert: Upsert) ->
 
 def comparisons(compared: Iterable[ComparedColumn], upsert: Upsert) -> dict[str, Comparison]:
     """
-    By name, how columns are compared that do not follow the default of their type.
+    How columns are compared that do not follow the default of their type, by name.
 
     If there are several unique indexes on the keys, the one that calls more keys equal decides. If another one calls
     keys equal that this one does not, Postgres refuses the rows.

@@ -264,7 +264,7 @@ def _is_one_of(name: str, postgres_type: str, forms: Iterable[object]) -> sql.Co
 
 
 def _forms(text: str, postgres_type: str) -> list[object]:
-    """What stands for an unread value in a column that is encoded as this type; nothing, if it cannot hold such."""
+    """The placeholders of an unread value in a column that is encoded as this type; none if it cannot hold one."""
     as_bytes, as_map = text.encode(), json.dumps({text: text}, ensure_ascii=False, separators=(",", ":"))
     made = uuid.UUID(bytes=hashlib.md5(as_bytes, usedforsecurity=False).digest(), version=3)
     forms: dict[str, list[object]] = {

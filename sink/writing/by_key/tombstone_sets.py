@@ -44,7 +44,7 @@ class Tombstones:
 
 @dataclass(frozen=True)
 class Identified:
-    """By what a row is known: kinds of values by key column, in the order of the names; and what it is ordered by."""
+    """How rows are identified: kinds of values by key column, in the order of the names; and what it is ordered by."""
 
     keys: Mapping[str, str]
     order_column: str
@@ -57,7 +57,7 @@ class Identified:
 
 
 def identified(changes: ChangeTable) -> Identified:
-    """By what the rows of this batch are known."""
+    """How the rows of this batch are identified."""
     kinds = {c.column_name: _KINDS.get(c.base_type, c.base_type) for c in changes.target.columns}
     order = changes.upsert.newer_by or ""
     return Identified(
@@ -115,10 +115,10 @@ def own_set_in_tx(connection: psycopg.Connection, changes: ChangeTable) -> int:
 
 def forget_in_tx(connection: psycopg.Connection, table: TargetTable) -> str | None:
     """
-    Forget the deletes from a table, all of whose rows go.
+    Forget the deletes from a table whose rows are all deleted.
 
-    :return: None; or the name of the root of a partition tree, with whose tombstones those of ``table`` are kept. Then
-        nothing is forgotten.
+    :return: None; or, if the tombstones of ``table`` are kept with those of a partition tree, the name of its root.
+        Then nothing is forgotten.
     """
     cursor = connection.cursor()
     search_path.execute_in_tx(cursor, sql.SQL(_FORGET).format(oid=sql.Literal(table.oid), root=root_of(table.oid)))

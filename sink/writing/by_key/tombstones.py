@@ -30,8 +30,8 @@ _TRACEABLE = frozenset({
     "date", "timestamp without time zone", "timestamp with time zone",
 })  # fmt: skip
 _ORDERED = _TRACEABLE - {"boolean", "character", "bpchar"} | {"real", "double precision"}
-# As what remembered values of a kind are compared with those of a batch. The types that SQL itself names are found
-# whatever the search_path is; others are names like any other.
+# The types as which remembered values of a kind are compared with those of a batch. The types that SQL itself names are
+# found under any search_path; others are names like any other.
 _COMPARED_AS = {
     "number": "numeric",
     "float": "double precision",
@@ -77,7 +77,7 @@ def refuse_unordered(changes: ChangeTable) -> None:
 
 
 def is_traceable(changes: ChangeTable) -> bool:
-    """Whether keys of this table can be remembered: equal keys have the same JSON, and others have not."""
+    """Whether keys of this table can be remembered: equal keys have the same JSON, and different keys do not."""
     comparisons = changes.upsert.comparisons
     return all(
         _base_type(changes, key.target) in _TRACEABLE

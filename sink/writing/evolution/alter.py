@@ -109,8 +109,9 @@ _KEEP = "RELEASE SAVEPOINT pgonce_look"
 # This gives up the lock that the look has taken.
 _BACK = "ROLLBACK TO SAVEPOINT pgonce_look; RELEASE SAVEPOINT pgonce_look"
 
-# While this lock is waited for, everybody else who wants the table waits behind it. So it is asked for again and again,
-# each time for a moment longer than after which Postgres ends an autovacuum that is in the way (deadlock_timeout).
+# While a session waits for this lock, all others that want the table wait behind it. So the lock is asked for again and
+# again, each time for a little longer than deadlock_timeout: after that, Postgres ends an autovacuum that is in the
+# way.
 _BEYOND_DEADLOCK_TIMEOUT_SECONDS = 1.0
 _PAUSE_SECONDS = (0.5, 1.5)
 

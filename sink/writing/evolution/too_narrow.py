@@ -93,7 +93,7 @@ def written_to_wider(
 def _that_may_be_widened(
     connection: psycopg.Connection, destination: Destination, encoded: Sequence[EncodedColumn], names: Collection[str]
 ) -> frozenset[str]:
-    """Those of the columns that nothing keeps as they are, as far as the catalogue tells."""
+    """The columns that may be altered, as far as the catalogue tells."""
     _, table = look_up_table(connection, destination.table)
     return frozenset(name for name in names if table and _may_be_widened(connection, table, destination, encoded, name))
 
@@ -135,7 +135,7 @@ def _too_narrow(
             search_path.execute_in_tx(cursor, sql.SQL("SELECT {} FROM {} WHERE {}").format(tests, source, wanted))
             answers = cursor.fetchone() or ()
     except psycopg.DataError:
-        # A value cannot even be read as the column's type: of that, the batch's own error says more.
+        # A value cannot even be read as the column's type: the batch's own error says more about that.
         return frozenset()
     return frozenset(name for name, is_larger in zip(limited, answers, strict=True) if is_larger)
 

@@ -1,10 +1,10 @@
 """
 Decide whether the encoded form of a Spark column may go into a given Postgres column, and how.
 
-Pure; runs on the driver. Invariant: whatever is accepted here arrives in Postgres as the value that Spark held, or
-Postgres raises. If Postgres would round, cut or shift a value silently, the column is refused. (Spaces past the end of
-a varchar(n) are the one exception: the SQL standard says that they are cut.) A type of an extension or of the user is
-known by its place in the catalogue, never by its name alone, because any user may call a type ``vector``.
+Pure; runs on the driver. Invariant: every value of a column that is accepted here arrives in Postgres as Spark held it,
+or Postgres raises. If Postgres would round, cut or shift a value silently, the column is refused. (Spaces past the end
+of a varchar(n) are the one exception: the SQL standard says that they are cut.) A type of an extension or of the user
+is known by its place in the catalogue, never by its name alone, because any user may call a type ``vector``.
 """
 
 from __future__ import annotations

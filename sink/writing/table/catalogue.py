@@ -143,9 +143,9 @@ FROM pg_catalog.pg_partition_tree({oid}) AS t JOIN pg_catalog.pg_class AS p ON p
 WHERE p.relpersistence <> 'p' OR p.relkind NOT IN ('r', 'p') LIMIT 1
 """
 
-# Whom foreign keys with an action reach from the table, however far: a row that is deleted deletes others or updates
-# them, and one that is updated can only update others. They are found by the triggers of the referenced table, which
-# have an index.
+# The tables that foreign keys with an action reach from this one, however far: a row that is deleted deletes others or
+# updates them, and one that is updated can only update others. They are found by the triggers of the referenced table,
+# which have an index.
 _DELETES_REACH = """
 CASE WHEN c.relhastriggers THEN ARRAY(
     WITH RECURSIVE action AS (

@@ -144,7 +144,7 @@ def take_turns_in_tx(connection: psycopg.Connection, tables: Iterable[tuple[Dest
     """
     Wait for the turns that these tables will need, in one round trip.
 
-    What takes one later finds that it has it. A table that is created meanwhile is left out.
+    A statement that takes one of them later has it already. A table that is created meanwhile is left out.
     """
     turns = [
         (root_of(table.oid), _key_of_replacing(table.oid) if where.mode == "complete" else _key_of_newer(table.oid))
