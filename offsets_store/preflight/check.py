@@ -22,7 +22,7 @@ def check_server(url: str, *more: Question) -> list[Finding]:
     """
     Ask all questions, and ``more``; what could not be asked for an earlier answer is left out.
 
-    :raises ConnectError: if the server cannot be reached, or stays away.
+    :raises ConnectError: if the server cannot be reached, or stays unavailable.
     """
     with _Asking(url) as asking:
         try:

@@ -47,7 +47,7 @@ class OffsetsListener(StreamingQueryListener):
     :param url: a libpq URI or key=value string; empty for libpq's environment.
     :param password_from: ``module:function`` that returns the password for each new connection.
     :raises ConfigurationError: BAD_URL, or a source of passwords that cannot be read. Nothing else is ever raised:
-        while the server is away, a warning is logged once a minute.
+        while the server is unavailable, a warning is logged once a minute.
     """
 
     def __init__(self, url: str = "", *, password_from: str | None = None) -> None:

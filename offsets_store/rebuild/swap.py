@@ -3,7 +3,7 @@ Exchange a table for one that another query has filled.
 
 Runs in the command ``pgonce swap``. Invariant: names, sequences and the ledger change in one transaction, in which no
 writer of either table is in the middle of a batch. Each writer goes on with the table that has its rows, so no row is
-lost or doubled, whichever query runs on.
+lost or doubled, even if one of the queries runs on.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _as_owner(swap: Swap) -> Iterator[None]:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
         name, owner = swap.living.qualified_name, swap.living.owner
-        raise _refused([f"this role is not {owner}, to whom {name} belongs, nor a member of that role"]) from error
+        raise _refused([f"this role is neither {owner}, the owner of {name}, nor a member of that role"]) from error
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def _may_be_written(record: logging.LogRecord) -> bool:
 
 
 def _listen_to(libraries: tuple[str, ...]) -> None:
-    # A filter of a logger does not hear what those below it have to say.
+    # A filter of a logger does not see the lines of the loggers below it.
     below = tuple(f"{library}." for library in libraries)
     names = [name for name in list(logging.root.manager.loggerDict) if name.startswith(below)]
     for name in (*libraries, *names):

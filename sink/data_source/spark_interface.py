@@ -57,8 +57,8 @@ else:
         The same for PySpark 4.0, which has no such class, so that tasks get Arrow's batches on every PySpark.
 
         Its planner looks only for the class of batch jobs before it hands Arrow to a writer, a stream's writer
-        included (write_into_data_source.py); and its commit worker calls ``commit(messages, batch_id)`` of whatever
-        ``streamWriter`` returns.
+        included (write_into_data_source.py); and its commit worker calls ``commit(messages, batch_id)`` of the object
+        that ``streamWriter`` returns.
         """
 
 

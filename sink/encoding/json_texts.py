@@ -120,7 +120,7 @@ def _inner(array: pa.Array, data_type: t.DataType, forms: Forms) -> list[str]:
 
 
 def _struct_texts(array: pa.StructArray, struct_type: t.StructType, forms: Forms) -> list[str]:
-    # flatten() gives a null struct null fields, whatever is stored under it.
+    # flatten() gives a null struct null fields, even if values are stored under it.
     names = [quoted(field.name) + ":" for field in struct_type]
     fields = zip(array.flatten(), struct_type, strict=True)
     columns = [_inner(child, field.dataType, forms) for child, field in fields]

@@ -86,7 +86,7 @@ def write_what_fits_in_tx(
 
     :param attempt: writes gathered rows and checks ``constraints``, which were made since the rows were gathered.
     :param error: Postgres's refusal of the whole batch, if that was tried.
-    :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch can be written, whatever its rows.
+    :raises TargetError: TOO_MANY_DEAD_LETTERS, SEARCH_TOO_LONG; and if no batch at all can be written.
     :raises psycopg.Error: what Postgres says that is not about the values of a row.
     """
     if error is None:

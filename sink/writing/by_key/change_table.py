@@ -132,7 +132,7 @@ class ChangeTable:
         own = {column.target: column for column in self.written}
         order, existing, soft = self.upsert.order_by, self.upsert.existing, self._soft_column
         if existing.update_columns and soft:
-            # A key that comes back is no longer deleted, whatever else may change.
+            # A key that comes back is no longer deleted, so each update also sets the soft column.
             existing = replace(existing, update_columns=(*existing.update_columns, soft.column_name))
         return replace(
             self.upsert,
@@ -203,7 +203,7 @@ class ChangeTable:
             is_compared = column in (*self.upsert.keys, self.upsert.order_by)
             if is_compared and column.fitting.fit is Fit.CAST and not column.fitting.cast_type:
                 # So that a value which the target cannot hold is refused in a delete too, and is remembered in one form
-                # whatever types a frame has. Such a type is a number or a time, which SQL itself names; without its
+                # for all types of a frame. Such a type is a number or a time, which SQL itself names; without its
                 # modifier, which would round.
                 value = sql.SQL("{}::{}").format(value, sql.SQL(_MODIFIER.sub("", column.full_type)))
             return value

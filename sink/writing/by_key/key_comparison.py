@@ -41,7 +41,7 @@ class ComparedColumn(NamedTuple):
 
 
 # The database's collation and a type's default operator class are not named. ON CONFLICT takes any unique index on the
-# key columns, whatever its collations, its operator classes, and the columns that it INCLUDEs; but none on expressions.
+# key columns, with any collations, operator classes and INCLUDEd columns; but none on expressions.
 _COMPARED = """
 SELECT x.index_oid, x.attname::text, x.by_equality, cn.nspname::text, c.collname::text, c.collisdeterministic,
        pn.nspname::text, p.oprname::text, en.nspname::text, e.oprname::text
