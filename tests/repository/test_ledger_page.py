@@ -41,7 +41,7 @@ def described() -> dict[str, list[str]]:
     found = {}
     for heading, text in sections(PAGE.read_text(), 3).items():
         [name] = re.findall(r"`pgonce\.(\w+)`", heading)
-        found[name] = [column.strip("`") for column, _ in table_rows(text)]
+        found[name] = [column for cell, _ in table_rows(text) for column in re.findall("`([^`]+)`", cell)]
     return found
 
 
