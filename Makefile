@@ -39,6 +39,9 @@ INSTALLER = { $(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m
 endif
 BUILD = rm -rf .build/wheel && $(BIN)/python -m hatchling build -t wheel -d .build/wheel
 
+# Where `make lint` looks for the phrases of .ci/phrases. Decision records that are settled stay as they are.
+PROSE := sink offsets_store pgonce docs README.md ARCHITECTURE.md CONTRIBUTING.md
+
 # Two processes take the tests one by one, in the order of tests/support/fixtures/order.py. If one of them crashes, the
 # run ends: xdist can wait for ever for the process that it starts in its place.
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
@@ -83,11 +86,13 @@ chaos: setup ## strike running queries by seed and count lost and doubled rows; 
 release-check: setup ## is the table of faults in docs/guarantees.md about the code as it is? a release needs that
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --check
 
-lint: setup ## ruff, the format check, mypy, and which folder may import which
+lint: setup ## ruff, the format check, mypy, which folder may import which, and phrases that are not plain English
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
+	@! grep -Ev '^(#|$$)' .ci/phrases | grep -rniE -f - --include='*.py' --include='*.md' --exclude-dir=archive $(PROSE) \
+	|| { echo 'These phrases have to be read twice: .ci/phrases says how to write instead.' >&2; exit 1; }
 
 package: setup ## build sdist and wheel into dist/, and check what an index would show of them
 	rm -rf dist
