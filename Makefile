@@ -87,10 +87,8 @@ release-check: setup ## is the table of faults in docs/guarantees.md about the c
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/chaos/run.py --check
 
 lint: setup ## ruff, the format check, mypy, which folder may import which, and phrases that are not plain English
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
-	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo --no-cache
+	@failed=0; for tool in "ruff check" "ruff format --check" mypy "lint-imports --no-logo --no-cache"; do \
+	$(BIN)/$$tool || failed=1; done; exit $$failed
 	@! grep -Ev '^(#|$$)' .ci/phrases | grep -rniE -f - --include='*.py' --include='*.md' --exclude-dir=archive $(PROSE) \
 	|| { echo 'These phrases have to be read twice: .ci/phrases says how to write instead.' >&2; exit 1; }
 

@@ -29,7 +29,7 @@ VERSION = 2
 _ALL_DELETE = "all_delete"
 """Not an option, but what ``tx.delete`` does: every row deletes."""
 _CREATES, _ADDS_COLUMNS = "creates", "adds_columns"
-_RECORDED = frozenset({"mode", "keys", "order_by", "schema_evolution", "delete_when", "change_feed", "deletes"}).union(
+RECORDED = frozenset({"mode", "keys", "order_by", "schema_evolution", "delete_when", "change_feed", "deletes"}).union(
     Existing.__dataclass_fields__
 )
 """The options that say how a row is written to a table that is there."""
@@ -153,7 +153,7 @@ def _recalled_destination(value: Mapping[str, Any]) -> Destination:
         raise TypeError(value["options"])
     options = dict(value["options"])
     all_delete = options.pop(_ALL_DELETE, False)
-    if not _RECORDED.issuperset(options) or all_delete not in (False, True):
+    if not RECORDED.issuperset(options) or all_delete not in (False, True):
         raise ValueError(sorted(options))
     if options.get("schema_evolution", "ignoreExtra") != "ignoreExtra":
         # To add columns would alter the table with the rights of the role that replays.

@@ -118,7 +118,8 @@ class Fitting:
 
     ``cast_type`` is empty if assignment alone converts. It never has a type modifier: ``x::varchar(3)`` would
     cut silently, while assigning to a varchar(3) column raises 22001. ``expression`` makes a value of the target's type
-    where a cast does not: it takes the copied value, and all names in it are qualified.
+    where a cast does not: it takes the copied value, and all names in it are qualified. If it makes a string, give
+    ``cast_type`` too: keys without one are compared as the column's type without its length, which cuts a char(n).
     """
 
     fit: Fit

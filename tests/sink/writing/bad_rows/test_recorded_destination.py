@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 from hypothesis import given, reject
@@ -13,15 +14,17 @@ from support.spark_types import NAMES, TYPES
 
 from pgonce.offsets_store.errors import ConfigurationError, RecoveryError
 from pgonce.sink.encoding.encoded_types import encoded_column, encoded_columns
-from pgonce.sink.options.definitions import BY_KEY
+from pgonce.sink.options.definitions import BY_KEY, Mode
+from pgonce.sink.options.definitions import OPTIONS as OPTIONS_TABLE
 from pgonce.sink.options.destination import Changes, DeadLetters, destination
-from pgonce.sink.writing.bad_rows.recorded_destination import recalled, recorded, recorded_oid
+from pgonce.sink.options.option import Way
+from pgonce.sink.writing.bad_rows.recorded_destination import RECORDED, recalled, recorded, recorded_oid
 
 COLUMNS = st.lists(st.tuples(NAMES, TYPES), min_size=1, max_size=4, unique_by=lambda column: column[0]).map(
     lambda columns: encoded_columns(t.StructType([t.StructField(*column) for column in columns]))
 )
 OPTIONS = st.fixed_dictionaries(
-    {"table": NAMES.filter(str.strip), "mode": st.sampled_from(["append", "upsert", "apply", "complete"])},
+    {"table": NAMES.filter(str.strip), "mode": st.sampled_from(get_args(Mode))},
     optional={
         "keys": st.lists(NAMES, max_size=2, unique=True),
         "order_by": NAMES,
@@ -37,10 +40,18 @@ OPTIONS = st.fixed_dictionaries(
         "keep_where": st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=5),
     },
 )
+# What a replay does not need: it puts nothing aside, and creates no table.
+NOT_RECORDED = {"table", "columns", "create_table", "dead_letters", "max_dead_letters"}
 OF_A_MODE = {
     "append": {"keys", "create_table", "schema_evolution"},
     "complete": {"keys", "create_table", "schema_evolution"},
 }
+
+
+def test_every_option_about_rows_is_recorded():
+    """Without one, a dead letter would be written otherwise than its batch."""
+    about_rows = {argument for argument, option in OPTIONS_TABLE.items() if Way.TABLE in option.ways}
+    assert about_rows - NOT_RECORDED == RECORDED
 
 
 @given(OPTIONS, COLUMNS, st.frozensets(NAMES, max_size=2), st.booleans())
