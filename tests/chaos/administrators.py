@@ -44,7 +44,7 @@ class _Locked(Fault):
 
 @dataclass(frozen=True)
 class HoldLock(_Locked):
-    """Somebody holds a lock on the table, for less or more than ``lockTimeout``."""
+    """Another session holds a lock on the table, for less or more than ``lockTimeout``."""
 
     @property
     def name(self) -> str:

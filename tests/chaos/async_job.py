@@ -102,7 +102,7 @@ WAYS: dict[str, tuple[Callable[[DataFrame, Job], DataStreamWriter], int, bool]] 
 
 
 def main(job: Job) -> None:
-    """Start all queries, and run until somebody ends this."""
+    """Start all queries, and run until this process is ended."""
     session = started_session("pgonce-async", job.settings)
     records = (
         session.readStream.format("kafka")

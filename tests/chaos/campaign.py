@@ -2,7 +2,7 @@
 Let a plan's faults strike, and write down what became of the rows.
 
 Runs in: the laboratory (``make chaos``; CI runs a short plan). Invariant: each wave of faults is judged before
-the next one, so that a lost or doubled row is found beside what caused it; a round that went wrong keeps its evidence.
+the next one, so that a lost or doubled row is found close to its cause; a round that went wrong keeps its evidence.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from support.audit import recorded, wrong_ledger
 
 @dataclass
 class Judgement:
-    """What is wrong with a table: rows lost and doubled, and everything in words."""
+    """What is wrong with a table: rows lost and doubled, and everything as text."""
 
     lost: int = 0
     doubled: int = 0

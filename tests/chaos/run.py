@@ -52,7 +52,7 @@ def main() -> int:
     directory = arguments.directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
     plan_run = KeptRun(Product.here(arguments.postgres), seed, arguments.faults, missing, arguments.fault)
-    # A round by itself has a file of its own: it may be run again beside a long run, and be reported with it.
+    # A round by itself has a file of its own: it may be run again during a long run, and be reported with it.
     part = "" if arguments.round is None else f"-only-round-{arguments.round}"
     file = directory / f"seed-{seed}{part}.jsonl"
     done = plan_run.begin(file, resume=arguments.resume)

@@ -224,7 +224,7 @@ class Site:
             found[workload.name] = judge_finished(self.url, workload, checkpoint, totals)
         first = found[self.workloads[0].name]
         first.wrong += [*self._processes_left(), *sessions_left(self.url, in_transactions=True)]
-        # A PgBouncer keeps sessions that nobody uses, under the name that they had last.
+        # A PgBouncer keeps unused sessions, under the name that they had last.
         for pooler in self.poolers.values():
             pooler.stop()
         first.wrong += sessions_left(self.url)

@@ -30,7 +30,7 @@ _PARTITIONS = 3
 
 
 def payload(stream: int, position: int) -> str:
-    """What stands beside a position; Postgres and Spark can say the same with ``md5``."""
+    """The payload of a position; Postgres and Spark can compute the same with ``md5``."""
     return hashlib.md5(f"{stream}:{position}".encode()).hexdigest()
 
 
@@ -133,7 +133,7 @@ class KafkaTopic(Source):
         self._producer.flush()
 
     def totals(self, checkpoint: Path) -> dict[int, int]:
-        """What the topic holds, read back: a row of its own that is not as it should be is nobody else's fault."""
+        """What the topic holds, read back: a row in it that is not as it should be is the topic's own fault."""
         consumer = Consumer({"bootstrap.servers": self._servers, "group.id": "chaos", "log_level": 0})
         try:
             ends = {number: consumer.get_watermark_offsets(TopicPartition(self._topic, number), 10)[1]

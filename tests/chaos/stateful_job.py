@@ -187,7 +187,7 @@ SUBJECTS = tuple(_subjects())
 
 
 def main(job: Job) -> None:
-    """Start all queries, and run until somebody ends this, or until all rows are through."""
+    """Start all queries, and run until this process is ended, or until all rows are through."""
     session = started_session("pgonce-stateful", job.settings)
 
     def started(subject: Subject) -> StreamingQuery:

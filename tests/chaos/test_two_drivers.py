@@ -1,5 +1,5 @@
 """
-Two drivers on one checkpoint: every row is there once, and whoever stops says that another driver was there.
+Two drivers on one checkpoint: every row is there once, and the driver that stops says that another one was there.
 
 Each driver is a process tree of its own with a query for each way in, so that every way meets its twin. Either both run
 (the loser stops, by pgonce's word or by Spark's, and Spark may stop both), or one is frozen at a moment that the test
@@ -246,7 +246,7 @@ def test_one_of_two_drivers_goes_on(order, bench):
 
     one.driver.wait_for(each_has_lost_one, "one of each two queries ended")
     bench.inbox.add(10)
-    # Not by the batches: one that was planned beside another driver may have taken two files.
+    # Not by the batches: one that was planned while another driver ran may have taken two files.
     assert wait_until(
         lambda: all(len(endings(way)) == 2 or (bench.is_at_rest(way) and not bench.wrong_rows(way)) for way in WAYS),
         PATIENCE_SECONDS,
@@ -308,7 +308,7 @@ def between_tasks_and_commit(bench: Bench, frozen: Rival, way: WayIn) -> Iterato
 
 @contextmanager
 def in_the_transaction(bench: Bench, frozen: Rival, way: WayIn) -> Iterator[Callable[[], bool]]:
-    """The rows are written, and a trigger on the ledger waits for the test: once frozen, nobody asks for COMMIT."""
+    """The rows are written, and a trigger on the ledger waits for the test: a frozen driver does not ask for COMMIT."""
     table = bench.sink(way).table
     waiting = (
         "SELECT count(DISTINCT pid) FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE wait_event = 'PgSleep' "

@@ -63,7 +63,7 @@ SELECT stream, top, count(*) - count(DISTINCT position),
 FROM {t} JOIN tops USING (stream) GROUP BY stream, top
 """
 
-# Beside every fourth row comes a copy that the table refuses: it must be a dead letter, once.
+# With every fourth row comes a copy that the table refuses: it must be a dead letter, once.
 _LETTERS = "CREATE TABLE {t}_letters (query_id text, sink_name text, batch_id bigint, target text, position jsonb, \
 row_data jsonb, column_name text, code text, message text, destination jsonb)"
 _DIVERTED = """

@@ -39,7 +39,7 @@ def is_for_tests(admin):
 
 
 def test_for_people(command, admin):
-    """A line for each promise, in words; and the exit code says whether all of them hold."""
+    """A line of text for each promise; and the exit code says whether all of them hold."""
     shown = command()
     assert "holds          locks: an advisory lock keeps another session out" in shown.stdout
     assert shown.exit_code == (ExitCode.NOT_FIT if is_for_tests(admin) else ExitCode.OK)

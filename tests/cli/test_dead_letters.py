@@ -89,7 +89,7 @@ class TestList:
         assert len(json.loads(command("--json", "--limit", 2).stdout)) == 2
 
     def test_none(self, admin, command):
-        """That there are none is said in words, and is an empty list for programs."""
+        """That there are none is a sentence for people, and an empty list for programs."""
         assert "No such dead letter" in command().stdout
         assert json.loads(command("--json").stdout) == []
 

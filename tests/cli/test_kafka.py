@@ -40,7 +40,7 @@ def test_a_line_that_is_no_setting(line):
 
 
 def test_a_file(tmp_path):
-    """Names may have Spark's prefix or not; a file that cannot be read is an error in words."""
+    """Names may have Spark's prefix or not; a file that cannot be read is an error of ours."""
     path = tmp_path / "client.properties"
     path.write_text("security.protocol=SSL\nkafka.client.id=me\n")
     assert kafka_options(path) == {"kafka.security.protocol": "SSL", "kafka.client.id": "me"}

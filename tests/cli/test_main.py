@@ -88,7 +88,7 @@ class TestStatus:
         assert shown.count(OTHER) == 2
 
     def test_an_empty_ledger(self, url, pgonce):
-        """Nothing published is said in words, and is an empty list for programs."""
+        """Nothing published is a sentence for people, and an empty list for programs."""
         ensure_ledger(url)
         assert "empty" in pgonce("status").stdout
         assert json.loads(pgonce("status", "--json").stdout) == []
@@ -352,7 +352,7 @@ class TestBatchJobs:
         assert len(json.loads(pgonce("batch-jobs", "--limit", "2", "--json").stdout)) == 2
 
     def test_none(self, url, pgonce):
-        """That none was published is said in words; and status says where to look if there are jobs only."""
+        """That none was published is a sentence; and status says where to look if there are jobs only."""
         ensure_ledger(url)
         assert "No such batch job" in pgonce("batch-jobs").stdout
         assert "pgonce batch-jobs" in pgonce("status").stdout

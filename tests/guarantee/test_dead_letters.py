@@ -13,7 +13,7 @@ pytestmark = pytest.mark.spark
 
 
 def with_bad_copies(frame):
-    """Beside every fifth row a copy that Postgres refuses, and one that cannot be encoded."""
+    """With every fifth row a copy that Postgres refuses, and one that cannot be encoded."""
     kinds = f.explode(f.array(f.lit(""), f.lit("refused"), f.lit("unfit"))).alias("bad")
     copies = frame.select("*", kinds).where("bad = '' OR id % 5 = 0")
     text = f.when(f.col("bad") == "unfit", f.concat(f.lit("a"), f.char(f.lit(0)))).otherwise(f.col("Größe"))

@@ -31,7 +31,7 @@ ROWS_A_FILE = 50
 
 @contextmanager
 def sessions_ending(admin_url: str, user: str, seconds: float) -> Iterator[list[int]]:
-    """End all sessions of a role again and again, so that it has to log in anew; gives how many were ended."""
+    """End all sessions of a role again and again, so that it has to log in again; gives how many were ended."""
     statement = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = %s"
     with (
         psycopg.connect(admin_url, autocommit=True) as admin,

@@ -1,5 +1,5 @@
 """
-A user's own modules stand beside the job, and are called as our folders are.
+A user's own modules are in the folder of the job, and have the names of our folders.
 
 Covers what is installed: one package, so that none of its modules can be taken for one of the user's. Spark's Python
 workers look into the driver's directory first, as the driver itself does.

@@ -56,7 +56,7 @@ def test_all_public_names_can_be_imported():
 
 
 def test_a_spark_without_python_data_sources_is_named():
-    """There, all else can be imported, and the data source says in words which PySpark it needs, and what works."""
+    """There, all else can be imported, and the data source's error says which PySpark it needs, and what works."""
     said = said_by(WITHOUT_DATA_SOURCES)
     assert said.startswith("[SPARK_TOO_OLD]")
     assert "PySpark 4.0 or newer" in said

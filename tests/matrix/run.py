@@ -23,7 +23,7 @@ from matrix.page import with_outcomes
 
 PAGE = ROOT / "docs" / "versions.md"
 TESTS = ("tests/guarantee/test_conformance.py", "tests/guarantee/test_versions.py")
-# What pytest's -k takes. The shorter ones leave out tests, and the shortest leaves out ways in, too.
+# What pytest's -k takes. The shorter ones leave out tests, and the shortest also leaves out ways in.
 SUITES = {
     "whole": "",
     "short": "test_versions or test_replay_is_skipped or (TestStatefulQueries and test_totals) or cut_after_commit",

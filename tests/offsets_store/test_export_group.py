@@ -184,7 +184,7 @@ def test_a_query_that_takes_the_place_of_another(url, store, kafka, topic, group
 
 
 def test_a_topic_that_is_gone(url, store, kafka, topic, group):
-    """A topic that the broker does not have is an error in words."""
+    """A topic that the broker does not have is an error of ours."""
     publish(url, 0, end("no-such-topic", 10))
     with pytest.raises(OffsetsError, match="no-such-topic-0") as refused:
         export(kafka, url, group)

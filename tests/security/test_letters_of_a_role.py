@@ -76,7 +76,7 @@ def replay(url: str, *more: str) -> Any:
 
 
 class Evil:
-    """Whoever unpickles it makes a folder."""
+    """Unpickling it makes a folder."""
 
     def __init__(self, proof: Path) -> None:
         self.proof = proof

@@ -263,7 +263,7 @@ def test_readers_and_the_listener_call_nothing_of_evil(evil_url, admin):
 
 
 def test_those_who_wait_call_nothing_of_evil(evil_url, admin):
-    """The body of pgonce.wait_for runs in the session of whoever calls it, and means pg_catalog's names."""
+    """The body of pgonce.wait_for runs in the session of its caller, and means pg_catalog's names."""
     commit(evil_url, make_planned_batch(), destination("public.events", "append", (), None))
     with psycopg.connect(evil_url, autocommit=True) as connection:
         for offset, expected in ((9, True), (10, False)):

@@ -1,5 +1,5 @@
 """
-What has a thousand partitions, thousands of tasks, 1,600 columns or a row of 100 MB works, or is refused in words.
+A thousand partitions, thousands of tasks, 1,600 columns or a row of 100 MB work, or are refused with a reason.
 
 The times are in docs/performance.md; here only what would grow with the square of something is bounded. Covers:
 offsets_store.postgres.refused_rows.

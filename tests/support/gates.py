@@ -77,7 +77,7 @@ def _through_gates(batches: Batches) -> Batches:
 def gated(folder: Path) -> dict[str, str]:
     """Spark's settings of a driver whose executors stop at the gates in a folder."""
     return {
-        # The functions of tests, too: those of a frame that is collected.
+        # The functions of tests as well: those of a frame that is collected.
         "spark.executorEnv.PYTHONPATH": f"{_TESTS / 'support/gated'}:{_TESTS}",
         GATES: str(folder),
     }

@@ -51,7 +51,7 @@ class Row:
     A row of the table.
 
     ``cells`` are the values that each of the first columns names. ``by`` is who refuses, with a text that the error
-    has: pgonce's code, Spark's error class or words; both are empty where nobody refuses.
+    has: pgonce's code, Spark's error class or words; both are empty if the query is not refused.
     """
 
     number: int

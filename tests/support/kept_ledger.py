@@ -32,7 +32,9 @@ def kept_form() -> str:
 
 
 def restore_kept_ledger(admin: psycopg.Connection) -> None:
-    """Make the ledger in its old form, as a dump that is restored; whoever uses it next brings it up to date."""
+    """
+    Make the ledger in its old form, as a dump that is restored; the next process that uses it brings it up to date.
+    """
     admin.execute("CREATE SCHEMA pgonce")
     admin.execute(MIGRATIONS[0].ddl.encode())
     with admin.transaction():

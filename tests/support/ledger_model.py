@@ -236,7 +236,7 @@ class World:
             return "DUPLICATE"
         last = writer.last.plan.batch_id
         if n <= last:
-            # A record without its text proves nothing: nobody has filled in its offsets.
+            # A record without its text proves nothing: its offsets are not filled in.
             proven = record and (batch.by_id or (not record.by_id and record.plan is batch.plan))
             return "REPLAY" if proven else "CHANGED"
         if n > last + 1:

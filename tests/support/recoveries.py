@@ -29,7 +29,7 @@ def history(url: str, last: int, texts: Mapping[int, str] | None = None, **ident
 
 
 def recover_at_once(checkpoint: Path, url: str, **options: Any) -> Recovery:
-    """Recover at once: what the test has written just now is no sign of a running query."""
+    """Recover at once: what the test has written just now does not mean that the query runs."""
     return recover_checkpoint(str(checkpoint), url, quiet_seconds=0, **options)
 
 

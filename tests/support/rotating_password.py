@@ -32,7 +32,7 @@ def _note(login, how) -> None:
 
 
 def asked(login) -> str:
-    """The password that counts now; who asked is noted beside it."""
+    """The password that counts now; each login that asked for it is noted."""
     _note(login, login.refused)
     return _file().read_text()
 

@@ -94,7 +94,7 @@ def published_to(last: int, texts: Mapping[int, str] | None = None, **facts: Any
 def write_checkpoint(
     folder: Path, offsets: Mapping[int, str], commits: Iterable[int] = (), query_id: str = QUERY
 ) -> Path:
-    """Write a checkpoint as Spark does on a local disk, with a checksum beside each entry."""
+    """Write a checkpoint as Spark does on a local disk, with a checksum for each entry."""
     for name, text in {
         "metadata": f'{{"id":"{query_id}"}}',
         **{f"offsets/{number}": text for number, text in offsets.items()},

@@ -56,7 +56,7 @@ def commit_typed(
     retry_timeout: float = 0,
     not_encoded: tuple[UnfitRow, ...] = (),
 ) -> Verdict:
-    """Commit batch ``number`` of a query; those rows that are ``not_encoded`` come beside ``rows``."""
+    """Commit batch ``number`` of a query; it also has those rows that are ``not_encoded``."""
     batch = make_planned_batch(number, query_id=query)
     sent = typed_rows(columns, rows)
     if staged:

@@ -139,7 +139,7 @@ def _diverting_writer(sink: Sink) -> BatchFunction:
 
 
 def _with_bad_rows(frame: DataFrame) -> DataFrame:
-    """The rows, and beside every third one a copy without a key, which the table refuses."""
+    """The rows, and with every third one a copy without a key, which the table refuses."""
     copies = f.explode(f.array(f.lit(False), f.lit(True))).alias("is_bad")
     twice = frame.select("*", copies).where("NOT is_bad OR id % 3 = 0")
     return twice.withColumn("id", f.when(~f.col("is_bad"), f.col("id"))).drop("is_bad")
@@ -195,7 +195,7 @@ APPLYING_WAYS: tuple[WayIn, ...] = (
     DataSource("applied", inline_bytes=0, upserts=True),
     InForeachBatch("function_apply", _applying_function, _replacing_function, upserts=True),
 )
-# The table has a key here, too.
+# The table also has a key here.
 DIVERTING_WAYS: tuple[WayIn, ...] = (
     InForeachBatch("writer_diverting", _diverting_writer, _upserting_writer, upserts=True),
 )

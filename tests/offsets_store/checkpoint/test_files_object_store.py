@@ -115,7 +115,7 @@ def test_an_entry_that_is_listed_after_it_was_removed(checkpoint, folder_in_stor
 
 
 def test_a_file_that_cannot_be_moved_into_its_place(checkpoint, folder_in_store, weak_store):
-    """What was written beside its place is removed, the old file stays, and the error is that of the move."""
+    """The unfinished file is removed, the old file stays, and the error is that of the move."""
     weak_store.refuses_copies = True
     writer = CheckpointWriter(folder_in_store)
     with pytest.raises(CheckpointError, match="CHECKPOINT_NOT_WRITTEN") as refused:

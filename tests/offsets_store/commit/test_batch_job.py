@@ -99,7 +99,7 @@ def test_rows_and_key_are_written_together(admin, url):
 
 
 def test_the_same_key_again_is_skipped_and_counted(admin, url):
-    """Whoever runs it, and whatever its rows are: each run that is skipped counts once."""
+    """Each run that is skipped counts once, from every process and with any rows."""
     commit_job(settings(url), job(), writing(1))
     for _ in range(2):
         assert commit_job(settings(url), job(), writing(2, 3)) is JobVerdict.SKIPPED
@@ -249,7 +249,7 @@ class TestTwoAtOnce:
         second = threading.Thread(target=run, args=["two", writing(4, mode="complete")])
         second.start()
         assert wait_until(lambda: waiting_commits(admin), PATIENCE_SECONDS)
-        # Whoever looks sees the rows of before until one of them is done.
+        # A reader sees the old rows until one of them is done.
         assert ids(admin) == list(before)
         go_on.set()
         first.join(PATIENCE_SECONDS)

@@ -101,7 +101,7 @@ SECRET = "zq7s3cret"
     ],
 )
 def test_what_cannot_be_followed_is_refused(given, says):
-    """What librdkafka cannot do, or nobody understands, is refused in words, which never hold the value of a secret."""
+    """A setting that librdkafka lacks, or that is unknown, is refused; the error never holds the value of a secret."""
     with pytest.raises(ConfigurationError, match=says) as refused:
         client_settings(given)
     assert SECRET not in str(refused.value)

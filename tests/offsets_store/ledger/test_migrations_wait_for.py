@@ -33,7 +33,9 @@ def test_it_sees_new_commits_inside_a_transaction(reader):
 
 
 def test_the_statement_that_waits_does_not_see_the_rows(reader):
-    """A statement has its snapshot from before the wait, so what it reads beside the call is old, as documented."""
+    """
+    A statement has its snapshot from before the wait, so what it reads together with the call is old, as documented.
+    """
     connection, later = reader
     later.start()
     waited, end = connection.execute(f"{CALL}, (SELECT end_offsets FROM pgonce.writers)").fetchone()
@@ -42,7 +44,7 @@ def test_the_statement_that_waits_does_not_see_the_rows(reader):
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_snapshot_that_stays_is_refused(reader, level):
-    """Where new commits cannot be seen, the call is refused at once, in words."""
+    """Where new commits cannot be seen, the call is refused at once, with a reason."""
     connection, _ = reader
     connection.execute(f"SET TRANSACTION ISOLATION LEVEL {level}")
     with pytest.raises(psycopg.errors.InvalidTransactionState, match=f"(?s){level.lower()}.*READ COMMITTED"):

@@ -112,7 +112,7 @@ def test_the_primary_is_found(servers, database):
 
 
 def test_a_standby_can_be_asked(servers, database):
-    """Whoever only reads the ledger may do so on a standby."""
+    """Programs that only read the ledger may do so on a standby."""
     primary, standby = servers
     commit_batch(settings(primary.uri(database)), make_batch(0), appending(1))
     standby.wait_for(primary)
@@ -120,7 +120,10 @@ def test_a_standby_can_be_asked(servers, database):
 
 
 def test_no_recovery_goes_by_a_standby(servers, database, tmp_path):
-    """A standby may lag behind the primary: a checkpoint is not taken back to what it has, nor written anew from it."""
+    """
+    A standby may lag behind the primary: a checkpoint is not taken back to what it has, and no new one is written from
+    it.
+    """
     primary, standby = servers
     history(primary.uri(database), 5)
     standby.wait_for(primary)

@@ -122,7 +122,7 @@ def test_a_function_that_is_not_there_is_an_error_for_good(company, tmp_path, mo
 
 
 def test_errors_of_the_function_come_out_of_connecting_as_they_are(company):
-    """Whoever connects gets the error in words, with no psycopg error around it."""
+    """The caller gets our error, with no psycopg error around it."""
     with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED"):
         connect(PostgresUrl("host=127.0.0.1 port=9", "company_passwords:nothing"))
 

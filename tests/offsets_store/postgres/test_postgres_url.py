@@ -58,7 +58,7 @@ def test_what_cannot_work_is_refused_when_it_is_made(given, code, said):
 
 
 def test_another_database_may_have_the_same_source():
-    """As for a url that is given as an argument, beside the options of a command."""
+    """As for a url that is given as an argument, together with the options of a command."""
     assert with_source_of(PostgresUrl("host=a", "m:f"), "host=b") == PostgresUrl("host=b", "m:f")
     assert with_source_of("host=a", "host=b") == "host=b"
 

@@ -32,7 +32,7 @@ TRIGGER = (
 
 
 def refusal(url, mode="append", keys=()):
-    """The error in words for what becomes of two rows."""
+    """The error's text for two rows."""
     with pytest.raises((psycopg.Error, PgonceError)) as refused:
         publish(url, "inline", STRUCT, [(1, "one"), (2, "two")], mode, keys)
     error = refused.value

@@ -83,7 +83,7 @@ BOTH = [
 class TestLettersInTheLedger:
     @pytest.mark.parametrize("sink_name", [None, "mine"])
     def test_they_stay_with_their_query_and_their_table(self, url, admin, swap, sink_name):
-        """A replay finds them by their query, and writes each row beside the others of its batch."""
+        """A replay finds them by their query, and writes each row to the table of the others of its batch."""
         commit(url, "old", TABLES[0], "abc", "toolong", sink_name=sink_name)
         commit(url, "new", TABLES[1], "abc", "toolong", "much too long", sink_name=sink_name)
         before = letters(admin)
@@ -99,7 +99,7 @@ class TestLettersInTheLedger:
         assert letters(admin) == []
 
     def test_those_of_a_query_that_was_retired(self, url, admin, swap):
-        """Its sink keeps its name, under which its letters are found; their rows go beside its others."""
+        """Its sink keeps its name, under which its letters are found; their rows go to the table of its others."""
         commit(url, "old", TABLES[0], "abc", "toolong")
         retire_sink("old", url)
         commit(url, "new", TABLES[1], "abc")

@@ -55,7 +55,7 @@ class TestDoctor:
         ],
     )
     def test_what_a_person_must_decide(self, damage, says, ahead, url):
-        """Stateful, without metadata, of an unknown query: each is said in words."""
+        """Stateful, without metadata, of an unknown query: each has a text."""
         damage(ahead)
         found = examine(str(ahead), url)
         assert found.finding is Finding.NEEDS_PERSON

@@ -84,7 +84,7 @@ SINK = "public.events"
 
 @pytest.fixture
 def target(admin):
-    """The table, and a table beside it."""
+    """The table, and another table."""
     admin.execute(TABLE)
     admin.execute(TABLE.replace("events", "others"))
 

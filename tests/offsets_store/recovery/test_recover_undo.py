@@ -53,7 +53,7 @@ class TestUndo:
         "name", ["../beside", "offsets/../../beside", "/beside", "offsets//5", "metadata", 5, None]
     )
     def test_a_manifest_that_names_other_files(self, url, ahead, name):
-        """Whoever may write to the checkpoint could send an undo of somebody else anywhere."""
+        """A user who may write to the checkpoint could send another user's undo anywhere."""
         done = recover_at_once(ahead, url)
         manifest = ahead / done.kept_in / "manifest.json"
         known = json.loads(manifest.read_text())

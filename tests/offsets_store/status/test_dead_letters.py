@@ -68,7 +68,7 @@ def test_a_table_of_the_users_own(url, admin):
     "name", ["nowhere", "app.nowhere", "a.b.c", "a.b.c.d", "a\0b", '"', "", "pgonce.batches", "without_key"]
 )
 def test_another_table(url, admin, name):
-    """What is no table, or has not the columns, or ids that come twice, is refused in words."""
+    """A name that is not a table, a table without the columns, and ids that come twice are refused."""
     admin.execute("CREATE TABLE without_key (LIKE pgonce.dead_letters INCLUDING IDENTITY)")
     with pytest.raises(OffsetsError) as error:
         OffsetsStore(url).dead_letters("orders", table=name)

@@ -77,7 +77,7 @@ class TestLag:
         assert writer["lag_measured_at"].startswith(f"{heard_at(url) - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}")
 
     def test_when_it_was_measured_is_shown(self, url, pgonce):
-        """Beside a lag that counts, too."""
+        """Together with a lag that counts as well."""
         publish(url, 0, KAFKA)
         hear(url, {"0": {"t": {"0": 13, "1": 20}}})
         assert f"at {heard_at(url).astimezone():%Y-%m-%d %H:%M:%S}" in pgonce("status").stdout
@@ -100,7 +100,7 @@ class TestStartingOffsets:
         ],
     )
     def test_what_cannot_be_continued(self, url, store, end, code):
-        """Anything but one Kafka source with known offsets is refused, in words."""
+        """Anything but one Kafka source with known offsets is refused, with the reason."""
         publish(url, 0, end)
         with pytest.raises(OffsetsError) as refused:
             store.starting_offsets("orders")

@@ -62,7 +62,7 @@ class TestMalformed:
         ],
     )
     def test_json_of_another_shape(self, url, store, admin, where, ask):
-        """What something else has written there is refused in words, which name the query."""
+        """What something else has written there is refused; the error names the query."""
         publish(url, 0, KAFKA)
         hear(url, KAFKA, batch_id=0)
         admin.execute(f"UPDATE pgonce.{where} = '[3]'".encode())

@@ -112,7 +112,7 @@ def test_each_connection_has_a_token_of_its_own(server):
 
 
 def test_after_a_refusal_everything_is_asked_for_again(server):
-    """The workspace is logged in to anew, too."""
+    """It also logs in to the workspace again."""
     tokens.databricks(of_host(HOST))
     tokens.databricks(of_host(HOST, refused=True))
     assert len(server.asked("/oidc/v1/token")) == 2

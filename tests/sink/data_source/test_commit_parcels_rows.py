@@ -99,7 +99,7 @@ def unfit(offset):
 
 
 def test_rows_that_could_not_be_encoded_are_not_among_the_others():
-    """They come from every parcel, whichever way its rows came, and are promised beside them; they do not count."""
+    """They come from every parcel, with any transport of its rows, and are promised with them; they do not count."""
     parcels = [
         replace(parcel, unfit=(unfit(number),)) for number, parcel in enumerate([inline(0, 1), STAGED, RECEIVED])
     ]

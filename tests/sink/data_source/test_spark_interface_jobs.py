@@ -59,7 +59,7 @@ def test_a_job_is_published_once(options, transport, spark, admin, url):
 
 @pytest.mark.parametrize("options", [INLINE, STAGED])
 def test_overwrite_replaces_all_rows_at_once(options, spark, admin, observer, url):
-    """Whoever looks meanwhile sees the old rows or the new ones, and never an empty table."""
+    """A reader sees the old rows or the new ones meanwhile, and never an empty table."""
     save(frame(spark), url)
     with meanwhile(lambda: observer.execute("SELECT count(*) FROM events").fetchone()[0]) as seen:
         save(frame(spark, 3), url, "tuesday", "overwrite", **options)

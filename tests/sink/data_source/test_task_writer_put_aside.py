@@ -71,7 +71,7 @@ def parcels_of(spark, small_batches):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_they_come_to_the_commit_by_every_way(way, target, receiver_options, parcels_of):
-    """Each bad row arrives once, beside its task's other rows, and the batch has all rows but these."""
+    """Each bad row arrives once, with its task's other rows, and the batch has all rows but these."""
     options = receiver_options(deadLetters="true", **WAYS[way])
     written, parcels = parcels_of(options, COLUMNS)
     columns = encoded_columns(written)

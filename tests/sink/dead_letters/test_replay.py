@@ -293,7 +293,7 @@ class TestByKey:
 
     @pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
     def test_letters_that_another_of_the_same_replay_supersedes_are_done(self, url, admin, order):
-        """In whichever order they were put aside, also beside one that stays."""
+        """In any order of putting them aside, also together with one that stays."""
         where = by_key("apply", only_newer=True, delete_when="gone")
         admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
         changes = [(1, "a", 3, False), (1, None, 4, True), (1, "c", 5, False), (2, "old", 1, False)]
@@ -308,7 +308,7 @@ class TestByKey:
 
     @pytest.mark.parametrize("is_reversed", [False, True])
     def test_a_row_that_was_replaced_is_deleted_before_it_is_written(self, url, admin, is_reversed):
-        """Both changes have one version in a feed of Delta's, and beside another letter they are tried apart."""
+        """Both changes have one version in a feed of Delta's, and with another letter they are tried one by one."""
         where = by_key("apply", only_newer=True, change_feed="delta")
         struct = t.StructType([*SEQ.fields, t.StructField("pgonce_deleted", t.BooleanType())])
         admin.execute("INSERT INTO events VALUES (1, 'old', 1), (2, 'new', 9)")
@@ -341,7 +341,7 @@ class TestBesideOthers:
         assert letters(admin) == [unknown]
 
     def test_two_at_once(self, url, admin):
-        """Each letter is replayed once, whoever asks."""
+        """Each letter is replayed once, from every process."""
         for number in range(20):
             put_aside(admin, {"id": number, "name": "n"})
         done = []
@@ -391,7 +391,7 @@ class TestTried:
     """A dry run shows of each letter whether its row would be written."""
 
     def test_each_letter_has_its_reason(self, url, admin):
-        """Several are refused, and the others are tried beside what fits; nothing of it stays."""
+        """Several are refused, and the others are tried together with what fits; nothing of it stays."""
         rows = [(1, "n1"), (2, "too long"), (3, "n3"), (4, "bad"), (1, "again"), (5, "n5")]
         ids = [put_aside(admin, {"id": key, "name": name}) for key, name in rows]
         (group,) = replayed(url, dry_run=True)

@@ -83,7 +83,7 @@ class TestReadAgain:
         assert len(discard_letters(chosen_letters(url, "first"), url, reason="read again")) == 1
 
     def test_after_it_was_forgotten(self, url, admin):
-        """Whoever forgets a query loads its tables again."""
+        """A user who forgets a query loads its tables again."""
         forget(url, "first")
         admin.execute("TRUNCATE events")
         commit(url, "second")

@@ -84,7 +84,9 @@ def test_a_replay_adds_no_column_that_is_not_of_the_row(url, admin, replayed):
 
 
 def test_a_replay_creates_no_table(url, admin, replayed):
-    """Whoever replays may be allowed more than the query was; so the table has to be there, as the batch left it."""
+    """
+    The role that replays may have more permissions than the query; so the table has to be there, as the batch left it.
+    """
     admin.execute(TABLES)
     rows = typed_rows(PLAIN, [("clicks", 1, "abc", 1), ("clicks", 2, "long", 2)])
     commit(url, make_planned_batch(0), routes({"clicks": {"create_table": True}}, dead_letters=True), rows)

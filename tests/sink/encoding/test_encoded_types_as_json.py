@@ -32,7 +32,7 @@ def test_metadata_and_collations_are_left_out():
 
 
 class Evil:
-    """Whoever unpickles it makes a file."""
+    """Unpickling it makes a file."""
 
     def __init__(self, proof: Path) -> None:
         self.proof = proof
@@ -116,7 +116,7 @@ def deep(levels: int) -> Any:
     ids=lambda value: ascii(value)[:40],
 )
 def test_anything_else_is_refused(value):
-    """In words, and before anything is made of it."""
+    """With a reason, and before anything is made of it."""
     with pytest.raises(ValueError, match="type"):
         type_from_json(value)
 

@@ -161,7 +161,7 @@ def test_a_value_that_has_no_json_is_an_arrow_stream(connection: psycopg.Connect
 def test_a_time_outside_the_range_is_said_as_postgres_would(
     data_type: t.DataType, arrow_type: pa.DataType, number: int, said: str
 ) -> None:
-    """Whoever repairs the row sees when it was."""
+    """The user who repairs the row sees when it was."""
     width = pa.int32() if arrow_type == pa.date32() else pa.int64()
     (text,) = texts(data_type, pa.array([number], width).cast(arrow_type))
     assert json.loads(text) == {"c": said}

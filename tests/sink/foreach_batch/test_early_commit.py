@@ -1,5 +1,5 @@
 """
-A small batch's transaction begins beside Spark's job, and never at the rows' expense; without Spark.
+A small batch's transaction begins while Spark's job runs, and never at the rows' expense; without Spark.
 
 Covers: sink.foreach_batch.early_commit.
 """
@@ -190,7 +190,7 @@ def test_slow_rows_make_the_next_batch_wait(patient, monkeypatch, admin, url):
 
 
 def test_what_spark_raises_is_raised(patient, admin, url):
-    """A job that fails beside its transaction leaves nothing, and its own error is the one that is heard."""
+    """A job that fails during its transaction leaves nothing, and its own error is the one that is heard."""
     job, result = begun(admin, Writer(url))
     job.end(ZeroDivisionError("in a task"))
     with pytest.raises(ZeroDivisionError, match="in a task"):

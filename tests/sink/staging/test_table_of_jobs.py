@@ -66,7 +66,9 @@ def test_two_runs_of_one_job_never_share_a_table():
 
 
 def test_tables_of_published_keys_are_swept(admin, url):
-    """Whoever staged for such a key can only be skipped; the tables of all other keys, sinks and streams are kept."""
+    """
+    A run that staged for such a key can only be skipped; the tables of all other keys, sinks and streams are kept.
+    """
     ensure_ledger(url)
     staged_for(url, "done")
     killed = {str(staged_for(url, "killed")), str(staged_for(url, "killed"))}

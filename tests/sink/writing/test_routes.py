@@ -72,7 +72,7 @@ def test_a_value_is_compared_and_never_a_name(admin, url, value):
 
 
 def test_rows_of_unknown_routes_are_dropped_and_counted(admin, url):
-    """They are beside the batch's rows, and so is a row without a value."""
+    """They are not among the batch's rows, and neither is a row without a value."""
     where = routes(BOTH, unknown_routes="drop")
     commit(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("taxes", 2, "b"), (None, 3, "c")))
     assert contents(admin) == ([(1, "a")], [])
@@ -111,7 +111,7 @@ def test_a_row_of_an_unknown_route_is_put_aside_whatever_its_columns_are_called(
 
 
 def test_staged_rows_are_routed(admin, url):
-    """Rows that tasks staged, and those that came inline beside them, are counted and written once."""
+    """Rows that tasks staged, and those that came inline with them, are counted and written once."""
     table = StagingTable("q1", "route:kind", "run 1", 0)
     for attempt, rows in ((3, [("orders", 1, "a"), ("clicks", 2, "b")]), (2, [("orders", 9, "of a dead attempt")])):
         body = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt}).encode(arrow(rows))
@@ -323,7 +323,7 @@ def test_counts_are_those_of_all_tables(admin, url):
 
 
 def test_nobody_sees_one_table_without_the_other(admin, url):
-    """Whoever looks at both tables in one statement finds as many rows in one as in the other."""
+    """A statement that reads both tables finds as many rows in one as in the other."""
     query = "SELECT (SELECT count(*) FROM orders), (SELECT count(*) FROM clicks)"
     with (
         psycopg.connect(url, autocommit=True) as reader,
@@ -357,7 +357,7 @@ def test_a_batch_of_which_no_row_of_any_table_fits_is_refused(admin, url):
 
 
 def test_rows_that_are_dropped_say_that_the_tables_are_sound(admin, url):
-    """Two bad rows beside them are put aside, as they are beside rows that are written."""
+    """Two bad rows with them are put aside, as they are with rows that are written."""
     admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3); ALTER TABLE orders ALTER name TYPE varchar(3)")
     rows = routed(("other", 1, "abc"), ("orders", 2, "long"), ("clicks", 3, "long"))
     where = routes({"orders": {}, "clicks": {}}, unknown_routes="drop", dead_letters=True)

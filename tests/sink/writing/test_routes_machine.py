@@ -133,7 +133,7 @@ def sessions_end(url: str, strikes: Strikes) -> Iterator[None]:
 
 
 def without_raising(deed: Callable[[], str]) -> str | PgonceError:
-    """What a deed says, or the error in words with which it fails; any other error ends the test."""
+    """The result of a deed, or its error of ours; any other error ends the test."""
     try:
         return deed()
     except PgonceError as error:

@@ -247,7 +247,7 @@ class TestRefused:
         assert ids(admin) == [5]
 
     def test_rows_that_a_trigger_keeps(self, admin, url):
-        """They would stay beside the new ones; a trigger that keeps none is no obstacle."""
+        """They would stay with the new ones; a trigger that keeps none does not matter."""
         commit(url, "old", 0, 1)
         for answer, keeps in (("OLD", False), ("NULL", True)):
             body = f"AS 'BEGIN RETURN {answer}; END'"

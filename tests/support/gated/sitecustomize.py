@@ -28,7 +28,7 @@ _write = TaskWriter.write
 def _gated(writer: TaskWriter, batches: Iterator[pa.RecordBatch]) -> Parcel:
     pass_gate("begun", "")
     parcel = _write(writer, batches)
-    # Its rows are encoded, staged or sent, and nobody has been told.
+    # Its rows are encoded, staged or sent, and no process has been told.
     pass_gate("done", parcel.payload.way)
     return parcel
 

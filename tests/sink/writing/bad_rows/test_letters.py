@@ -273,7 +273,7 @@ def test_many_large_rows_are_written_in_several_statements(url, admin, monkeypat
 
 
 def test_a_row_that_jsonb_cannot_hold_refuses_the_batch(url, admin, monkeypatch):
-    """In words, where Postgres would close the connection on the statement."""
+    """With a reason, where Postgres would close the connection on the statement."""
     monkeypatch.setattr(letters, "_LARGEST_JSONB", 1000)
     admin.execute(TABLE.encode())
     rows = typed_rows(COLUMNS, ROWS[:1])

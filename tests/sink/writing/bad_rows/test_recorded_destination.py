@@ -150,7 +150,7 @@ KEPT = recorded(destination("public.events"), encoded_columns(STRUCT))
     ],
 )
 def test_anything_else_is_refused(value):
-    """Nothing, another version, and what somebody has changed: in words, and before any statement is made of it."""
+    """Nothing, another version, and a changed record: with a reason, and before any statement is made of it."""
     with pytest.raises(RecoveryError) as error:
         recalled(value)
     assert error.value.code == "REPLAY_IMPOSSIBLE"

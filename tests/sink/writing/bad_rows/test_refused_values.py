@@ -63,7 +63,7 @@ def rows_with(column, value):
 
 
 def refused(where, *arguments, **options):
-    """The error in words of rows that are refused, on a connection whose transaction has failed."""
+    """The error's text for rows that are refused, on a connection whose transaction has failed."""
     with psycopg.connect(where) as connection:
         with pytest.raises(psycopg.Error) as error:
             publish(connection, *arguments, **options)

@@ -142,7 +142,7 @@ def test_a_bad_change_whose_values_a_newer_one_would_be_inserted_with_is_put_asi
 
 
 def test_a_bad_value_that_the_update_of_a_stored_row_leaves_alone_makes_no_dead_letter(url, admin):
-    """With updateColumns and keepWhere, what becomes of such a row is the same with and without a bad one beside it."""
+    """With updateColumns and keepWhere, such a row ends the same with and without a bad one in the batch."""
     admin.execute(TABLE.encode())
     admin.execute(b"INSERT INTO events VALUES (1, 'abc', 1), (2, 'abc', 2)")
     how = {"keys": ("id",), "order_by": "id", "update_columns": ("amount",), "keep_where": "?"}

@@ -73,7 +73,7 @@ class How(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of the table beside its key."""
+    """A row of the table without its key."""
 
     name: str | None
     first: int

@@ -114,7 +114,7 @@ def test_texts_are_ordered_by_the_collation_of_their_column(icu_url):
 @pytest.mark.parametrize("at_once", [True, False])
 @pytest.mark.parametrize("mode", ["apply", "upsert"])
 def test_columns_that_may_not_change_are_those_of_the_first_row(mode, at_once, url, admin):
-    """However the rows of a key are cut into batches; after a delete it begins anew."""
+    """However the rows of a key are cut into batches; after a delete it begins again."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone bool)")
     rows = [(1, "first", 1, WRITE), (1, "second", 2, WRITE), (2, "gone", 1, WRITE)]
     rows += [(2, None, 2, DELETE), (2, "again", 3, WRITE), (2, "later", 4, WRITE)] if mode == "apply" else []

@@ -89,7 +89,7 @@ class TestNestedKeys:
         assert admin.execute("SELECT k, n FROM lists").fetchall() == [([1, 2], 2)]
 
     def test_a_text_may_be_written_into_a_key_of_jsonb(self, admin, url):
-        """Whoever makes such a table has chosen how its keys are compared."""
+        """The user who makes such a table has chosen how its keys are compared."""
         admin.execute("CREATE TABLE counts (k jsonb PRIMARY KEY, n bigint)")
         to = destination("counts", "upsert", ("k",))
         for n, text in enumerate(('{"a": 1}', '{"a": 1.0}')):

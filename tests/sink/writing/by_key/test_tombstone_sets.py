@@ -85,7 +85,7 @@ def test_another_order(url, admin):
 
 
 def test_an_order_of_another_type(url, admin):
-    """Values that cannot be compared are refused in words, not by Postgres."""
+    """Values that cannot be compared are refused by pgonce, not by Postgres."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)")
     newer(url, (1, None, 5, DELETE))
     admin.execute("ALTER TABLE events DROP seq, ADD seq text")

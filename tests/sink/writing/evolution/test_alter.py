@@ -1,5 +1,5 @@
 """
-A table gets its new columns in the batch's transaction, whoever else uses it, or the batch is refused in words.
+A table gets its new columns in the batch's transaction, even if others use it, or the batch is refused with a reason.
 
 Covers: sink.writing.gathered.
 """

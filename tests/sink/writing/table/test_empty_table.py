@@ -1,5 +1,5 @@
 """
-Where a batch replaces all rows, none stays beside the new ones without a word.
+If a batch replaces all rows, no old row stays silently with the new ones.
 
 Covers: sink.writing.table.empty_table.
 """
