@@ -162,5 +162,5 @@ def not_ours(name: str, group: Mapping[TopicPartition, GroupOffset], strange: Se
         f"The consumer group {name!r} has offsets that this query has not set ({some}): it may belong to a reader "
         "that is stopped now, and would then go on from the wrong place.",
         UNCHANGED,
-        "Use another group; or give --take-over if nobody reads by this one.",
+        "Use another group; or give --take-over if no consumer reads with this one.",
     )

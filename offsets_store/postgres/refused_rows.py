@@ -40,7 +40,7 @@ _REMEDIES = {
               "and their place here. A row must fit on a page of 8 kB, without its long texts, and an index entry on "
               "a third of a page: shorten the value, take it out of the index, or combine columns, for example in a "
               "struct."),
-    "57014": ("CANCELLED", "Somebody cancelled the statement (pg_cancel_backend), or a timeout that the function "
+    "57014": ("CANCELLED", "The statement was cancelled (pg_cancel_backend), or a timeout that the function "
               "had set ended it: find out which, and why."),
     psycopg.errors.RaiseException.sqlstate: (
         "TARGET_FAILED", "A trigger or a function in the database raised this: correct what it complains of."),
