@@ -29,9 +29,9 @@ from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
 from .line import BROKEN, CONNECT_SECONDS, SILENCE_SECONDS, SILENT, Line, context_for
 from .messages import (
+    PerhapsCommittedError,
     Promise,
     ReceiverError,
-    UnknownOutcomeError,
     error_from_message,
     lost,
     not_in_ledger,
@@ -126,7 +126,7 @@ class Receiver:
             except RefusedBatch:
                 raise
             except PgonceError as error:
-                if not isinstance(failure, UnknownOutcomeError):
+                if not isinstance(failure, PerhapsCommittedError):
                     raise
                 raise unknown_outcome(
                     f"The receiver of batch {origin.batch_id} {said.rstrip('.')}. The ledger could not be asked since: "

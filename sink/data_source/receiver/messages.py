@@ -120,7 +120,7 @@ class ReceiverError(PgonceError):
     """The process on the driver that took the rows of a batch does not have them, or does not answer."""
 
 
-class UnknownOutcomeError(ReceiverError):
+class PerhapsCommittedError(ReceiverError):
     """The same, but the batch may have been committed: only the ledger can tell."""
 
 
@@ -129,7 +129,7 @@ def lost(reason: BaseException, *, at_commit: bool) -> ReceiverError:
     why = "it was silent for too long" if isinstance(reason, SILENT) else str(reason) or "it hung up"
     what = f"The process on the driver that received this batch's rows does not answer: {why}."
     if at_commit:
-        return UnknownOutcomeError("RECEIVER_LOST", what, _ASKED, _REMEDY)
+        return PerhapsCommittedError("RECEIVER_LOST", what, _ASKED, _REMEDY)
     return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
 
 
@@ -138,9 +138,9 @@ def without_rows(what: str) -> ReceiverError:
     return ReceiverError("RECEIVER_LOST", what, NOTHING, _REMEDY)
 
 
-def not_in_ledger(verdict: str, batch_id: int) -> UnknownOutcomeError:
+def not_in_ledger(verdict: str, batch_id: int) -> PerhapsCommittedError:
     """The error for a batch that the receiver calls done, but that the ledger does not have."""
-    return UnknownOutcomeError(
+    return PerhapsCommittedError(
         "NOT_IN_LEDGER",
         f"The process on the driver that received the rows of batch {batch_id} says that it is done ({verdict}), "
         "but the ledger does not have it.",
@@ -162,7 +162,7 @@ def in_words(error: Exception) -> PgonceError:
     _log.error(without_its_words(error))
     what = f"The receiver failed with {type(error).__name__}. The driver's standard error has the traceback."
     # It may have failed after COMMIT.
-    return UnknownOutcomeError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
+    return PerhapsCommittedError("RECEIVER_FAILED", what, _ASKED, f"{_REMEDY} If this happens again, report it.")
 
 
 def error_as_message(error: Exception) -> list[str]:
@@ -174,6 +174,7 @@ def error_as_message(error: Exception) -> list[str]:
 def error_from_message(message: list[str]) -> PgonceError:
     """The error that was sent."""
     name, *words = message
+    # By name alone: two kinds of one name would be taken for each other.
     kinds = {kind.__name__: kind for kind in _kinds(PgonceError)}
     return kinds.get(name, CommitError)(*words)
 

@@ -30,14 +30,22 @@ from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.commit.one_transaction import application_name
-from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.commit.retrying import unknown_outcome
+from pgonce.offsets_store.errors import CommitError, PgonceError
 from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel, Received, Staged
 from pgonce.sink.data_source.receiver import launch, process
 from pgonce.sink.data_source.receiver.launch import receiver_for
-from pgonce.sink.data_source.receiver.messages import PlannedReception, Promise
+from pgonce.sink.data_source.receiver.messages import (
+    PlannedReception,
+    Promise,
+    ReceiverError,
+    error_as_message,
+    error_from_message,
+    lost,
+)
 from pgonce.sink.data_source.receiver.process import Receptions
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -253,6 +261,17 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     parcel = Parcel(restarted, 0, 2, Received(1), receiver=again)
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("error", "family"),
+    [(unknown_outcome("No answer."), CommitError), (lost(EOFError(), at_commit=True), ReceiverError)],
+)
+def test_an_error_of_the_receiver_is_of_the_same_kind_in_the_commit_worker(error, family):
+    """What a commit in the receiver leaves unknown is told as it is, and not taken for a receiver that was lost."""
+    heard = error_from_message(error_as_message(error))
+    assert type(heard) is type(error)
+    assert isinstance(heard, family)
 
 
 @pytest.mark.parametrize("gone", ["the checkpoint", "the table"])
