@@ -129,15 +129,18 @@ def checked(row: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
 
 # A writer feeds a table if its sink has the table's name, or if it writes into the table, a partition of it, or a table
 # that it is a partition of. A table that was renamed is found by its oid, one that was created again by its name.
+# Not by pg_partition_tree, which locks all partitions until the transaction ends: this is asked while the commit may
+# end the session that it waits for, and that one may be another query's.
 _FEEDS = """(
     pgonce.writers.sink_name = ANY (CAST({names} AS text[]))
     OR pgonce.writers.targets ?| CAST({names} AS text[])
     OR EXISTS (
         SELECT FROM jsonb_each_text(pgonce.writers.targets) AS written, unnest(CAST({oids} AS bigint[])) AS asked(oid)
         WHERE CAST(written.value AS bigint) = asked.oid
+           OR CAST(asked.oid AS oid) IN (
+               SELECT relid FROM pg_partition_ancestors(CAST(CAST(CAST(written.value AS bigint) AS oid) AS regclass)))
            OR CAST(CAST(written.value AS bigint) AS oid) IN (
-               SELECT relid FROM pg_partition_tree(CAST(CAST(asked.oid AS oid) AS regclass))
-               UNION ALL SELECT relid FROM pg_partition_ancestors(CAST(CAST(asked.oid AS oid) AS regclass))))
+               SELECT relid FROM pg_partition_ancestors(CAST(CAST(asked.oid AS oid) AS regclass))))
 )"""
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
+import psycopg
 import pytest
 from support.batches import make_planned_batch
 from support.committed_rows import settings
 from support.routed_rows import TABLES, commit, routed, routes
 
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.commit.work import NamedSink, Work
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.session import writing
@@ -92,6 +94,21 @@ def test_a_table_and_its_partition_are_one_place(url, admin, first, second):
     admin.execute("CREATE TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (100)")
     commit(url, first_of("old"), destination(first), routed())
     assert f"through sink 'public.{first}'" in refused(url, first_of("new"), destination(second)).what
+
+
+def test_looking_for_the_other_queries_of_a_table_waits_for_none_of_its_partitions(url, admin):
+    """A lock on a partition belongs to whoever works there: no new query of the table ends that session."""
+    admin.execute("CREATE TABLE whole (id bigint, name text, kind text) PARTITION BY RANGE (id)")
+    admin.execute("CREATE TABLE part PARTITION OF whole FOR VALUES FROM (0) TO (100)")
+    commit(url, first_of("old"), CLICKS, routed())
+    waiting = replace(settings(url), lock_timeout=1, retry_timeout=5)
+    with psycopg.connect(url, application_name="pgonce another run") as holder:
+        holder.execute("LOCK TABLE part IN ACCESS EXCLUSIVE MODE")
+        (oid,) = admin.execute("SELECT 'whole'::regclass::oid").fetchone()
+        sink = NamedSink("whole", {"public.whole": oid})
+        work = Work(lambda _: sink, lambda *_: Published(0, "function"))
+        assert commit_batch(waiting, first_of("new", **reading("7")), work) is Verdict.NEW
+        assert holder.execute("SELECT 1").fetchone() == (1,)
 
 
 def test_other_tables_and_other_rows_are_let_in(url):
