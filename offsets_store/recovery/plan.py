@@ -123,6 +123,8 @@ def _all_go_on(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: N
 
 def _target(checkpoint: CheckpointFacts, living: Sequence[SinkFacts], start: NextStart) -> Target:
     if _all_go_on(checkpoint, living, start):
+        # By ids alone, a batch goes on from any entry: from an older one, with rows that are published already.
+        refuse_ids_alone(living)
         return _dense(checkpoint, living, start)
     exact = [sink for sink in living if not sink.drops_by_position]
     if exact:

@@ -516,6 +516,11 @@ class TestRefused:
         """Numbers prove nothing."""
         refused("RECOVERY_UNPROVEN", checkpoint(entries(4, 5), (4, 5)), [published_to(3, guarantee="ids")])
 
+    def test_ids_alone_beside_an_entry_that_lacks(self):
+        """Batch 6 would be run again from where batch 3 ended, and its id alone would let it through."""
+        by_ids = sink([record(number, None) for number in range(6)], guarantee="ids", stateful=True)
+        refused("RECOVERY_UNPROVEN", checkpoint(entries(3, 6), (3,)), [by_ids])
+
     def test_a_text_that_is_not_recorded(self):
         """Without the recorded text of the last batch there is nothing to write."""
         last = sink([record(7, None, end={"0": kafka(80)})])
