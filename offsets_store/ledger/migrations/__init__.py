@@ -193,10 +193,11 @@ def _unreleased(applied: int) -> LedgerError:
         f"The ledger (schema {SCHEMA}) has version {applied}: a pgonce from before the first release made it. This "
         f"pgonce uses ledgers from version {FIRST} on.",
         "Nothing was read or written.",
-        "Go on with the pgonce that made it. Or stop its jobs; run its `pgonce recover` for checkpoints with asynchronous "
-        "progress tracking, whose next batch may otherwise begin before last_batch_id ends; note query_id, sink_name and "
-        f"last_batch_id of each row in {SCHEMA}.writers; run ALTER SCHEMA {SCHEMA} RENAME TO pgonce_unreleased; and start "
-        "each query once with adoptCheckpoint=<last_batch_id + 1>. Deletes that onlyNewer remembers are forgotten.",
+        "Go on with the pgonce that made it. Or stop its jobs; run its `pgonce recover` for checkpoints with "
+        "asynchronous progress tracking, whose next batch may else begin before last_batch_id ends; note query_id, "
+        f"sink_name and last_batch_id of each row in {SCHEMA}.writers; run ALTER SCHEMA {SCHEMA} RENAME TO "
+        "pgonce_unreleased; and start each query once with adoptCheckpoint=<last_batch_id + 1>. Deletes that onlyNewer "
+        "remembers are forgotten.",
     )
 
 
