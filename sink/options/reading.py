@@ -102,6 +102,12 @@ def read(raw: Mapping[str, Any], way: Way) -> Given:
     return given
 
 
+def named_in(raw: Mapping[str, Any]) -> set[str]:
+    """The arguments of the options that a user gave, those that are set to their defaults included."""
+    named = {_plain(name) for name, value in raw.items() if value is not None}
+    return {option.argument for plain, option in _BY_PLAIN_NAME.items() if plain in named}
+
+
 def refuse_clashes(given: Given, arguments: Iterable[str] = OPTIONS) -> None:
     """
     Refuse options that have no effect with the others, or contradict them.

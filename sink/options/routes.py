@@ -23,7 +23,7 @@ from ..encoding.encoded_types import EncodedColumn
 from .definitions import OPTIONS, ChangeFeed, RouteOptions, UnknownRoutes
 from .destination import DeadLetters, Destination, dead_letters_of, destination_of
 from .option import Way
-from .reading import Given, read, refuse_clashes
+from .reading import Given, named_in, read, refuse_clashes
 
 # Types whose values have one text only, which is the same in Spark and in Postgres under all settings of a session.
 _COMPARABLE = (
@@ -166,11 +166,13 @@ def _route(value: object, entry: object, outside: Given) -> Route:
     try:
         own = read(entry, Way.ENTRY)
         mode = own.get("mode", outside["mode"])
+        # An entry that sets an option to its default takes back what is set for the stream.
+        own_word = {*_OF_THE_STREAM, *named_in(entry)}
         inherited = {
             argument: of
             for argument, of in outside.items()
             # With another mode it does not take options that have no effect in that mode.
-            if argument not in _OF_THE_STREAM
+            if argument not in own_word
             and (mode == outside["mode"] or not OPTIONS[argument].modes or mode in OPTIONS[argument].modes)
         }
         where = destination_of(Given({"table": value, **inherited, **own}))

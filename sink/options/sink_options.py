@@ -124,11 +124,15 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
     given["mode"] = _mode(given, overwrite, "Spark's output mode", '.outputMode("complete")')
+    listens = given.pop("receiver", _NO_RECEIVER).strip()
+    if listens.lower() not in (_NO_RECEIVER, ""):
+        # Only a receiver that is wanted contradicts other options.
+        given["receiver"] = listens
     where = where_of(given)
     if isinstance(where, Routes):
         _refuse_other_output_mode(where, given["mode"])
-    listens = given["receiver"].strip()
-    receiver = None if listens.lower() == _NO_RECEIVER else AUTOMATIC if listens.lower() == AUTOMATIC else listens
+    receiver = given.get("receiver")
+    receiver = AUTOMATIC if receiver and receiver.lower() == AUTOMATIC else receiver
     default_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
         commit=commit_settings_of(given),

@@ -69,6 +69,26 @@ def test_what_stands_beside_route_counts_for_all_tables():
 
 
 @pytest.mark.parametrize(
+    ("beside", "own"),
+    [
+        ({"deadLetters": "true"}, {"deadLetters": False}),
+        ({"createTable": "true"}, {"createTable": "false"}),
+        ({"mode": "upsert", "orderBy": "at", "onlyNewer": "true"}, {"only_newer": False}),
+        ({"mode": "upsert", "orderBy": "at"}, {"orderBy": ""}),
+        ({"mode": "upsert", "keys": "id"}, {"keys": []}),
+        ({"mode": "upsert", "updateColumns": "name"}, {"updateColumns": ""}),
+    ],
+)
+def test_a_table_may_take_back_what_is_set_for_the_stream(beside, own):
+    """An option that an entry sets to its default is not taken from the stream."""
+    (alike,) = parse({"clicks": {"mode": beside.get("mode", "append")}}, **beside)
+    (route,) = parse({"clicks": own}, **beside)
+    (plain,) = parse({"clicks": {}}, **{name: beside[name] for name in beside if name != list(beside)[-1]})
+    assert route != alike
+    assert route == plain
+
+
+@pytest.mark.parametrize(
     ("tables", "code", "word"),
     [
         ("{", "BAD_ROUTES", "not JSON"),

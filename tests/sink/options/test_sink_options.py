@@ -78,6 +78,7 @@ def test_the_words_about_a_querys_past_are_understood():
         ({}, None, 8 << 20),
         ({"receiver": "OFF"}, None, 8 << 20),
         ({"receiver": "off", "positionColumns": "topic,partition,offset"}, None, 8 << 20),
+        ({"receiver": " ", "positionColumns": "topic,partition,offset"}, None, 8 << 20),
         ({"receiver": "Auto"}, "auto", 1 << 20),
         ({"receiver": "10.0.0.7"}, "10.0.0.7", 1 << 20),
         ({"receiver": "auto", "inlineBytes": "5"}, "auto", 5),
