@@ -171,7 +171,7 @@ class BatchTransaction:
         with collected_rows(frame, where) as rows:
             published = write_batch_in_tx(driver_connection(self._connection), where, rows, self._batch)
         # What went into a temporary table, and goes away with the batch, is not published.
-        if published.targets:
+        if published.targets or isinstance(where, Routes):
             self._note(published)
         return published.rows
 
@@ -183,7 +183,9 @@ class BatchTransaction:
             if note not in earlier:
                 self.notes[name] = f"{earlier} {note}".strip()
         self._counts.update({WRITTEN: published.rows} if published.counts is None else published.counts)
-        self.tables.update(published.tables or dict.fromkeys(published.targets or {}, published.rows))
+        # Of several tables, only those that got rows.
+        one = dict.fromkeys(published.targets or {}, published.rows)
+        self.tables.update(one if published.tables is None else published.tables)
         self.rows += published.rows
 
 

@@ -113,6 +113,8 @@ class Option:
             return value if value or self.empty else None
         if Mapping in self.kinds and isinstance(value, Mapping):
             return value
+        if value == "" and self.default is None and not self.empty:
+            return None
         raise self._refused(value)
 
     def _number(self, value: object) -> int | float:

@@ -122,3 +122,16 @@ def test_values_are_added_to_those_that_are_stored(bench, admin):
 
     finish(bench.stream(function))
     assert admin.execute("SELECT * FROM totals ORDER BY id").fetchall() == [(0, 56), (1, 49)]
+
+
+def test_a_list_of_tables_that_get_no_rows_says_nothing_of_them(bench, observer):
+    """Rows that belong to none are counted, even where none of the tables is there yet."""
+    listed = {"a": {"create_table": True}, "b": {"create_table": True}}
+
+    def function(batch, tx):
+        elsewhere = batch.withColumn("kind", f.lit("c"))
+        assert tx.route(elsewhere, "kind", listed, unknown_routes="drop") == 0
+
+    finish(bench.stream(function))
+    recorded = observer.execute("SELECT rows, counts, tables FROM pgonce.batches ORDER BY batch_id").fetchall()
+    assert recorded == [(0, {"unrouted": 10}, None), (0, {"unrouted": 5}, None)]

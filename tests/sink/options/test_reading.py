@@ -138,6 +138,7 @@ def test_either_spelling_means_the_same_but_not_both():
         ("keys", "id, day,", ["id", "day"], ("id", "day")),
         ("keys", "", (), None),
         ("order_by", "", None, None),
+        ("change_feed", "", None, None),
         ("keep_where", "", "", ""),
         ("tables", "{}", {}, None),
     ],
