@@ -23,6 +23,8 @@ LOCK_TIMEOUT_SECONDS = 30
 
 # Eleven days. Postgres and TCP count milliseconds up to 2147483647, and some waits are a little longer than this one.
 MOST_LOCK_SECONDS = 1_000_000
+# A millisecond: less would be zero in Postgres, and so no limit.
+LEAST_LOCK_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,11 @@ def commit_settings(
             "them again.",
             f"Use at least {LEAST_RETAINED_BATCHES}.",
         )
-    if not 0 < lock_timeout <= MOST_LOCK_SECONDS or not retry_timeout >= 0:
+    if not LEAST_LOCK_SECONDS <= lock_timeout <= MOST_LOCK_SECONDS or not retry_timeout >= 0:
         raise bad_option(
             "BAD_OPTION",
             f"lockTimeout={lock_timeout:g} and retryTimeout={retry_timeout:g} are not times to wait, in seconds.",
-            f"Give lockTimeout more than 0 and at most {MOST_LOCK_SECONDS}, and retryTimeout 0 or more.",
+            f"Give lockTimeout {LEAST_LOCK_SECONDS} to {MOST_LOCK_SECONDS}, and retryTimeout 0 or more.",
         )
     if sum((remedies.adopt_checkpoint is not None, remedies.replaces is not None, remedies.independent)) > 1:
         raise bad_option(

@@ -116,7 +116,8 @@ def refused_by_halves(
             with connection.transaction():
                 connection.execute(sql.SQL(_PLACES).format(gathered.source, gathered.wanted), prepare=False)
                 connection.execute(_FUNCTION, prepare=False)
-        except psycopg.errors.InsufficientPrivilege:
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
+            # The second where PL/pgSQL was dropped.
             return None
         tries, seconds = bounds
         asked = sql.SQL(_TRY_ALL).format(
