@@ -43,7 +43,7 @@ def notify_in_tx(connection: Connection, channel: str | None, published: Publish
 
 
 def tables_of(published: Published) -> dict[str, int | None] | None:
-    """How many rows went into each table; None where it is not known which tables these are."""
+    """How many rows went into each table; None if it is not known which tables these are."""
     if published.tables is not None:
         return dict(published.tables)
     names = list(published.targets or ())

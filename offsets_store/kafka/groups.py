@@ -208,7 +208,7 @@ def _committed(consumer: Any, partitions: list[Any]) -> list[Any]:
 
 
 def _ready(answer: list[Any]) -> list[Any]:
-    """The partitions of an answer. :raises KafkaException: where one says that the coordinator is not ready yet."""
+    """The partitions of an answer. :raises KafkaException: if one says that the coordinator is not ready yet."""
     from confluent_kafka import KafkaException
 
     for error in (at.error for at in answer if at.error is not None):

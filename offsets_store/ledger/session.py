@@ -31,8 +31,8 @@ def reading(url: str) -> Iterator[Connection]:
     """
     One snapshot of the ledger, in a transaction that cannot write.
 
-    :raises ConnectError: where Postgres cannot be reached.
-    :raises LedgerError: where there is no ledger, or it cannot be read.
+    :raises ConnectError: if Postgres cannot be reached.
+    :raises LedgerError: if there is no ledger, or it cannot be read.
     """
     options = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
     with _opened(url, "reading the ledger", LOCK_SECONDS, options) as connection:
@@ -46,8 +46,8 @@ def writing(url: str, lock_seconds: float = LOCK_SECONDS, **options: Any) -> Ite
 
     :param lock_seconds: how long it waits for each lock.
     :param options: of the connection, such as ``isolation_level``.
-    :raises ConnectError: where Postgres cannot be reached.
-    :raises LedgerError: where there is no ledger, or it cannot be written.
+    :raises ConnectError: if Postgres cannot be reached.
+    :raises LedgerError: if there is no ledger, or it cannot be written.
     """
     with _opened(url, "writing the ledger", lock_seconds, options) as connection:
         yield connection

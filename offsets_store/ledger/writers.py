@@ -112,7 +112,7 @@ def checked(row: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
     """
     The values of a row of the ledger.
 
-    :raises LedgerError: LEDGER_MALFORMED, where JSON has another shape than pgonce gives it.
+    :raises LedgerError: LEDGER_MALFORMED, if JSON has another shape than pgonce gives it.
     """
     for name in _OBJECTS:
         if not isinstance(row.get(name), dict | None):

@@ -119,7 +119,7 @@ def engine_for(url: str) -> Engine:
     """
     The engine of this process for ``url``; its pool hands a connection to one owner at a time.
 
-    :raises ConfigurationError: where the connection string, or :data:`MAX_CONNECTIONS`, cannot be read.
+    :raises ConfigurationError: if the connection string, or :data:`MAX_CONNECTIONS`, cannot be read.
     """
     # Two threads that both miss the cache would each make an engine, and the one that is not kept has an open session.
     with _making_an_engine:

@@ -81,7 +81,7 @@ def _start(connection: Connection, writer_id: int) -> Offsets | None:
     """
     Where the first batch of the rows of a table began, which may be that of a query whose place the writer took.
 
-    None where that is not recorded, or not any more; or where the query has run with another sink before.
+    None if that is not recorded, or no longer recorded; or if the query has run with another sink before.
     """
     seen = set()
     while writer_id not in seen:
@@ -159,7 +159,7 @@ class Reach:
     """
     Which part of its sources a writer has stored, and the ids of the topics that it reads, as far as these are known.
 
-    ``start`` is where the first batch of its rows began; None where no record tells.
+    ``start`` is where the first batch of its rows began; None if no record tells.
     """
 
     offsets: Offsets | None

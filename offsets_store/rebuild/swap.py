@@ -202,7 +202,7 @@ def _saying_who(connection: Connection, url: str, lock_seconds: float, what: str
 
 
 def _judged(connection: Connection, swap: Swap, allowed: Allowed) -> Swap:
-    """:raises RecoveryError: where rows, or those who use them, could be lost on the way."""
+    """:raises RecoveryError: if rows, or those who use them, could be lost on the way."""
     driver = driver_connection(connection)
     reasons = [
         *obstacles(driver, swap.living, swap.new),

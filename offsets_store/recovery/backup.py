@@ -112,12 +112,12 @@ def undoing(
     writer: CheckpointWriter, kept: Kept, newest: tuple[int | None, int | None]
 ) -> list[tuple[str, bytes | None]]:
     """
-    The files that bring everything back, with their bytes (None where there was no file), the last change first.
+    The files that bring everything back, with their bytes (None if there was no file), the last change first.
 
     Files that were not changed yet, because the recovery was cut short, are left out.
 
     :param newest: the newest numbers in ``offsets/`` and ``commits/`` now.
-    :raises RecoveryError: NOTHING_TO_UNDO, where the checkpoint has changed since.
+    :raises RecoveryError: NOTHING_TO_UNDO, if the checkpoint has changed since.
     """
     there = {name: _hash(writer.files.read(name)) for name, _, _ in kept.files}
     moved = [name for name, before, after in kept.files if there[name] not in (before, after)]

@@ -58,7 +58,7 @@ def accept_batch(
     :raises ConfigurationError: NO_REASON.
     :raises RecoveryError: WRITER_GONE, ALREADY_ACCEPTED, ACCEPT_NOT_NEEDED, RECOVERY_RUNNING.
     :raises CheckpointError: OTHER_CHECKPOINT; or where the checkpoint that was given cannot be read.
-    :raises OffsetsError: where no query or sink, or several, have that name.
+    :raises OffsetsError: if no query or sink, or several, have that name.
     """
     refuse_no_reason(reason)
     query_id, recorded, chosen = _chosen_sink(url, query, sink)
@@ -81,7 +81,7 @@ def accept(url: str, sink: SinkFacts, batch_id: int, reason: str) -> None:
     """
     Note that this batch may follow.
 
-    :raises RecoveryError: RECOVERY_RUNNING, where the sink has moved since it was read.
+    :raises RecoveryError: RECOVERY_RUNNING, if the sink has moved since it was read.
     """
     with holding(url, [sink]) as connection:
         note(connection, sink, "accept", batch_id=batch_id, reason=reason.strip())
@@ -94,7 +94,7 @@ def retire_sink(
     Say that a sink will publish no more; its query is refused if it comes back. The query's id, and the sink.
 
     :raises RecoveryError: WRITER_GONE, RECOVERY_RUNNING.
-    :raises OffsetsError: where no query or sink, or several, have that name.
+    :raises OffsetsError: if no query or sink, or several, have that name.
     """
     query_id, _, chosen = _chosen_sink(url, query, sink)
     refuse_gone(chosen)
@@ -107,7 +107,7 @@ def put_out_of_the_way(url: str, sinks: Sequence[SinkFacts], kind: str, reason: 
     """
     Make the sinks publish no more, so that they are not rivals of new queries.
 
-    :raises RecoveryError: RECOVERY_RUNNING, where a sink has moved since it was read.
+    :raises RecoveryError: RECOVERY_RUNNING, if a sink has moved since it was read.
     """
     with holding(url, sinks) as connection:
         for sink in sinks:
@@ -148,7 +148,7 @@ def _chosen_sink(url: str, query: str, sink: str | None) -> tuple[str, str | Non
 
 
 def _read_if_possible(given: str | None, recorded: str | None) -> CheckpointFacts | None:
-    """The checkpoint that a person has named; else the one that the ledger has noted, None where it is not there."""
+    """The checkpoint that a person has named; else the one that the ledger has noted, None if it is not there."""
     if given is not None:
         named = read_checkpoint(open_location(given))
         if named.query_id is None:
@@ -165,7 +165,7 @@ def _refused_verdict(query_id: str, checkpoint: CheckpointFacts | None, sink: Si
     """
     What the sink would say to the batch without the acceptance.
 
-    :param checkpoint: None where it cannot be read; then only a batch past the next one is surely refused.
+    :param checkpoint: None if it cannot be read; then only a batch past the next one is surely refused.
     """
     if checkpoint is None:
         if batch_id > sink.last_batch_id + 1:
@@ -207,7 +207,7 @@ class Forgetting:
     """
     What is forgotten, or would be.
 
-    ``tables`` has the tables that each sink has written to, as SQL names them; none where they are unknown. ``others``
+    ``tables`` has the tables that each sink has written to, as SQL names them; none if they are unknown. ``others``
     has the other queries that feed each sink.
     """
 
@@ -233,7 +233,7 @@ def forget_query(
 
     :raises ConfigurationError: NO_REASON.
     :raises RecoveryError: RECOVERY_RUNNING; WRITER_GONE, where all of it is gone already.
-    :raises OffsetsError: where no query, or several, have that name, or it has no such sink.
+    :raises OffsetsError: if no query, or several, have that name, or it has no such sink.
     """
     refuse_no_reason(reason)
     found = [writer for writer, _ in OffsetsStore(url).status_of(query, sink)]
@@ -298,7 +298,7 @@ def _others(connection: Connection, sink: SinkFacts, query_id: str) -> tuple[str
 
 
 def _checkpoint(location: str | None, query_id: str) -> tuple[CheckpointWriter | None, CheckpointFacts | None]:
-    """The query's checkpoint, which shows whether it runs; None where it is gone, or another query's is there."""
+    """The query's checkpoint, which shows whether it runs; None if it is gone, or another query's is there."""
     with suppress(CheckpointError):
         files = open_recorded(location)
         facts = read_checkpoint(files)

@@ -52,7 +52,7 @@ def chosen_letters(
     """
     What a person chooses by a query's id or name, and more.
 
-    :raises OffsetsError: where no query or sink, or several, have that name, or the table is not one of dead letters.
+    :raises OffsetsError: if no query or sink, or several, have that name, or the table is not one of dead letters.
     """
     found = letters_table(url, table)
     with reading(url) as connection:
@@ -74,7 +74,7 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
     The chosen letters, in the order in which they were made; locked until the transaction ends, if that is asked for.
 
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND, for an id that is not one of theirs.
-    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, where the role may not read, or lock, them.
+    :raises LedgerError: DEAD_LETTERS_NOT_PERMITTED, if the role may not read, or lock, them.
     """
     wanted = letters_of(choice.table, choice.writers, ids=choice.ids, code=choice.code, with_rows=with_rows)
     wanted = wanted.order_by(choice.table.c.dead_letter_id)

@@ -224,8 +224,8 @@ def examine(
 
     :param sink: the sink that the query will write to, if the ledger does not know the query.
     :param query_name: the name of such a query.
-    :raises CheckpointError: where the checkpoint cannot be read; or there is none, and the ledger knows of none there.
-    :raises LedgerError: where the ledger cannot be read.
+    :raises CheckpointError: if the checkpoint cannot be read; or there is none, and the ledger knows of none there.
+    :raises LedgerError: if the ledger cannot be read.
     """
     files = open_location(checkpoint_location)
     checkpoint = read_checkpoint(files)

@@ -95,7 +95,7 @@ def fence(
     Take the sinks from the runs that own them, and note why; the new owner's id.
 
     :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
-    :raises RecoveryError: RECOVERY_RUNNING, where a sink has moved since it was read.
+    :raises RecoveryError: RECOVERY_RUNNING, if a sink has moved since it was read.
     """
     recovery = f"{RECOVERY}{uuid4()}"
     with holding(url, sinks) as connection:

@@ -69,7 +69,7 @@ def write_new_checkpoint(
     Write a checkpoint for ``query`` (its id or name) to ``path``, which must be empty.
 
     :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
-    :raises OffsetsError: where no query, or several, have that name.
+    :raises OffsetsError: if no query, or several, have that name.
     """
 
     def once() -> NewCheckpoint:
@@ -110,7 +110,7 @@ def plan_new_checkpoint(query_id: str, sinks: Sequence[SinkFacts]) -> NewCheckpo
     """
     What to write, by what the ledger knows.
 
-    :raises RecoveryError: where that is not enough.
+    :raises RecoveryError: if that is not enough.
     """
     # First, because without it an older Spark would begin a new query. (A start from it alone would be refused.)
     metadata = Change("metadata", json.dumps({"id": query_id}, separators=(",", ":")))

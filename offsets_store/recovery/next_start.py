@@ -106,7 +106,7 @@ def goes_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> b
 
 
 def begins_at(checkpoint: CheckpointFacts, start: NextStart) -> Offsets | None:
-    """Where the first batch of the next run begins; None where it is not written down."""
+    """Where the first batch of the next run begins; None if it is not written down."""
     if start.after is None:
         return checkpoint.initial or None
     return checkpoint.offsets[start.after].offsets
@@ -144,7 +144,7 @@ def first_contacts(
     What each sink that the query may write to will say.
 
     :param fed: the living queries of each sink.
-    :param sink_name: the sink that it will write to; None where that is unknown.
+    :param sink_name: the sink that it will write to; None if that is unknown.
     """
     if start.batch_id > 0:
         batch = _batch(checkpoint, start, sink_name or ANY_SINK, query_name)

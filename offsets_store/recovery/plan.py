@@ -52,7 +52,7 @@ def plan_recovery(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> Pl
     """
     What must be done to the checkpoint before its query is started again.
 
-    :raises RecoveryError: where nothing proves what to do.
+    :raises RecoveryError: if nothing proves what to do.
     """
     if checkpoint.query_id is None:
         raise no_checkpoint(checkpoint)

@@ -32,7 +32,7 @@ def read_checkpoint(files: CheckpointFiles) -> CheckpointFacts:
     """
     Everything that ``offsets/``, ``commits/`` and ``sources/`` say. Spark keeps a hundred entries of each.
 
-    :raises CheckpointError: where a file cannot be read, or not be understood.
+    :raises CheckpointError: if a file cannot be read, or not be understood.
     """
     checkpoint = Checkpoint(files)
     planned, done = checkpoint.batch_ids()
@@ -83,7 +83,7 @@ def known_sinks(url: str, checkpoint: CheckpointFacts) -> list[SinkFacts]:
     """
     The sinks of the checkpoint's query, as the ledger has them; none if there is no ledger yet.
 
-    :raises LedgerError: where the ledger cannot be read.
+    :raises LedgerError: if the ledger cannot be read.
     """
     if checkpoint.query_id is None:
         return []

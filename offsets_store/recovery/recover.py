@@ -38,7 +38,7 @@ class Recovery:
 
     ``does`` is the text for it. ``written`` and ``removed`` are files of the checkpoint, ``kept`` are those of them
     that were there before, and ``kept_in`` is the folder of the checkpoint with their copies. ``stands_at`` is the
-    newest batch in ``offsets/`` afterwards. ``query_id`` is None where there is no checkpoint yet. With
+    newest batch in ``offsets/`` afterwards. ``query_id`` is None if there is no checkpoint yet. With
     ``needs_new_application`` the query must be started in a new Spark application, because executors that ran the
     refused batch of a stateful query may still write its state.
     """
@@ -85,9 +85,9 @@ def recover_checkpoint(
     :param wait_seconds: how long to wait for that, at most.
     :param retry_timeout: how many seconds to wait while Postgres is unavailable or restarts, as a commit does.
     :param approve: is called with what would be done, before anything is changed; it may raise an error to stop that.
-    :raises RecoveryError: where the query runs, or keeps state that does not fit, or nothing proves what to do.
-    :raises CheckpointError: where the checkpoint cannot be read or written.
-    :raises LedgerError: where the ledger cannot be read or written.
+    :raises RecoveryError: if the query runs, or keeps state that does not fit, or nothing proves what to do.
+    :raises CheckpointError: if the checkpoint cannot be read or written.
+    :raises LedgerError: if the ledger cannot be read or written.
     :raises ConnectError: if Postgres stays unavailable.
     """
 

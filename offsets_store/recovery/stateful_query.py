@@ -47,7 +47,7 @@ def entry_to_put_back(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], s
     """
     The last batch's number and its recorded entry.
 
-    :raises RecoveryError: where anything else is wrong, or nothing proves the entry.
+    :raises RecoveryError: if anything else is wrong, or nothing proves the entry.
     """
     living = [sink for sink in sinks if sink.is_living]
     number = last_batch(checkpoint, sinks)

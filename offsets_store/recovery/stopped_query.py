@@ -27,7 +27,7 @@ _ENTRY = re.compile(r"(offsets|commits)/([0-9]+)", re.ASCII)
 
 
 class Change(NamedTuple):
-    """A file of a checkpoint, by its name there, and its new text; None where it is removed."""
+    """A file of a checkpoint, by its name there, and its new text; None if it is removed."""
 
     name: str
     text: str | None
@@ -51,7 +51,7 @@ class CheckpointFacts:
 
     ``checksums`` are the names of Hadoop's ``.N.crc`` files (on local disks only), and ``initial`` is where batch 0
     began. ``unfinished`` are the files that a driver leaves in ``offsets/`` if it is killed while it writes the first
-    entry. ``state_since`` are the files in ``state/`` of versions later than that of the newest commit; None where they
+    entry. ``state_since`` are the files in ``state/`` of versions later than that of the newest commit; None if they
     were not read.
     """
 
@@ -145,7 +145,7 @@ class SinkFacts(Writer):
 
     @property
     def stateful(self) -> bool | None:
-        """Whether the query keeps state, by the record of its newest batch; None where that does not say."""
+        """Whether the query keeps state, by the record of its newest batch; None if that does not say."""
         # A batch that is judged by its id is recorded as a stateful query's, because this was not checked.
         return self.last.stateful if self.last and self.guarantee != "ids" else None
 
@@ -197,7 +197,7 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
     """
     The sinks that may publish.
 
-    :raises RecoveryError: RECOVERY_UNKNOWN_QUERY, where there is none.
+    :raises RecoveryError: RECOVERY_UNKNOWN_QUERY, if there is none.
     """
     living = [sink for sink in sinks if sink.is_living]
     if living:
@@ -219,7 +219,7 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
 
 
 def common_text(sinks: Sequence[SinkFacts], batch_id: int) -> str | None:
-    """The text of an entry that all sinks have recorded; None where there is none, or their texts differ."""
+    """The text of an entry that all sinks have recorded; None if there is none, or their texts differ."""
     texts = {sink.text_of(batch_id) for sink in sinks}
     return texts.pop() if len(texts) == 1 else None
 
@@ -228,7 +228,7 @@ def proven_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
     """
     The same.
 
-    :raises RecoveryError: RECOVERY_UNPROVEN, where there is none.
+    :raises RecoveryError: RECOVERY_UNPROVEN, if there is none.
     """
     text = common_text(sinks, batch_id)
     if text is None:
@@ -240,7 +240,7 @@ def proven_text(sinks: Sequence[SinkFacts], batch_id: int) -> str:
 
 
 def refuse_ids_alone(sinks: Sequence[SinkFacts]) -> None:
-    """:raises RecoveryError: RECOVERY_UNPROVEN, where a sink was judged by batch ids alone."""
+    """:raises RecoveryError: RECOVERY_UNPROVEN, if a sink was judged by batch ids alone."""
     if names := ", ".join(sink.sink_name for sink in sinks if sink.guarantee == "ids"):
         raise unproven(
             f"The sink {names} was written with offsetsFrom=listener: the ledger has batch ids of it and no texts of "
@@ -252,7 +252,7 @@ def newest_of(sinks: Sequence[SinkFacts]) -> tuple[int, list[SinkFacts], list[Si
     """
     The newest batch of any sink, the sinks that have published it, and those that still lack it.
 
-    :raises RecoveryError: RECOVERY_APART, where one lacks more than this batch.
+    :raises RecoveryError: RECOVERY_APART, if one lacks more than this batch.
     """
     newest = max(sink.last_batch_id for sink in sinks)
     behind = [sink for sink in sinks if sink.last_batch_id < newest]

@@ -31,7 +31,7 @@ class Newest:
     """
     The newest offsets that are known, and when they were read.
 
-    ``kafka`` has each partition's earliest offset (None where unknown) and the offset that its next row will get.
+    ``kafka`` has each partition's earliest offset (None if unknown) and the offset that its next row will get.
     ``other`` has the newest offset of each source that is not Kafka, by source id.
     """
 
@@ -223,7 +223,7 @@ def starting_offsets_json(end: dict[TopicPartition, int], at_the_broker: Iterabl
     The text for Kafka's ``startingOffsets``. Partitions that only the broker knows start at their earliest offset.
 
     :param at_the_broker: all partitions of the topics in ``end``; None if the broker was not asked.
-    :raises OffsetsError: PARTITIONS_GONE, where the broker lacks a partition that has been read.
+    :raises OffsetsError: PARTITIONS_GONE, if the broker lacks a partition that has been read.
     """
     start = dict(end)
     if at_the_broker is not None:

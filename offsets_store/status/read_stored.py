@@ -142,7 +142,7 @@ def newest_batches(connection: Connection, chosen: Sequence[StoredWriter], limit
 
 
 def newest_progress(connection: Connection, query_ids: list[str]) -> dict[str, Newest]:
-    """The newest offsets that a progress event told of each query, by its id; none where no event told any."""
+    """The newest offsets that a progress event told of each query, by its id; none if no event told any."""
     # Not DISTINCT ON or row_number(): both would read all events of all queries, to keep one of each query.
     newest = (
         select(progress.c.latest_offsets, progress.c.progress_at)
@@ -192,7 +192,7 @@ def last_written(url: str, query_id: str) -> list[LastWritten]:
     """
     What the ledger has of each living sink of the query; nothing if there is no ledger.
 
-    :raises LedgerError: where the ledger cannot be read.
+    :raises LedgerError: if the ledger cannot be read.
     """
     found = select(writers.c.sink_name, writers.c.last_batch_id, writers.c.written_as).where(
         writers.c.query_id == query_id, IS_LIVING

@@ -113,7 +113,7 @@ class OffsetsStore:
         Spark wants every partition named. If partitions may have been added since, give ``bootstrap_servers``, and they
         are named too, from their earliest offset.
 
-        :raises OffsetsError: where the query does not read exactly one source, Kafka, from one place.
+        :raises OffsetsError: if the query does not read exactly one source, Kafka, from one place.
         :raises ConfigurationError: NO_KAFKA_CLIENT.
         """
         kafka = brokers(bootstrap_servers, kafka_options)

@@ -26,7 +26,7 @@ class StoredWriter:
     Where one writer stands: a streaming query and one sink of it.
 
     ``run_id`` is the owner, and ``batch_id`` the newest published batch. ``end_offsets`` says where that batch ended
-    (source id to offset; a Kafka offset is the next one to read); None where it is unknown. If rows carry their
+    (source id to offset; a Kafka offset is the next one to read); None if it is unknown. If rows carry their
     positions, ``end_offsets`` reach as far as rows are stored, even if a batch that is run again ends before that.
 
     ``guarantee`` is ``offsets`` if a replay needs proof, and ``ids`` if only batch ids are compared, which is weaker.
@@ -68,7 +68,7 @@ class StoredWriter:
 @dataclass(frozen=True)
 class StoredBatch:
     """
-    One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None where unknown.
+    One published batch. Kafka's start offsets are inclusive, its end offsets exclusive; None if unknown.
 
     ``rows`` were published. ``dropped_rows`` were not, because an earlier batch had published them. If rows were
     applied by key, ``counts`` says what became of the published ones: written, deleted, superseded by a later change in

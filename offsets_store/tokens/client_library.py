@@ -22,7 +22,7 @@ def client_library(module: str, package: str, extra: str) -> Any:
     """
     The module of a cloud's client library.
 
-    :raises ConfigurationError: PASSWORD_SOURCE_MISSING, where the package is not installed.
+    :raises ConfigurationError: PASSWORD_SOURCE_MISSING, if the package is not installed.
     """
     try:
         return import_module(module)

@@ -162,7 +162,7 @@ def explanation(name: str) -> str | None:
     """
     What the documents say about a code, an SQLSTATE, a whole page by its name, a heading, or a word.
 
-    None where there is none of these.
+    None if there is none of these.
     """
     found = {entry.code: str(entry) for entry in entries(pages()["errors"])}
     code = name.upper().strip("[]")

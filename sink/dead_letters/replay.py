@@ -64,7 +64,7 @@ class Group:
     """
     Letters whose rows go into one table in one way, with what became of these, where the mode counts that.
 
-    ``oid`` is that of the table that they were for; None where it was not recorded. ``kept`` are the letters that stay.
+    ``oid`` is that of the table that they were for; None if it was not recorded. ``kept`` are the letters that stay.
     """
 
     destination: Destination
@@ -97,7 +97,7 @@ def replay_letters(
 
     :raises OffsetsError: DEAD_LETTER_NOT_FOUND.
     :raises RecoveryError: REPLAY_IMPOSSIBLE, REPLAY_UNSAFE, DEAD_LETTER_UNMENDED.
-    :raises TargetError: where the table, or the rows, are refused again.
+    :raises TargetError: if the table, or the rows, are refused again.
     :raises CommitError: COMMIT_UNKNOWN, SYNCHRONOUS_COMMIT_OFF.
     :raises LedgerError: if the ledger or a lock is not available.
     """

@@ -105,7 +105,7 @@ def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, no
     """
     Refuse letters whose table's name means another table than it did when they were put aside.
 
-    :param recorded: the oid of the table that refused the rows, None where that is not known.
+    :param recorded: the oid of the table that refused the rows, None if that is not known.
     :param now: the oid of the table that has its name; None if there is none; then the commit says so.
     :raises RecoveryError: REPLAY_UNSAFE.
     """
@@ -196,7 +196,7 @@ class Replay:
         """
         Write them, and return what their rows are counted as, and the letters that stay.
 
-        :raises TargetError: where rows are refused, unless that is tolerated.
+        :raises TargetError: if rows are refused, unless that is tolerated.
         :raises psycopg.Error: what Postgres says of them, with a note on the letters.
         """
         try:

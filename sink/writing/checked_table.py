@@ -221,7 +221,7 @@ def nested_key(name: str, column: EncodedColumn) -> TargetError:
 
 
 def refuse_nested_keys(name: str, encoded: Sequence[EncodedColumn], keys: Sequence[str]) -> None:
-    """:raises TargetError: NESTED_KEY, where a table that is to be created would have such a primary key."""
+    """:raises TargetError: NESTED_KEY, if a table that is to be created would have such a primary key."""
     for column in encoded:
         if column.name in keys and column.postgres_type == "jsonb":
             raise nested_key(name, column)

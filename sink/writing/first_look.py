@@ -138,9 +138,9 @@ def _look_without_columns(url: str, where: Destination | Routes) -> None:
 
 def _found(connection: psycopg.Connection, destination: Destination) -> tuple[ResolvedName, TargetTable | None]:
     """
-    The table's name, and the table, which can be written into; None where it is to be created.
+    The table's name, and the table, which can be written into; None if it is to be created.
 
-    :raises TargetError: where it is missing, or no such table.
+    :raises TargetError: if it is missing, or no such table.
     """
     _look_at_letters(connection, destination.dead_letters)
     found, table = look_up_table(connection, destination.table)

@@ -31,7 +31,7 @@ class Looked:
     One table of a sink, as the next commit will find it.
 
     ``refused`` is the error that the commit would raise, and ``unknown`` says why that could not be found out; both are
-    None where it would raise none.
+    None if it would raise none.
     """
 
     sink_name: str

@@ -105,7 +105,7 @@ def recalled_to_look(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]
 
 def recorded_oid(value: Mapping[str, Any]) -> int | None:
     """
-    The oid of the table that :func:`recorded` has written down; None where it has not, as older versions did not.
+    The oid of the table that :func:`recorded` has written down; None if it has not, as older versions did not.
 
     :raises RecoveryError: REPLAY_IMPOSSIBLE, if it was changed since.
     """
