@@ -102,7 +102,7 @@ class TaskWriter:
 
         :raises EncodingError: for a value that Postgres cannot hold, and a change without an operation.
         :raises StagingError: if rows must be staged and this executor cannot.
-        :raises ConnectError: if Postgres stayed away while rows were to be staged.
+        :raises ConnectError: if Postgres was unavailable while rows were to be staged.
         :raises PgonceError: if the receiver was lost while it took the rows.
         """
         context = TaskContext.get()

@@ -78,7 +78,7 @@ class Stager:
         Stage all rows, and return what to promise: mark and row count of each COPY that was acknowledged.
 
         :raises StagingError: if this executor lacks what staging needs, or lost connections for too long.
-        :raises ConnectError: if Postgres stayed away for too long.
+        :raises ConnectError: if Postgres was unavailable for too long.
         """
         return tuple(self._copied([first], batches) for first in batches)
 
