@@ -41,7 +41,8 @@ class Recording(PgonceDataSource):
         return "recording"
 
     def streamWriter(self, schema, overwrite):
-        return RecordingWriter(super().streamWriter(schema, overwrite).task_writer)
+        made = super().streamWriter(schema, overwrite)
+        return RecordingWriter(made.options, made.task_writer)
 
 
 class RecordingWriter(StreamWriter):
