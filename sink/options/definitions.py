@@ -37,6 +37,9 @@ TOMBSTONE_DAYS = 7
 MOST_TOMBSTONE_DAYS = 36_500
 """A century: with millions of days, neither Python nor Postgres could say when a delete may be forgotten."""
 DEFAULT_INLINE_BYTES = 8 * 1024 * 1024
+NO_RECEIVER: Literal["off"] = "off"
+AUTOMATIC: Literal["auto"] = "auto"
+"""The values of ``receiver`` that are not addresses."""
 
 _SINKS = Way.STREAM | Way.JOB
 _WRITERS = Way.STREAM | Way.WRITER
@@ -291,13 +294,13 @@ class SparkOptions(WriterOptions, total=False):
         "next a ninth, and so on, but each at least 4 kB. With `receiver` the default is `1048576`.",
         DEFAULT_INLINE_BYTES, least=0,
     )]
-    receiver: Annotated[str, Option(
+    receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
         Way.STREAM, "Where tasks send what is larger than `inlineBytes`, instead of staging it: to a process on the "
         "driver, which copies it while tasks still run. `auto` listens at the address by which the driver reaches "
         "Postgres (that is `127.0.0.1` if both share a host: in that case name the address that executors know); any "
         "other text is the address to listen at. [Faster](performance.md) for large batches. Rows cross the network "
         "[encrypted](security.md#the-receiver), for which the driver needs `pip install 'pgonce[receiver]'`. A task "
-        "that cannot reach the receiver stages its rows.", "off", clashes=("position_columns",),
+        "that cannot reach the receiver stages its rows.", NO_RECEIVER, clashes=("position_columns",),
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
         Way.STREAM, "Where offsets come from. `listener` is for checkpoints that only Spark can read, and is "

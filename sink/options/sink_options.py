@@ -20,7 +20,7 @@ from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.status.read_stored import who_feeds
 from pgonce.offsets_store.verdict.facts import Remedies
 
-from .definitions import DEFAULT_INLINE_BYTES, OffsetsFrom
+from .definitions import DEFAULT_INLINE_BYTES, NO_RECEIVER, OffsetsFrom
 from .destination import Destination, destination_of
 from .option import Mode, Way
 from .position_columns import PositionColumns, positions_of
@@ -31,17 +31,33 @@ from .routes import Routes, sink_name_of, where_of
 # copied yet.
 DEFAULT_INLINE_BYTES_WITH_RECEIVER = 1024 * 1024
 SPARKS_ASYNC_INTERVAL_MS = 1000
-# Values of ``receiver`` that are not addresses.
-AUTOMATIC = "auto"
-_NO_RECEIVER = "off"
 # Key and sink name are in one index, whose entries have at most 2,704 bytes.
 _LONGEST_KEY = 250
 # A pipeline gives every flow these two by itself.
 _OF_THE_PIPELINE = ("checkpointlocation", "queryname")
 
 
+class _ReachingPostgres:
+    """What the options of a stream and of a batch job have in common."""
+
+    commit: CommitSettings
+    destination: Destination | Routes
+    sink_name: str | None
+    executor_url: str | None
+
+    @property
+    def staging_url(self) -> str:
+        """How tasks reach Postgres when they stage rows."""
+        return self.commit.url if self.executor_url is None else self.executor_url
+
+    @property
+    def sink_label(self) -> str:
+        """Tells this sink from others before Postgres has been asked which table is meant."""
+        return self.sink_name or sink_name_of(self.destination)
+
+
 @dataclass(frozen=True)
-class SinkOptions:
+class SinkOptions(_ReachingPostgres):
     """
     The Data Source's options, parsed.
 
@@ -64,23 +80,13 @@ class SinkOptions:
     executor_url: str | None = field(default=None, repr=False)
 
     @property
-    def staging_url(self) -> str:
-        """How tasks reach Postgres when they stage rows."""
-        return self.commit.url if self.executor_url is None else self.executor_url
-
-    @property
-    def sink_label(self) -> str:
-        """Tells this sink from others before Postgres has been asked which table is meant."""
-        return self.sink_name or sink_name_of(self.destination)
-
-    @property
     def has_sparse_log(self) -> bool:
         """Whether Spark writes the offset log only for some batches, and while they run or afterwards."""
         return bool(self.async_interval_ms)
 
 
 @dataclass(frozen=True)
-class JobOptions:
+class JobOptions(_ReachingPostgres):
     """
     A batch job's options, parsed.
 
@@ -96,16 +102,6 @@ class JobOptions:
     executor_url: str | None = field(default=None, repr=False)
     positions: ClassVar[None] = None
     """Rows of a batch job do not say where in Kafka they come from."""
-
-    @property
-    def staging_url(self) -> str:
-        """How tasks reach Postgres when they stage rows."""
-        return self.commit.url if self.executor_url is None else self.executor_url
-
-    @property
-    def sink_label(self) -> str:
-        """Tells this sink from others before Postgres has been asked which table is meant."""
-        return self.sink_name or self.destination.table
 
 
 def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
@@ -124,15 +120,11 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
     given["mode"] = _mode(given, overwrite, "Spark's output mode", '.outputMode("complete")')
-    listens = given.pop("receiver", _NO_RECEIVER).strip()
-    if listens.lower() not in (_NO_RECEIVER, ""):
-        # Only a receiver that is wanted contradicts other options.
-        given["receiver"] = listens
+    given["receiver"] = given["receiver"].strip() or NO_RECEIVER
     where = where_of(given)
     if isinstance(where, Routes):
         _refuse_other_output_mode(where, given["mode"])
-    receiver = given.get("receiver")
-    receiver = AUTOMATIC if receiver and receiver.lower() == AUTOMATIC else receiver
+    receiver = None if given["receiver"] == NO_RECEIVER else given["receiver"]
     default_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
         commit=commit_settings_of(given),

@@ -28,7 +28,8 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.errors import ConfigurationError, NotInstalledError, PgonceError, bad_option
 from pgonce.offsets_store.postgres.connect import connect
 
-from ...options.sink_options import AUTOMATIC, SinkOptions
+from ...options.definitions import AUTOMATIC
+from ...options.sink_options import SinkOptions
 from ..workers import LOADED_VERSION
 from .client import Receiver
 from .line import SECRET_BYTES, new_identity
