@@ -30,6 +30,10 @@ from ..postgres.translate import leaves_commit_unknown
 from .settings import CommitSettings
 from .work import Named, Outcome
 
+_log = logging.getLogger("pgonce")
+
+WAIT_LOGGED_EVERY_SECONDS = 30.0
+
 
 @dataclass(frozen=True)
 class TransactionState:
@@ -108,11 +112,6 @@ def begin_again_in_tx(
 def transaction_state_in_tx(connection: Connection) -> TransactionState:
     """Set our settings again after the user's SQL, and say which transaction this is now."""
     return TransactionState(*connection.execute(_STATE).one()[:3])
-
-
-_log = logging.getLogger("pgonce")
-
-WAIT_LOGGED_EVERY_SECONDS = 30.0
 
 
 def application_name(run_id: str) -> str:

@@ -16,6 +16,8 @@ from typing import Any
 from ..errors import NOTHING, CommitError
 from ..verdict.facts import Batch, Writer
 
+_log = logging.getLogger("pgonce")
+
 Targets = Mapping[str, int]
 """Qualified name to oid."""
 
@@ -95,9 +97,6 @@ class Published:
     emptied: int | None = None
     notes: Mapping[str, str] = field(default_factory=dict)
     written_as: Mapping[str, WrittenAs] = field(default_factory=dict)
-
-
-_log = logging.getLogger("pgonce")
 
 
 def compared_with_earlier(

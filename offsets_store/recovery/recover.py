@@ -28,6 +28,10 @@ from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
 from .stopped_query import NOTHING_CHANGED, SinkFacts
 
+_log = logging.getLogger("pgonce")
+
+_T = TypeVar("_T")
+
 WAIT_SECONDS = 15.0
 
 
@@ -213,11 +217,6 @@ def _refuse_published_since(kept: Kept, writer: CheckpointWriter, sinks: Sequenc
                 NOTHING_CHANGED,
                 f"What the recovery replaced is still kept in {writer.location}/{kept.folder}.",
             )
-
-
-_log = logging.getLogger("pgonce")
-
-_T = TypeVar("_T")
 
 
 def recovered(work: Callable[[], _T], what: str, seconds: float) -> _T:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -19,7 +19,9 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.verdict.facts import Batch
 
+from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
+from ..options.destination import DeadLetters
 from ..options.routes import Routes
 from .bad_rows.bounds import of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
@@ -50,8 +52,10 @@ def settle_unrouted_in_tx(
     :raises TargetError: ROUTE_UNKNOWN, TOO_MANY_DEAD_LETTERS.
     """
     counts = Counter(_settle_unknown_in_tx(connection, routes, rows, gathered, batch))
-    if batch is not None and routes.dead_letters is not None and rows.unfit():
-        counts[COUNTED] += _put_unfit_aside_in_tx(connection, routes, listed, rows, batch)
+    unfit = rows.unfit()
+    if batch is not None and routes.dead_letters is not None and unfit:
+        _put_unfit_aside_in_tx(connection, routes, routes.dead_letters, listed, unfit, rows.columns, batch)
+        counts[COUNTED] += len(unfit)
     return counts
 
 
@@ -99,12 +103,15 @@ def _shortened(value: str | None) -> str:
 
 
 def _put_unfit_aside_in_tx(
-    connection: psycopg.Connection, routes: Routes, listed: Mapping[str, ResolvedName], rows: Rows, batch: Batch
-) -> int:
-    """Write the rows that could not be encoded into the tables of dead letters, and return their number."""
-    settings, unfit = routes.dead_letters, rows.unfit()
-    if settings is None:
-        return 0
+    connection: psycopg.Connection,
+    routes: Routes,
+    settings: DeadLetters,
+    listed: Mapping[str, ResolvedName],
+    unfit: Sequence[UnfitRow],
+    columns: Sequence[EncodedColumn],
+    batch: Batch,
+) -> None:
+    """Write the rows that could not be encoded into the tables of dead letters."""
     if len(unfit) > settings.most:
         raise too_many(f"the tables of {routes.sink_name}", settings.most, of_one(unfit[0]))
     by_value: dict[str | None, list[UnfitRow]] = defaultdict(list)
@@ -114,12 +121,11 @@ def _put_unfit_aside_in_tx(
         table, found = listed[route.value], by_value.pop(route.value, [])
         named = sql.Identifier(table.schema, table.name).as_string(None)
         where = replace(route.destination, table=named, dead_letters=None)
-        how = recorded(where, route.written(rows.columns), table.oid)
+        how = recorded(where, route.written(columns), table.oid)
         letters = Letters(route.destination.dead_letters or settings, batch, table.qualified_name, how)
         letters.write_unfit_in_tx(connection, found)
     for found in by_value.values():
         Letters(settings, batch, routes.sink_name, {}).write_unfit_in_tx(connection, found)
-    return len(unfit)
 
 
 def _route_of(row: UnfitRow, column: str) -> str | None:

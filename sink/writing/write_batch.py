@@ -47,7 +47,7 @@ from .savepoints import whole_or_failed
 from .start_over import StartOver
 from .table.table_name import ResolvedName, resolve_table
 from .unrouted import DROPPED, settle_unrouted_in_tx
-from .write_table import Outcome, RowsForTable, write_table_in_tx
+from .write_table import RowsForTable, TableOutcome, write_table_in_tx
 
 
 def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) -> Work:
@@ -157,7 +157,7 @@ def _gather_and_lock_in_tx(
     return _Plan(parts, listed, counts, unrouted, notes)
 
 
-def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[Outcome], counts: Mapping[str, int]) -> None:
+def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[TableOutcome], counts: Mapping[str, int]) -> None:
     """Refuse a batch with more dead letters than any of its tables may have, or with dead letters alone."""
     aside = counts.get(COUNTED, 0)
     if not aside:
@@ -176,7 +176,7 @@ def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[Outcome], 
 
 
 def _published(
-    where: Destination | Routes, rows: Rows, plan: _Plan, outcomes: Sequence[Outcome], counts: Mapping[str, int]
+    where: Destination | Routes, rows: Rows, plan: _Plan, outcomes: Sequence[TableOutcome], counts: Mapping[str, int]
 ) -> Published:
     """What the ledger records. A temporary table of a function is left out: the next batch's is another one."""
     lasting = [one for one in outcomes if not one.table.is_temporary]

@@ -72,7 +72,7 @@ class RowsForTable:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TableOutcome:
     """
     What became of the rows for ``table``, which is described as it is now.
 
@@ -91,7 +91,7 @@ class Outcome:
     why: str = ""
 
 
-def write_table_in_tx(connection: psycopg.Connection, part: RowsForTable, batch: Batch | None) -> Outcome:
+def write_table_in_tx(connection: psycopg.Connection, part: RowsForTable, batch: Batch | None) -> TableOutcome:
     """
     Write the rows, all of them; or, where the user wants dead letters, those that the table takes.
 
@@ -104,7 +104,7 @@ def write_table_in_tx(connection: psycopg.Connection, part: RowsForTable, batch:
 
     letters = destination.dead_letters if batch else None
 
-    def write(too_narrow: Collection[str] = (), *, may_divert: bool = True) -> Outcome:
+    def write(too_narrow: Collection[str] = (), *, may_divert: bool = True) -> TableOutcome:
         table, plan = target_for(connection, destination, columns, part.found, gathering, too_narrow)
         # From here on something may have been written when an error comes.
         with whole_or_failed(connection):
@@ -252,11 +252,11 @@ def _write_gathered_in_tx(connection: psycopg.Connection, gathered: GatheredRows
 
 def _outcome(
     connection: psycopg.Connection, part: RowsForTable, table: TargetTable, counts: Counts | None, refused: int = 0
-) -> Outcome:
+) -> TableOutcome:
     rows, name = part.rows, table.identifier.as_string(None)
     number = rows.count() - (rows.staged.count_dropped(connection) if rows.staged else 0) - refused
     recorded_as = written_as(part.destination, tuple(rows.columns), name, table.oid)
-    return Outcome(table, recorded_as, number, {WRITTEN: number} if counts is None else counts, refused)
+    return TableOutcome(table, recorded_as, number, {WRITTEN: number} if counts is None else counts, refused)
 
 
 def _with_dead_letters(
@@ -264,10 +264,10 @@ def _with_dead_letters(
     part: RowsForTable,
     batch: Batch,
     settings: DeadLetters,
-    outcome: Outcome,
+    outcome: TableOutcome,
     gathered: GatheredRows | None,
     bad: Sequence[BadRow],
-) -> Outcome:
+) -> TableOutcome:
     """Write the rows that are left as dead letters, and count them."""
     rows, unfit, table = part.rows, part.rows.unfit(), outcome.table
     aside: list[BadRow | UnfitRow] = [*bad, *unfit]

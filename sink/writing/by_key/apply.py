@@ -54,7 +54,7 @@ from .tombstones import (
     refuse_unordered,
     refuse_untraceable,
 )
-from .trigger_outcome import Outcome
+from .trigger_outcome import TriggerOutcome
 from .upsert import compare_in_tx, doubled_key, null_keys
 from .write_changes import (
     count_deletes_in_tx,
@@ -120,7 +120,7 @@ def apply_in_tx(
     left = kept - pass_over_in_tx(connection, batch, tombstones)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
-    outcome = Outcome(connection, batch, _name())
+    outcome = TriggerOutcome(connection, batch, _name())
     if deletes or batch.unread or outcome.depends_on_updates:
         _lock_rows_in_tx(connection, batch, deletes=bool(deletes))
     if deletes and not batch.deletes_softly:

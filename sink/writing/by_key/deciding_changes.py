@@ -31,6 +31,8 @@ from .keys import (
     execute_joined,
 )
 
+_log = logging.getLogger("pgonce")
+
 
 def create_deciding(
     table: ChangeTable, source: sql.Identifier, wanted: sql.Composable, *, deletes_matter: bool
@@ -200,7 +202,6 @@ VALUE_NOT_READ = "VALUE_NOT_READ"
 UNREAD = "not_read"
 """The count of rows that were written without a value; they also count as written."""
 _INSERTS = ("c", "r")
-_log = logging.getLogger("pgonce")
 
 
 def refuse_unread_in_tx(

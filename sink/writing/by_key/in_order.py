@@ -53,6 +53,8 @@ from .statements import (
 )
 from .upsert import compare_in_tx
 
+_counter = itertools.count()
+
 
 def refuse_moved_values(
     connection: psycopg.Connection, gathered: GatheredRows, written: Written, error: psycopg.Error
@@ -126,7 +128,6 @@ Write = Callable[[GatheredRows], Counts]
 """Writes these rows by key, as a batch of their own."""
 
 _REFUSED_BY_ANOTHER = (psycopg.errors.UniqueViolation, psycopg.errors.ExclusionViolation)
-_counter = itertools.count()
 
 
 def write_in_order_in_tx(

@@ -30,7 +30,7 @@ SELECT EXISTS (
 """)
 
 
-class Outcome:
+class TriggerOutcome:
     """
     What the table holds in the end, compared with what the changes of ``batch`` say.
 

@@ -38,6 +38,8 @@ from .new_columns import (
     not_altered,
 )
 
+_log = logging.getLogger("pgonce")
+
 # Indexes on plain columns are kept, and so are the constraints that stand on them; a default is converted. (A foreign
 # key is made again, which locks the other table.)
 _OBSTACLES = """
@@ -101,8 +103,6 @@ def refuse_what_stands_in_the_way(
     if row is not None:
         raise not_altered(table, changes, row[0], altered=row[1])
 
-
-_log = logging.getLogger("pgonce")
 
 _LOOK = "SAVEPOINT pgonce_look"
 _KEEP = "RELEASE SAVEPOINT pgonce_look"
