@@ -116,11 +116,11 @@ def checked(row: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
     """
     for name in _OBJECTS:
         if not isinstance(row.get(name), dict | None):
+            keys = [f"{key} {row[key]!r}" for key in ("query_id", "sink_name", "batch_key", "batch_id") if row.get(key)]
             raise LedgerError(
                 "LEDGER_MALFORMED",
-                f"The ledger has something else than a JSON object as {name} of "
-                + ", ".join(f"{key} {row[key]!r}" for key in ("query_id", "sink_name", "batch_key") if row.get(key))
-                + ": pgonce did not write that.",
+                f"In the ledger, {name} of {', '.join(keys) or 'a row'} is not a JSON object: pgonce did not write "
+                "that.",
                 UNCHANGED,
                 "Find out what changed the row, and restore it from a backup.",
             )

@@ -48,9 +48,9 @@ def arriving_rows(
     """
     Run the frame; its rows are encoded as they arrive, and again as often as a commit needs.
 
-    If the block fails, Spark's job is cancelled, because its rows are no longer needed.
-    Rows come in no particular order. ``bodies`` and ``count`` raise what Spark raises, and
-    so does the second object of the pair, which is there to wait for the rows.
+    If the block fails, Spark's job is cancelled, because its rows are no longer needed. Rows come in no particular
+    order. ``bodies`` and ``count`` raise what Spark raises, and so does the second object of the pair, which is there
+    to wait for the rows.
 
     :param destination: says how rows tell what is to be done.
     :param positions: the columns that say where in Kafka each row comes from; bodies raise NULL_POSITION for a row that

@@ -51,7 +51,7 @@ class SearchBound:
         if self.tries > MOST_TRIES or seconds > MOST_SECONDS:
             raise TargetError(
                 "SEARCH_TOO_LONG",
-                f"Postgres refuses rows of the batch for {self.table}, and which they are was not found in "
+                f"Postgres refuses rows of the batch for {self.table}, but pgonce did not find out which in "
                 f"{self.tries - tries} tries and {seconds:.0f} seconds (at most {MOST_TRIES} tries and {MOST_SECONDS} "
                 f"seconds).{self.why}",
                 NOTHING,
