@@ -199,10 +199,10 @@ def swap(
         found = swap_tables(
             table, new_table, url, reason=reason, allowed=allowed, dry_run=not yes, lock_seconds=lock_seconds
         )
-        print_lines([*_lines(found), "Exchanged." if yes else NOT_DONE])
+        print_lines([*_swap_lines(found), "Exchanged." if yes else NOT_DONE])
 
 
-def _lines(found: Swap) -> Iterator[str]:
+def _swap_lines(found: Swap) -> Iterator[str]:
     living, new = found.living.qualified_name, found.new.qualified_name
     yield f"{new} takes the place of {living}, and the other way round: names, sequences, indexes and constraints."
     for feeder in (*found.of_new, *found.of_living):

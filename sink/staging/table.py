@@ -184,9 +184,9 @@ def _lost(mark: int, promised: int, found: int) -> StagingError:
 def sweep(connection: psycopg.Connection, query_id: str, sink_name: str, run_id: str, last_batch_id: int) -> None:
     """
     Drop the writer's staging tables up to batch ``last_batch_id``, which ``run_id`` has published: the run's own, and
-    those of batches that were planned before it became the owner, even if a task registers one afterwards. Others
-    may belong to a successor, which fills them for the same ids.
-    Age alone decides nothing, because a backfill may stage for hours.
+    those of batches that were planned before it became the owner, even if a task registers one afterwards. Others may
+    belong to a successor, which fills them for the same ids. Age alone decides nothing, because a backfill may stage
+    for hours.
     """
     with connection.transaction():
         enter_in_tx(connection, _SWEEP_LOCK_SECONDS)

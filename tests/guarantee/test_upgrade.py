@@ -1,29 +1,26 @@
 """
 A stream that was begun with an earlier pgonce goes on with this one.
 
-Covers the checkpoint, the ledger and the staging tables, as a commit wrote them that still installed three
-packages. That commit is built from the repository's history.
+Covers the checkpoint, the ledger and the staging tables, as a commit wrote them that has the first release's ledger.
+That commit is built from the repository's history.
 """
 
 from __future__ import annotations
 
 import json
-import subprocess
-import tarfile
 import zipfile
-from io import BytesIO
 from pathlib import Path
 
 import psycopg
 import pytest
 from support.distributions import build
+from support.earlier_code import earlier_sources
 from support.fixtures.driver import with_tests_on_path
 from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
-EARLIER = "ad54336eeb7cd150ae17e151b897d06379856709"
+EARLIER = "fd25a72744316c49eb295fb01b71e0acdcf7fb5c"
 FILES, ROWS_A_FILE = 12, 50
 TABLES = ("inline", "staged", "writer", "function")
 
@@ -66,13 +63,8 @@ for query in spark.streams.active:
 def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory with the earlier pgonce in it, as its wheel installs it."""
     directory = tmp_path_factory.mktemp("earlier")
-    if subprocess.run(["git", "cat-file", "-e", EARLIER], cwd=ROOT, check=False, stderr=subprocess.DEVNULL).returncode:
-        # A clone without its history: what it was cloned from has the commit.
-        subprocess.run(["git", "fetch", "--quiet", "--depth=1", "origin", EARLIER], cwd=ROOT, check=True)
-    archive = subprocess.run(["git", "archive", EARLIER], cwd=ROOT, stdout=subprocess.PIPE, check=True).stdout
-    with tarfile.open(fileobj=BytesIO(archive)) as sources:
-        sources.extractall(directory / "sources", filter="data")
-    with zipfile.ZipFile(build("wheel", directory / "sources", directory / "wheel")) as wheel:
+    sources = earlier_sources(EARLIER, directory / "sources")
+    with zipfile.ZipFile(build("wheel", sources, directory / "wheel")) as wheel:
         wheel.extractall(directory / "installed")
     return directory / "installed"
 
