@@ -28,8 +28,11 @@ from pyspark.sql.streaming import StreamingQuery
 from support.passed_through import passed_through
 from support.spark_session import started_session
 
+from pgonce import PgonceError
+
 _TRIGGER = "100 milliseconds"
 _PAUSE_SECONDS = 0.05
+_AFTER_REFUSAL_SECONDS = 0.5
 _CODE = re.compile(r"\[([A-Z_]{4,})[.A-Z_]*]")
 
 
@@ -79,7 +82,8 @@ class _Supervised:
         self.query: StreamingQuery | None = None
         self.left = False
 
-    def start(self, files_a_batch: int = 20, **trigger: Any) -> None:
+    def start(self, files_a_batch: int = 20, **trigger: Any) -> StreamingQuery | None:
+        """Start the query. What pgonce refuses already here, as the table is now, is a failure like any other."""
         workload = WORKLOADS[self.name]
         directory = self.subject.directory
         place = Place(self.subject.urls[self.name], workload.table, str(checkpoint_of(directory, self.name)), directory)
@@ -87,8 +91,15 @@ class _Supervised:
         if self.name in self.subject.can_wait:
             folder = self.subject.sign(f"tasks-{self.name}")
             rows = passed_through(waiting_when_told(str(folder)), rows)
-        self.query = workload.start(rows, place).trigger(**trigger).start()
-        self.note("started", "")
+        self.query = None
+        try:
+            self.query = workload.start(rows, place).trigger(**trigger).start()
+        except PgonceError as refused:
+            self.note("failed", str(refused))
+            time.sleep(_AFTER_REFUSAL_SECONDS)
+        else:
+            self.note("started", "")
+        return self.query
 
     def look_after(self) -> None:
         if self.left or (self.query is not None and self.query.isActive):
@@ -113,10 +124,11 @@ class _Supervised:
                 self.query.stop()
         for _ in range(10):
             # What is left may be a good deal, where faults have kept it waiting.
-            self.start(files_a_batch=500, availableNow=True)
-            assert self.query is not None
+            query = self.start(files_a_batch=500, availableNow=True)
+            if query is None:
+                continue
             with suppress(StreamingQueryException):
-                self.query.awaitTermination()
+                query.awaitTermination()
                 return
             self.note_end()
         raise RuntimeError(f"{self.name} does not come to its end")

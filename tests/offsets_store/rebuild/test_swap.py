@@ -411,7 +411,7 @@ class TestRefused:
         admin.execute(f"GRANT ALL ON events, events_new TO {login.user}".encode())
         found = pgonce("swap", "events", "events_new", "--reason", "r", "--yes", "--url", login.url)
         assert "[SWAP_REFUSED]" in found.stderr
-        assert "is not postgres" in found.stderr
+        assert "neither postgres, the owner of public.events, nor" in found.stderr
         assert in_table(admin, "events") == [1, 11]
 
     def test_a_writer_in_the_middle_of_a_batch(self, rebuilt, swap, admin, url):
