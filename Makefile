@@ -70,7 +70,7 @@ matrix: setup ## the conformance suite on each PySpark, Postgres and Python; ONL
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/tests $(BIN)/python tests/matrix/run.py $(if $(ONLY),--only "$(ONLY)") \
 	$(if $(SUITE),--suite $(SUITE))
 
-connect: setup ## what docs/connect.md says, with another PySpark: PYSPARK=4.1; ARGS="-k killed" runs what it names
+connect: setup ## what docs/clusters.md says of Spark Connect, with another PySpark: PYSPARK=4.1; ARGS="-k killed" runs what it names
 	test -x $(CONNECT) || $(BIN)/python -m venv .build/connect/$(PYSPARK)
 	$(CONNECT) -m pip install --quiet --upgrade 'pip>=25.1'
 	$(CONNECT) -m pip install --quiet --group test 'pyspark[connect]==$(PYSPARK).*' .build/wheel/*.whl

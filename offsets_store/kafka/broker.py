@@ -115,7 +115,7 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsE
             f"The brokers {brokers.servers} did not let this client in, or its settings cannot work: {words}.",
             UNCHANGED,
             "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
-            "Spark has them, kafka.security.protocol and so on (`pgonce explain offsets-for-others`).",
+            "Spark has them, kafka.security.protocol and so on (`pgonce explain options`).",
         )
     if cause is not None and cause.name() in RIGHTS:
         return OffsetsError(

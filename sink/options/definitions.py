@@ -60,13 +60,8 @@ class TableOptions(TypedDict, total=False):
         "is written only if the table has one of its name.", modes=("apply",), clashes=("change_feed",),
     )]
     change_feed: Annotated[ChangeFeed | None, Option(
-        _ROWS_AND_JOBS, "A feed whose rows say what to do, in place of `deleteWhen`. `debezium`: the columns `before`, "
-        "`after` and `op` of its envelope (`c`, `r` and `u` write `after`, `d` deletes by `before`; any other `op` is "
-        "refused). `delta` and `spark`: the column `_change_type` (`insert` and `update_postimage` write, `delete` "
-        "deletes, `update_preimage` is dropped; of a key that is deleted and inserted in one version, the insert "
-        "counts as the later one). An update that changes the key has no `delete` in such a feed, and the row of the "
-        "old key stays. For any other feed, compute a boolean column in Spark, and name it in `deleteWhen`.",
-        modes=("apply",),
+        _ROWS_AND_JOBS, "A feed whose rows say what to do: `debezium`, `delta` or `spark`, in place of `deleteWhen`. "
+        "See [Which rows delete](change-data.md#which-rows-delete).", modes=("apply",),
     )]
     deletes: Annotated[str, Option(
         _ROWS_AND_JOBS, "What a delete does. `hard` removes the row. `soft:<column>` sets this column of the table: a "
@@ -95,10 +90,8 @@ class TableOptions(TypedDict, total=False):
     )]
     keep_where: Annotated[str | None, Option(
         _ROWS_AND_JOBS, 'A text that stands for "the source could not read this value", such as '
-        "`__debezium_unavailable_value`. Where a column of the frame holds it, the stored value stays; in a column of "
-        "bytes or of an array, that is [the form in which Debezium sends "
-        "it](change-data.md#values-that-the-source-could-not-read). A change that lacks a value which no row holds is "
-        "refused, or put aside with `deadLetters` (`VALUE_NOT_READ`).",
+        "`__debezium_unavailable_value`. Where a column of the frame holds it, the stored value stays; see [Values "
+        "that the source could not read](change-data.md#values-that-the-source-could-not-read).",
         modes=BY_KEY, clashes=("on_conflict=ignore",), empty=True,
     )]
     create_table: Annotated[bool, Option(
@@ -112,8 +105,8 @@ class TableOptions(TypedDict, total=False):
     )]
     dead_letters: Annotated[str | bool | None, Option(
         _ROWS, f"Where rows go that cannot be written for their own values, instead of stopping the query: `true` for "
-        f"the ledger's table `{DEAD_LETTERS}`, or a table of your own with the same columns. They are put aside in the "
-        "transaction that publishes the others. See [Dead letters](dead-letters.md).", empty=True,
+        f"the ledger's table `{DEAD_LETTERS}`, or a table of your own with the same columns. See [Dead "
+        "letters](dead-letters.md).", empty=True,
         not_in_jobs=_MEND_THE_JOB,
     )]
     max_dead_letters: Annotated[int | None, Option(
@@ -150,15 +143,15 @@ class QueryOptions(TypedDict, total=False):
     kafka_options: Annotated[Mapping[str, str] | None, Option(
         _QUERIES, "How to log in to `bootstrapServers`: Kafka's settings as Spark's source has them, such as "
         "`kafka.security.protocol`, each an option of its own; in Python a dict of them. See [Logging in to "
-        "Kafka](offsets-for-others.md#logging-in-to-kafka).", secret=True,
+        "Kafka](#logging-in-to-kafka).", secret=True,
     )]
     notify_channel: Annotated[str | None, Option(
         _ALL, "A channel of Postgres: each published batch sends a `NOTIFY` there, in its own transaction. See [A "
-        "notification for each batch](offsets-for-others.md#a-notification-for-each-batch).",
+        "notification for each batch](ledger.md#a-notification-for-each-batch).",
     )]
     checkpoint_location: Annotated[str | None, Option(
         _QUERIES, "The query's checkpoint. A stream needs it [on the writer itself](#sparks-own); the ways in through "
-        "`foreachBatch` only need it over [Spark Connect](connect.md).", shown="required for streams",
+        "`foreachBatch` only need it over [Spark Connect](clusters.md#spark-connect).", shown="required for streams",
     )]
     retain_batches: Annotated[int, Option(
         _QUERIES, "How many batch records the ledger keeps; at least 100.", RETAINED_BATCHES,
@@ -169,17 +162,15 @@ class QueryOptions(TypedDict, total=False):
     )]
     replaces: Annotated[str | None, Option(
         _QUERIES, "The query whose place this one takes: its id, the beginning of its id (at least four characters), "
-        "or its name. If several queries that have fed this sink can be meant, among them those that were replaced, "
-        "the batch is refused (`QUERY_AMBIGUOUS`). Its batch 0 must start where that query ended, for this sink. The "
-        "old query can no longer publish.",
+        "or its name. If it fits several queries that have fed this sink, the batch is refused "
+        "(`QUERY_AMBIGUOUS`). Its batch 0 must start where that query ended, for this sink. The old query can no "
+        "longer publish.",
     )]
     independent: Annotated[bool | Literal["byName"], Option(
-        _QUERIES, "`true` says that this query has nothing to do with the others that feed the table, so that "
-        "pgonce does not ask whether it repeats one of them. Needed for a second query of a table, unless both are "
-        "[proven to read different places](guarantees.md#the-verdicts). `byName` says this only of queries with "
-        "another name: if this query loses its checkpoint, or its [pipeline](pipelines.md) is refreshed, its first "
-        "batch is still refused.",
-        False,
+        _QUERIES, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
+        "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts). "
+        "`byName` says this only of queries with another name: if this query loses its checkpoint, or its "
+        "[pipeline](clusters.md#declarative-pipelines) is refreshed, its first batch is still refused.", False,
     )]
     lock_timeout: Annotated[float, Option(
         _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`: only the "
@@ -265,10 +256,8 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     )]
     start_over: Annotated[Literal["off", "truncate"] | None, Option(
         _WRITERS, "`truncate`, with `replaces`: batch 0 of a new query deletes all rows of the table, and writes its "
-        "own, in one transaction; the query that it `replaces` can no longer publish. It need not start where that "
-        "query ended. Later batches, replays and restarts delete nothing, and neither does another new query with the "
-        "same setting: `replaces` then names a query that has been replaced. See [Starting "
-        "over](recovering.md#starting-over).", "off",
+        "own, in one transaction. It need not start where the old query ended. Nothing later deletes. See [Starting "
+        "over](recovering.md#in-place-startovertruncate).", "off",
     )]
 
 
@@ -280,9 +269,7 @@ class SparkOptions(WriterOptions, total=False):
         "file and `~/.pgpass` are used in any case.", "", "empty", secret=True,
     )]
     executor_url: Annotated[str, Option(
-        _SINKS, "How tasks reach Postgres when they stage rows, where that is not how the driver does: another "
-        "address, or another login with the same role. It must lead to the same database; a batch whose rows were "
-        "staged elsewhere is refused (`STAGED_ROWS_LOST`). See "
+        _SINKS, "How tasks reach Postgres when they stage rows, if the driver's way does not work there. See "
         "[Clusters](clusters.md#when-executors-reach-postgres-another-way).", None, "`url`", empty=True, secret=True,
     )]
     query_name: Annotated[str, Option(
@@ -295,12 +282,12 @@ class SparkOptions(WriterOptions, total=False):
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
-        Way.STREAM, "Where tasks send what is larger than `inlineBytes`, instead of staging it: to a process on the "
-        "driver, which copies it while tasks still run. `auto` listens at the address by which the driver reaches "
-        "Postgres (that is `127.0.0.1` if both share a host: in that case name the address that executors know); any "
-        "other text is the address to listen at. [Faster](performance.md) for large batches. Rows cross the network "
-        "[encrypted](security.md#the-receiver), for which the driver needs `pip install 'pgonce[receiver]'`. A task "
-        "that cannot reach the receiver stages its rows.", NO_RECEIVER, clashes=("position_columns",),
+        Way.STREAM, "Tasks send what is larger than `inlineBytes` to a process on the driver, which copies it while "
+        "tasks still run, instead of staging it: [faster](performance.md) for large batches. `auto` listens at the "
+        "address by which the driver reaches Postgres (if that is `127.0.0.1`, name the address that executors know); "
+        "any other text is the address to listen at. Rows cross the network [encrypted](security.md#the-receiver), "
+        "for which the driver needs `pip install 'pgonce[receiver]'`. A task that cannot reach the receiver stages "
+        "its rows.", NO_RECEIVER, clashes=("position_columns",),
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
         Way.STREAM, "Where offsets come from. `listener` is for checkpoints that only Spark can read, and is "

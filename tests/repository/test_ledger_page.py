@@ -45,6 +45,11 @@ def described() -> dict[str, list[str]]:
     return found
 
 
+def alerts() -> list[str]:
+    """The queries of the page that find what needs attention."""
+    return sql_blocks(sections(PAGE.read_text(), 2)["Alerts"])
+
+
 def test_the_page_has_what_the_ledger_has(ledger):
     """Each table, view and column for users stands on the page, in its order; those of pgonce itself are only named."""
     [[_, for_us]] = table_rows(sections(PAGE.read_text(), 2)["Reading it in SQL"])
@@ -76,7 +81,7 @@ def test_every_relation_is_for_somebody():
 def test_every_query_runs_and_is_quiet_where_nothing_is_wrong(ledger, url):
     """On a ledger whose only query has just published, no alert finds anything."""
     publish(url, 0, {"0": 1})
-    queries = sql_blocks(PAGE)
+    queries = alerts()
     assert len(queries) == 6
     for query in queries:
         assert ledger.execute(query.encode()).fetchall() == [], query
@@ -97,7 +102,7 @@ def test_each_alert_finds_what_it_is_for(ledger, url):
     old = datetime.now(timezone.utc) - timedelta(days=2)
     ledger.execute("INSERT INTO pgonce.staged_tables VALUES ('staged_x', 'q', 's', 'r', 0, %s)", [old])
     put_aside(ledger, {"id": 1})
-    found = [ledger.execute(query.encode()).fetchall() for query in sql_blocks(PAGE)]
+    found = [ledger.execute(query.encode()).fetchall() for query in alerts()]
     assert [len(rows) for rows in found] == [1] * 6
     assert found[1][0][4] == 3
     assert found[2][0][3] == 7
@@ -114,7 +119,7 @@ def test_the_alerts_are_those_of_the_page_for_running():
         "pgonce.staged_tables",
         "pgonce.dead_letters",
     }
-    asked = set(re.findall(r"[\w.]+", " ".join(sql_blocks(PAGE))))
+    asked = set(re.findall(r"[\w.]+", " ".join(alerts())))
     # The view counts the rows of a table, of which the queries ask more.
     wanted = {"pgonce.replays", "pgonce.progress", "disagreement", "pgonce.staged_tables", "pgonce.dead_letters"}
     assert {"pgonce.writers", "updated_at", *wanted} <= asked

@@ -11,7 +11,7 @@ from matrix.outcome import Outcome, kept
 from matrix.page import BEGIN, END, NOT_YET, rows, with_outcomes
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/versions.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/databases.md").read_text(encoding="utf-8")
 OLDEST = Combination("3.5", "14", "3.10")
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.guarantee.test_conformance.TestRestarts" name="test_a[inline]"/>
@@ -89,7 +89,7 @@ class TestPage:
         assert page.endswith("\nafter\n")
 
     def test_the_page_has_what_was_run(self):
-        """docs/versions.md has a row for every combination, and each says what came of it."""
+        """docs/databases.md has a row for every combination, and each says what came of it."""
         found = rows(PAGE.partition(BEGIN)[2].partition(END)[0])
         assert list(found) == combinations()
 

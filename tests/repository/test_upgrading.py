@@ -66,7 +66,7 @@ def test_the_query_for_the_versions(admin, url):
     """It runs, and tells the newest version and the oldest that can use the ledger."""
     ensure_ledger(url)
     [query] = re.findall(r"```sql\n(.*?);\n```", SECTION, re.DOTALL)
-    assert query in sql_blocks(DOCS / "running.md")
+    assert query in sql_blocks((DOCS / "running.md").read_text())
     assert admin.execute(query.encode()).fetchall() == [(NEWEST, FIRST)]
 
 

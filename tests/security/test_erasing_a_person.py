@@ -1,4 +1,4 @@
-"""After what docs/erasing-a-person.md says, no table of the ledger's schema holds the value any more."""
+"""After what docs/security.md says of erasing a person, no table of the ledger's schema holds the value any more."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.staging.stager import stage_rows
 from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
 
-PAGE = Path(__file__).parents[2] / "docs" / "erasing-a-person.md"
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 PERSON = "ann@example.com"
 COLUMNS = {"email": t.StringType(), "name": t.StringType(), "seq": t.LongType(), "gone": t.BooleanType()}
 HOW = {"delete_when": "gone", "only_newer": True, "dead_letters": True}
@@ -51,7 +51,7 @@ def statement(beginning: str) -> bytes:
     """The one statement of the page that begins so."""
     (found,) = [
         part
-        for block in re.findall(r"^```sql\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+        for block in re.findall(r"^ *```sql\n(.*?)^ *```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
         for part in block.split(";")
         if part.strip().startswith(beginning)
     ]

@@ -399,7 +399,7 @@ def test_dead_letters_can_be_counted_without_being_read(looked_at):
     viewer, _ = looked_at
     [columns] = re.findall(r"`(GRANT SELECT \([^`]+)`", " ".join(DOCUMENT.read_text().split()))
     viewer.grant([*granted_in_the_document("viewer")[:-1], f"{columns} TO viewer"])
-    [alert] = [query for query in sql_blocks(LEDGER_PAGE) if "pgonce.dead_letters" in query]
+    [alert] = [query for query in sql_blocks(LEDGER_PAGE.read_text()) if "pgonce.dead_letters" in query]
     with psycopg.connect(viewer.url, autocommit=True) as connection:
         assert connection.execute(alert.encode()).fetchall() != []
         with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -12,9 +12,9 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def sql_blocks(page: Path) -> list[str]:
-    """The statements of a page's SQL blocks."""
-    found = re.findall(r"^```sql\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+def sql_blocks(text: str) -> list[str]:
+    """The statements of the SQL blocks in a text."""
+    found = re.findall(r"^```sql\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     return [statement.strip() for block in found for statement in block.split(";") if statement.strip()]
 
 

@@ -30,7 +30,7 @@ dp.create_sink(
 )
 
 
-# A flow of another name would read everything again (docs/pipelines.md), so each has one of its own: that of its
+# A flow of another name would read everything again (docs/clusters.md), so each has one of its own: that of its
 # function can be changed.
 @dp.append_flow(target="orders", name="web_orders")
 def web_orders() -> DataFrame:
