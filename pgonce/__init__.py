@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pgonce.offsets_store.errors import PgonceError
-    from pgonce.offsets_store.offsets.compare import CurrentOffset
+    from pgonce.offsets_store.offsets import CurrentOffset
     from pgonce.offsets_store.postgres.postgres_url import Login, PostgresUrl
     from pgonce.offsets_store.progress.listener import OffsetsListener
     from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
@@ -25,7 +25,7 @@ else:
     # Imported only when they are asked for: the command line works without Spark, and most of these do not.
     _MODULES = {
         "BatchTransaction": "pgonce.sink.foreach_batch.transactional_batch",
-        "CurrentOffset": "pgonce.offsets_store.offsets.compare",
+        "CurrentOffset": "pgonce.offsets_store.offsets",
         "Login": "pgonce.offsets_store.postgres.postgres_url",
         "OffsetsListener": "pgonce.offsets_store.progress.listener",
         "OffsetsStore": "pgonce.offsets_store.status.store",

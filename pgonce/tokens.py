@@ -5,9 +5,6 @@ Runs where a connection is made. Invariant: each takes a :class:`pgonce.Login` a
 a cloud's client library is imported only when its function is called.
 """
 
-from pgonce.offsets_store.tokens.aws_rds import aws_rds
-from pgonce.offsets_store.tokens.azure import azure
-from pgonce.offsets_store.tokens.databricks import databricks
-from pgonce.offsets_store.tokens.google import google
+from pgonce.offsets_store.postgres.tokens import aws_rds, azure, databricks, google
 
 __all__ = ["aws_rds", "azure", "databricks", "google"]

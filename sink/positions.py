@@ -17,8 +17,7 @@ from pyspark.sql import Column
 from pyspark.sql import functions as f
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.offsets.positions import Span, places
+from pgonce.offsets_store.offsets import Offsets, Span, places
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from .encoding.copy_encoder import body_rows

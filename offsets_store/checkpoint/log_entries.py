@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from ..errors import CheckpointError
-from ..offsets.compare import Offsets, is_kafka, parse_offset
+from ..offsets import Offsets, is_kafka, parse_offset
 
 # Lines as Spark's own reader sees them: str.splitlines() would also cut at U+2028, which JSON may contain.
 _LINE_END = re.compile(r"\r\n|\r|\n")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from ..errors import CheckpointError, NoCheckpointError
-from ..offsets.compare import Offsets
+from ..offsets import Offsets
 from .files import CheckpointFiles, open_location
 from .log_entries import (
     CommitLog,

@@ -35,7 +35,7 @@ from ..ledger.lock import (
     lock_writer_in_tx,
 )
 from ..ledger.published import Published, WrittenTables, compared_with_earlier
-from ..offsets.compare import Offsets
+from ..offsets import Offsets
 from ..postgres.connect import driver_connection, one_trip
 from ..postgres.lock_watch import LockWatch
 from ..postgres.search_path import leave_in_tx

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from ..ledger.published import Published
-from ..offsets.compare import Offsets
+from ..offsets import Offsets
 from ..verdict.facts import Batch, PlannedBatch
 
 

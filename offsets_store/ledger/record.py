@@ -17,8 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, literal, or_, select, update
 from sqlalchemy.dialects import postgresql
 
-from ..offsets.compare import Offsets
-from ..offsets.positions import furthest
+from ..offsets import Offsets, furthest
 from ..verdict.facts import Batch
 from ..verdict.reads import Reads, reads_of, together
 from .lock import LockedWriter

@@ -22,8 +22,7 @@ from sqlalchemy.dialects.postgresql import insert
 from ..ledger.record import is_pruned_at
 from ..ledger.tables import batches, progress, writers
 from ..ledger.writers import records_in_tx, writers_in_tx
-from ..offsets.compare import Offsets, parse_offset
-from ..offsets.exact_json import same_json
+from ..offsets import Offsets, parse_offset, same_json
 from ..postgres.bounds import server_settings
 from ..postgres.connect import driver_connection
 from ..postgres.settings import OURS

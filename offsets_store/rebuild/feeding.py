@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select, update
 
 from ..ledger.tables import batches, interventions, writers
 from ..ledger.writers import IS_LIVING, feeds, writers_in_tx
-from ..offsets.compare import Offsets, kafka_positions, same, says_which_rows, tells_which_rows
+from ..offsets import Offsets, kafka_positions, same, says_which_rows, tells_which_rows
 from ..verdict.facts import Writer
 from .described_table import Table
 

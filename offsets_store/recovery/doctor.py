@@ -16,7 +16,7 @@ from typing import Any
 from ..checkpoint.files import open_location
 from ..errors import CheckpointError, NoLedgerError, RecoveryError
 from ..ledger.session import reading
-from ..offsets.compare import Offsets
+from ..offsets import Offsets
 from ..verdict.decide import PUBLISH, Verdict
 from ..verdict.facts import Writer
 from .next_start import FirstContact, NextStart, begins_at, first_contacts, goes_on, next_start, verdict_on

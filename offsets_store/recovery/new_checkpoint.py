@@ -16,7 +16,7 @@ from ..checkpoint.log_entries import parse_offset_log
 from ..checkpoint.writer import CheckpointWriter
 from ..errors import RecoveryError
 from ..ledger.session import reading
-from ..offsets.compare import Offsets, same, tells_which_rows
+from ..offsets import Offsets, same, tells_which_rows
 from ..status.store import OffsetsStore
 from ..verdict.decide import stored_end
 from .fence import QUIET_SECONDS, fence, refuse_running

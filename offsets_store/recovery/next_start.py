@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from uuid import uuid4
 
-from ..offsets.compare import Offsets
-from ..offsets.positions import Span
+from ..offsets import Offsets, Span
 from ..verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
 from ..verdict.facts import Batch, Ledger, Remedies, Writer
 from ..verdict.refused_batch import refusal

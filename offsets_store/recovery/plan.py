@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..checkpoint.log_entries import parse_offset_log
-from ..offsets.compare import tells_which_rows
+from ..offsets import tells_which_rows
 from ..verdict.decide import Verdict
 from .next_start import NextStart, goes_on, next_start, verdict_on
 from .stateful_query import entry_to_put_back, without_whole_state

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from ..checkpoint.log_entries import parse_offset_log
 from ..errors import RecoveryError
-from ..offsets.compare import goes_back, tells_which_rows
+from ..offsets import goes_back, tells_which_rows
 from ..verdict.decide import Verdict
 from .next_start import NextStart, verdict_on
 from .stopped_query import (

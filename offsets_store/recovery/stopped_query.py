@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from ..checkpoint.log_entries import CommitLog, OffsetLog, parse_commit_log, parse_offset_log
 from ..checkpoint.reader import StateFile
 from ..errors import NoCheckpointError, RecoveryError
-from ..offsets.compare import Offsets
+from ..offsets import Offsets
 from ..verdict.facts import Ledger, Recorded, Writer
 
 NOTHING_CHANGED = "Nothing was changed, neither in the checkpoint nor in the ledger."

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 
 from ..errors import UNCHANGED, ConfigurationError, OffsetsError
 from ..kafka.broker import TopicPartition
-from ..offsets.compare import Offsets, as_current, is_kafka, kafka_positions
+from ..offsets import Offsets, as_current, is_kafka, kafka_positions
 from .stored import PartitionLag, StoredWriter
 
 OLDEST = timedelta(minutes=10)

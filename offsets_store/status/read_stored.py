@@ -27,7 +27,7 @@ from ..ledger.tables import (
     writers_and_last_batches,
 )
 from ..ledger.writers import IS_LIVING, checked, meant_by
-from ..offsets.positions import furthest
+from ..offsets import furthest
 from .ends import Newest, newest_of_progress
 from .stored import StoredBatch, StoredJob, StoredWriter, find_writers
 

@@ -18,7 +18,7 @@ from ..errors import ConnectError, LedgerError, bad_option
 from ..kafka.broker import ends_of, partitions_of
 from ..kafka.settings import brokers
 from ..ledger.session import reading
-from ..offsets.compare import kafka_topics
+from ..offsets import kafka_topics
 from ..postgres.connect import engine_for
 from ..postgres.postgres_url import PostgresUrl
 from ..postgres.translate import passes

@@ -16,7 +16,7 @@ from uuid import UUID
 
 from ..errors import UNCHANGED, OffsetsError
 from ..ledger.writers import is_meant
-from ..offsets.compare import CurrentOffset, Offsets, as_current, same
+from ..offsets import CurrentOffset, Offsets, as_current, same
 from ..verdict.facts import Guarantee
 
 

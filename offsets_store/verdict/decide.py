@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ..offsets.compare import Offsets, goes_back, same, says_which_rows
-from ..offsets.positions import Span, below, furthest, left_out, places
+from ..offsets import Offsets, Span, below, furthest, goes_back, left_out, places, same, says_which_rows
 from .facts import Batch, Ledger, Recorded, Remedies, Writer
 
 

@@ -12,8 +12,7 @@ from datetime import datetime
 from typing import Literal
 from uuid import UUID, uuid4
 
-from ..offsets.compare import Offsets
-from ..offsets.positions import Span, furthest
+from ..offsets import Offsets, Span, furthest
 from .reads import Reads
 
 Guarantee = Literal["offsets", "ids"]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import normalize
 
-from ..offsets.compare import Offsets, is_kafka, kafka_partitions
+from ..offsets import Offsets, is_kafka, kafka_partitions
 
 Folders = Mapping[str, tuple[str, ...]]
 """Source id to the folder by which Spark describes the source, under each of its names (there may be links)."""

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable
 
 from ..errors import NOTHING, RefusedBatch
-from ..offsets.compare import says_which_rows, tells_which_rows
+from ..offsets import says_which_rows, tells_which_rows
 from .decide import Verdict, backwards, recreated
 from .facts import Batch, Ledger, Remedies, Rival
 

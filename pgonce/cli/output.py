@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pgonce.offsets_store.log_lines import one_line
-from pgonce.offsets_store.offsets.compare import Offsets, is_kafka
+from pgonce.offsets_store.offsets import Offsets, is_kafka
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.ends import Status, last_known_lag, total_lag
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter

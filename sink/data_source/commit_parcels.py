@@ -21,7 +21,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import connect, driver_connection
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch

@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..changes.reader import ChangeReader, reader_of

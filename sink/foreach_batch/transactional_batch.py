@@ -21,7 +21,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.ledger.published import Published, WrittenAs
-from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.decide import SKIP
 from pgonce.offsets_store.verdict.facts import Batch

@@ -15,7 +15,7 @@ from pgonce.offsets_store.checkpoint.files import without_credentials
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLog, OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
-from pgonce.offsets_store.offsets.compare import Offsets, says_which_rows
+from pgonce.offsets_store.offsets import Offsets, says_which_rows
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError

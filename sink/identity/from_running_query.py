@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pgonce.offsets_store.checkpoint.files import CheckpointFiles, open_location, without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
-from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError

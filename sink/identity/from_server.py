@@ -18,8 +18,7 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.offsets import Offsets, Span
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..errors import SparkError

@@ -21,8 +21,7 @@ from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import NOTHING, CheckpointError
 from pgonce.offsets_store.kafka.broker import topic_ids
 from pgonce.offsets_store.kafka.settings import Brokers
-from pgonce.offsets_store.offsets.compare import kafka_topics
-from pgonce.offsets_store.offsets.positions import furthest
+from pgonce.offsets_store.offsets import furthest, kafka_topics
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from ..errors import SparkError

@@ -19,8 +19,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.ledger.tables import SCHEMA
-from pgonce.offsets_store.offsets.compare import Offsets
-from pgonce.offsets_store.offsets.positions import places
+from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 
 from ..encoding.encoded_types import EncodedColumn

@@ -23,7 +23,7 @@ from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.work import NamedSink, Work
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 

@@ -12,7 +12,7 @@ from support.pages import DOCS, quoted_names, sections, table_rows
 
 import pgonce
 from pgonce.offsets_store import errors
-from pgonce.offsets_store.offsets.compare import CurrentOffset
+from pgonce.offsets_store.offsets import CurrentOffset
 from pgonce.offsets_store.recovery.recover import Recovery
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from support.batches import make_batch
 
-from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.offsets import Span
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.positions import not_stored, reach_of, refuse_outside
 

@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.offsets.compare import Offsets
+from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 

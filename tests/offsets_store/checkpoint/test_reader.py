@@ -20,7 +20,7 @@ from support.patience import PATIENCE_SECONDS
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import CheckpointError
-from pgonce.offsets_store.offsets.compare import goes_back, kafka_partitions, same, says_which_rows
+from pgonce.offsets_store.offsets import goes_back, kafka_partitions, same, says_which_rows
 
 pytestmark = pytest.mark.spark
 

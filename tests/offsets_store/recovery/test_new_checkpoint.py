@@ -15,7 +15,7 @@ from pgonce.offsets_store.checkpoint.files import ArrowFiles
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
-from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery import new_checkpoint
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint

@@ -17,7 +17,7 @@ from support.stopped_query import COMMIT, checkpoint, entries, entry, kafka, pub
 from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import StateFile
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
-from pgonce.offsets_store.offsets.compare import tells_which_rows
+from pgonce.offsets_store.offsets import tells_which_rows
 from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
 from pgonce.offsets_store.recovery.plan import FIRST_COMMIT, plan_recovery
 from pgonce.offsets_store.recovery.stateful_query import last_batch

@@ -21,7 +21,7 @@ from support.stopped_query import COMMIT, entries, entry, files_of, kafka, write
 from pgonce.offsets_store.checkpoint.files import ArrowFiles
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
 from pgonce.offsets_store.errors import CheckpointError, LedgerError, RecoveryError
-from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.recovery import recover
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.recovery.recover import recover_checkpoint, undo_recovery

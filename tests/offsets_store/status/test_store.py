@@ -18,8 +18,7 @@ from support.ledger_history import KAFKA, QUERY, RUN, hear, publish, replay
 from pgonce.offsets_store.errors import ConnectError, LedgerError
 from pgonce.offsets_store.ledger.session import reading
 from pgonce.offsets_store.ledger.tables import writers
-from pgonce.offsets_store.offsets.compare import parse_offset
-from pgonce.offsets_store.offsets.exact_json import same_json
+from pgonce.offsets_store.offsets import parse_offset, same_json
 from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.status.store import OffsetsStore
 

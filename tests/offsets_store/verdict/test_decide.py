@@ -1,7 +1,7 @@
 """
 The decision, as a table: every row of the design has a case here.
 
-Covers: offsets_store.offsets.positions, offsets_store.verdict.facts, offsets_store.verdict.refused_batch.
+Covers: offsets_store.offsets, offsets_store.verdict.facts, offsets_store.verdict.refused_batch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from support.batches import make_batch, make_writer
 
 from pgonce.offsets_store.errors import RefusedBatch
-from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, Verdict, decide
 from pgonce.offsets_store.verdict.facts import Batch, Ledger, Recorded, Remedies, Rival
 from pgonce.offsets_store.verdict.refused_batch import refusal

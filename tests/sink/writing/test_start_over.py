@@ -20,7 +20,7 @@ from support.tombstones import put_tombstone
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError, TargetError
 from pgonce.offsets_store.ledger.migrations import grants
-from pgonce.offsets_store.offsets.positions import Span
+from pgonce.offsets_store.offsets import Span
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.options.destination import destination

@@ -10,7 +10,7 @@ from support.logged_token import logged_token
 from support.token_server import serving
 
 from pgonce import Login, tokens
-from pgonce.offsets_store.tokens import azure
+from pgonce.offsets_store.postgres import tokens as ours
 
 HEADER = "zq7-identity-header"
 
@@ -19,9 +19,9 @@ HEADER = "zq7-identity-header"
 def _no_credentials(monkeypatch):
     for name in ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE"):
         monkeypatch.delenv(name, raising=False)
-    azure._credential.cache_clear()
+    ours._azure_credential.cache_clear()
     yield
-    azure._credential.cache_clear()
+    ours._azure_credential.cache_clear()
 
 
 @pytest.fixture

@@ -1,17 +1,22 @@
 """
-Compare two sets of offsets: whether they are the same, and whether one goes back behind the other.
+Compare offsets: whether two sets are the same, whether one goes back, and whether rows with positions leave a gap.
 
-Pure: runs anywhere. Invariant: two sets are called the same only if nothing was lost when they were read. An unknown
-offset equals nothing.
+Pure: runs anywhere. Invariant: two sets are called the same only if nothing was lost when they were read (JSON that
+cannot be held exactly stays a text), and an unknown offset equals nothing. A row is dropped only if its position is
+below what is stored for its partition; a batch is accepted only if no row between what is stored and its own start can
+have been left out.
+
+Positions have the shape of a Kafka source's offsets: source id to topic to partition to next position.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeGuard
-
-from .exact_json import decode_exactly, same_json
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple, NoReturn, TypeGuard
 
 Offsets = dict[str, Any]
 """Source id (``"0"``, ``"1"``, or the name of a named source) to its parsed offset.
@@ -143,3 +148,101 @@ def _source_order(source_id: str) -> tuple[bool, int, str]:
     if source_id.isdecimal():
         return False, int(source_id), ""
     return True, 0, source_id
+
+
+Place = tuple[str, str, str]
+"""A source's id, a topic and a partition."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """The positions of a batch's rows: the least in each partition, and the one after the greatest."""
+
+    first: Offsets
+    next: Offsets
+
+
+def places(positions: Offsets | None) -> dict[Place, int]:
+    """The position of each place; other sources than Kafka are left out."""
+    found = kafka_positions(positions or {})
+    return {(source_id, topic, str(partition)): position for source_id, topic, partition, position in found}
+
+
+def furthest(*sets: Offsets | None) -> Offsets:
+    """The greatest position of each partition in any of ``sets``."""
+    found: Offsets = {}
+    for positions in sets:
+        for (source_id, topic, partition), position in places(positions).items():
+            partitions = found.setdefault(source_id, {}).setdefault(topic, {})
+            partitions[partition] = max(position, partitions.get(partition, 0))
+    return found
+
+
+def left_out(start: Offsets, stored: Offsets | None) -> list[str]:
+    """
+    The texts for the partitions in which a batch starts after what is stored: rows between the two may be missing.
+
+    If nothing is stored of a partition, all its rows before the batch may be missing.
+    """
+    known = places(stored)
+    return [
+        f"{topic}-{partition} starts at {position}, stored is {known.get((source_id, topic, partition), 'nothing')}"
+        for (source_id, topic, partition), position in sorted(places(start).items())
+        if position > known.get((source_id, topic, partition), 0)
+    ]
+
+
+def below(first: Offsets, stored: Offsets | None) -> bool:
+    """Whether the first row of any partition is below what is stored, so that rows must be dropped."""
+    known = places(stored)
+    return any(position < known.get(place, 0) for place, position in places(first).items())
+
+
+# From here on, a float may stand for several whole numbers, while jsonb returns all digits.
+_FLOATS_ARE_WHOLE = 2.0**53
+
+
+def decode_exactly(text: str) -> Any:
+    """
+    Decode a JSON text.
+
+    :raises ValueError: if it is not JSON, or cannot be held exactly.
+    """
+    try:
+        value = _DECODER.decode(text)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    # jsonb holds neither a NUL nor half a surrogate pair (UnicodeEncodeError). Only escapes can bring them in.
+    if "\\u" in text and b"\\u0000" in json.dumps(value, ensure_ascii=False).encode():
+        raise ValueError("a NUL cannot be held")
+    return value
+
+
+def same_json(a: Any, b: Any) -> bool:
+    """Whether both are one JSON value: the order of keys does not count, 1 and 1.0 are the same, 1 and true are not."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same_json(value, b[key]) for key, value in a.items())
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(same_json, a, b))
+    return isinstance(a, bool) == isinstance(b, bool) and bool(a == b)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key is repeated")
+    return found
+
+
+def _exact_float(text: str) -> float:
+    value = float(text)
+    if not abs(value) < _FLOATS_ARE_WHOLE or Decimal(repr(value)) != Decimal(text):
+        raise ValueError("a number would be rounded")
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_keys, parse_float=_exact_float, parse_constant=_no_constant)

@@ -16,9 +16,9 @@ from support.token_server import serving
 
 from pgonce import Login, tokens
 from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.postgres import tokens as ours
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
-from pgonce.offsets_store.tokens import google
 
 ACCOUNT = "streamer@shop.iam.gserviceaccount.com"
 LOGIN = Login("10.0.0.3", 5432, "streamer@shop.iam", "shop")
@@ -70,9 +70,9 @@ def server(key, tmp_path, monkeypatch):
 
     with serving({("POST", "/token"): answer}) as found:
         _account(key, found.url, tmp_path, monkeypatch)
-        google._credentials.cache_clear()
+        ours._google_credentials.cache_clear()
         yield found
-    google._credentials.cache_clear()
+    ours._google_credentials.cache_clear()
 
 
 def _account(key, url, tmp_path, monkeypatch) -> None:

@@ -15,9 +15,9 @@ from support.token_server import serving
 
 from pgonce import Login, tokens
 from pgonce.offsets_store.errors import ConfigurationError, ConnectError
+from pgonce.offsets_store.postgres import tokens as ours
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
-from pgonce.offsets_store.tokens import aws_rds
 
 KEY_ID, KEY, SESSION = "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY", "session/token+with=signs"
 HOST = "orders.abc123.eu-west-1.rds.amazonaws.com"
@@ -32,9 +32,9 @@ def _credentials(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    aws_rds._client.cache_clear()
+    ours._aws_client.cache_clear()
     yield
-    aws_rds._client.cache_clear()
+    ours._aws_client.cache_clear()
 
 
 def signature(host: str, port: int, region: str, query: list[tuple[str, str]], secret: str) -> str:
@@ -124,7 +124,7 @@ def test_the_region_of_another_name_comes_from_the_environment(monkeypatch):
     monkeypatch.setenv("AWS_DEFAULT_REGION", "sa-east-1")
     checked(tokens.aws_rds(login), login, "sa-east-1")
     monkeypatch.delenv("AWS_DEFAULT_REGION")
-    aws_rds._client.cache_clear()
+    ours._aws_client.cache_clear()
     with pytest.raises(ConfigurationError, match="PASSWORD_SOURCE_MISSING.*AWS_REGION"):
         tokens.aws_rds(login)
 

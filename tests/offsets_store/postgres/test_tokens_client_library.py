@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.offsets_store.tokens.client_library import client_library, quiet
+from pgonce.offsets_store.postgres.tokens import client_library, quiet
 
 
 def test_a_library_that_is_not_installed_is_an_error_that_says_which_extra():

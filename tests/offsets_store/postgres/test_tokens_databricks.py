@@ -12,7 +12,7 @@ from support.token_server import serving
 
 from pgonce import Login, tokens
 from pgonce.offsets_store.errors import ConfigurationError
-from pgonce.offsets_store.tokens import databricks
+from pgonce.offsets_store.postgres import tokens as ours
 
 CLIENT, SECRET = "0b6f-client", "zq7secret"
 UID = "11111111-2222-3333-4444-555555555555"
@@ -83,17 +83,17 @@ def server(monkeypatch, tmp_path):
         ("POST", "/api/2.0/postgres/credentials"): authorized(credential_of_endpoint),
     }
     with serving(routes) as found:
-        for name in ("DATABRICKS_TOKEN", "DATABRICKS_CONFIG_PROFILE", databricks.INSTANCE, databricks.ENDPOINT):
+        for name in ("DATABRICKS_TOKEN", "DATABRICKS_CONFIG_PROFILE", ours.LAKEBASE_INSTANCE, ours.LAKEBASE_ENDPOINT):
             monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("DATABRICKS_CONFIG_FILE", str(tmp_path / "none"))
         monkeypatch.setenv("DATABRICKS_HOST", found.url)
         monkeypatch.setenv("DATABRICKS_CLIENT_ID", CLIENT)
         monkeypatch.setenv("DATABRICKS_CLIENT_SECRET", SECRET)
-        databricks._workspace.cache_clear()
-        databricks._name_of.cache_clear()
+        ours._lakebase_workspace.cache_clear()
+        ours._lakebase_name.cache_clear()
         yield found
-    databricks._workspace.cache_clear()
-    databricks._name_of.cache_clear()
+    ours._lakebase_workspace.cache_clear()
+    ours._lakebase_name.cache_clear()
 
 
 @pytest.mark.parametrize("host", [HOST, HOST.replace("instance-", "instance-ro-")])
@@ -122,9 +122,9 @@ def test_the_instance_or_the_endpoint_may_be_named(server, monkeypatch):
     """Where the host does not tell, the environment does."""
     with pytest.raises(ConfigurationError, match="PASSWORD_SOURCE_MISSING.*PGONCE_LAKEBASE_INSTANCE"):
         tokens.databricks(of_host("ep-cool-name.database.us-east-1.cloud.databricks.com"))
-    monkeypatch.setenv(databricks.INSTANCE, "another")
+    monkeypatch.setenv(ours.LAKEBASE_INSTANCE, "another")
     assert tokens.databricks(of_host("db.internal")) == "zq7token for another 0"
-    monkeypatch.setenv(databricks.ENDPOINT, ENDPOINT)
+    monkeypatch.setenv(ours.LAKEBASE_ENDPOINT, ENDPOINT)
     assert tokens.databricks(of_host("db.internal")) == f"zq7token for {ENDPOINT} 1"
 
 

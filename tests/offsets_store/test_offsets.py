@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgonce.offsets_store.offsets.compare import (
+from pgonce.offsets_store.offsets import (
     CurrentOffset,
     as_current,
     goes_back,

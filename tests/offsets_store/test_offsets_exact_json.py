@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pgonce.offsets_store.offsets.compare import parse_offset
-from pgonce.offsets_store.offsets.exact_json import decode_exactly, same_json
+from pgonce.offsets_store.offsets import decode_exactly, parse_offset, same_json
 
 
 class TestExactness:
