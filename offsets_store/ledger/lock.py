@@ -26,8 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
-from ..verdict.facts import Batch, Ledger, Recorded
-from ..verdict.rivals import rivals_of
+from ..verdict.facts import Batch, Ledger, Recorded, rivals_of
 from .migrations import refuse_too_new
 from .tables import LEAST_READER, batches, interventions, replays, runs, writers
 from .writers import as_recorded, as_writer, neighbours_in_tx, replaced_query_in_tx

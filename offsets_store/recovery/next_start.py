@@ -20,9 +20,8 @@ from uuid import uuid4
 
 from ..offsets import Offsets, Span
 from ..verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
-from ..verdict.facts import Batch, Ledger, Remedies, Writer
+from ..verdict.facts import Batch, Ledger, Remedies, Writer, rivals_of, what_speaks_against
 from ..verdict.refused_batch import refusal
-from ..verdict.rivals import rivals_of, what_speaks_against
 from .stopped_query import NO_QUERY_ID, CheckpointFacts, SinkFacts, side_log_number
 
 # Equal to no recorded text: the entry of this batch is still to be written.

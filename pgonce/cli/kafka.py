@@ -16,10 +16,10 @@ from typing import Annotated
 import typer
 
 from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, PgonceError, bad_option
-from pgonce.offsets_store.export_group import Exported, export_group
 from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.translate import passes
+from pgonce.offsets_store.recovery.export_group import Exported, export_group
 
 from .output import print_error, print_json, print_lines
 from .terms import Json, Query, Sink, Url, errors_as_text

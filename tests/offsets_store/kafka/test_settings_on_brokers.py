@@ -18,10 +18,10 @@ from typer.testing import CliRunner
 
 from pgonce.cli.main import app
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group import export_group
 from pgonce.offsets_store.kafka.broker import ends_of, partitions_of, topic_ids
 from pgonce.offsets_store.kafka.groups import group_offsets, has_members, move_group
 from pgonce.offsets_store.kafka.settings import brokers
+from pgonce.offsets_store.recovery.export_group import export_group
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.sink.identity.planned_batch import with_topic_ids
 

@@ -1,7 +1,7 @@
 """
 What the preflight finds out on a real server, and what it leaves there.
 
-Covers: offsets_store.preflight.answers, offsets_store.preflight.server, offsets_store.preflight.role,
+Covers: offsets_store.preflight.answers, offsets_store.preflight.check, offsets_store.preflight.role,
 offsets_store.preflight.transactions.
 """
 
@@ -16,8 +16,7 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
 from pgonce.offsets_store.preflight import transactions
 from pgonce.offsets_store.preflight.answers import Answer, Holds, Question
-from pgonce.offsets_store.preflight.check import check_server
-from pgonce.offsets_store.preflight.server import product
+from pgonce.offsets_store.preflight.check import check_server, product
 
 # What a server of the tests may lack: it never loses power, and nobody follows it.
 _OF_TESTS = {"disk", "standbys"}

@@ -19,8 +19,8 @@ from support.patience import PATIENCE_SECONDS
 
 from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group import export_group
 from pgonce.offsets_store.kafka.settings import Brokers
+from pgonce.offsets_store.recovery.export_group import export_group
 
 pytestmark = pytest.mark.kafka
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 from support.batches import make_batch, make_writer
 
+from pgonce.offsets_store.verdict.facts import rivals_of, what_speaks_against
 from pgonce.offsets_store.verdict.reads import Reads, are_apart, reads_of, recorded_reads, together
-from pgonce.offsets_store.verdict.rivals import rivals_of, what_speaks_against
 
 FILES = {"0": {"logOffset": 0}}
 RATE = {"0": {"offset": 3, "timestamp": 3000}}

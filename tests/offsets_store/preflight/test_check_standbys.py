@@ -14,8 +14,7 @@ from support.patience import PATIENCE_SECONDS
 from support.two_servers import two_servers
 
 from pgonce.offsets_store.preflight.answers import Holds
-from pgonce.offsets_store.preflight.check import check_server
-from pgonce.offsets_store.preflight.server import demanded_standbys
+from pgonce.offsets_store.preflight.check import check_server, demanded_standbys
 
 
 @pytest.mark.parametrize(

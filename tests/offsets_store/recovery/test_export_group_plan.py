@@ -7,7 +7,8 @@ from datetime import datetime, timezone
 import pytest
 
 from pgonce.offsets_store.errors import OffsetsError
-from pgonce.offsets_store.export_group import (
+from pgonce.offsets_store.kafka.groups import GroupOffset
+from pgonce.offsets_store.recovery.export_group import (
     Move,
     beyond_the_log,
     ends_to_export,
@@ -16,7 +17,6 @@ from pgonce.offsets_store.export_group import (
     not_ours,
     strangers,
 )
-from pgonce.offsets_store.kafka.groups import GroupOffset
 from pgonce.offsets_store.status.stored import StoredWriter
 
 OURS = mark_of("q1")

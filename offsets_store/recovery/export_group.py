@@ -12,14 +12,14 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .errors import UNCHANGED, OffsetsError
-from .kafka.broker import TopicPartition
-from .kafka.groups import GroupOffset, group_in_use, group_offsets, has_members, log_ends, move_group
-from .kafka.settings import Brokers
-from .ledger.session import reading
-from .status.ends import held_by_all, living_writers
-from .status.read_stored import writers_of
-from .status.stored import StoredWriter
+from ..errors import UNCHANGED, OffsetsError
+from ..kafka.broker import TopicPartition
+from ..kafka.groups import GroupOffset, group_in_use, group_offsets, has_members, log_ends, move_group
+from ..kafka.settings import Brokers
+from ..ledger.session import reading
+from ..status.ends import held_by_all, living_writers
+from ..status.read_stored import writers_of
+from ..status.stored import StoredWriter
 
 
 @dataclass(frozen=True)
