@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame
 
 from pgonce.offsets_store.errors import CommitError
 
-from ..identity.server_session import is_connect
+from ..identity.from_server import is_connect
 from ..spool import Spool
 
 # A smaller batch has arrived in whole before any of it is written.

@@ -22,9 +22,8 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from ..border import called_by_spark
 from ..changes.reader import reader_of
 from ..encoding.encoded_types import encoded_columns
-from ..identity.from_server import as_long_as_planned, batch_from_server
+from ..identity.from_server import ServerSession, as_long_as_planned, batch_from_server, is_connect
 from ..identity.planned_batch import with_topic_ids
-from ..identity.server_session import ServerSession, is_connect
 from ..options.definitions import WriterOptions
 from ..options.option import Way
 from ..options.position_columns import PositionColumns, positions_of, written_type

@@ -2,39 +2,49 @@
 Write one batch: gather, lock, fit, write, put bad rows aside.
 
 Runs in the commit, inside the transaction that records the batch. Invariant: a row is written to its table, or counted
-as skipped or changed in another way, or put aside as a dead letter; all of its effects are in this transaction.
+as skipped or changed in another way, or put aside as a dead letter; all of its effects are in this transaction. A row
+of an unknown route goes into none of the tables; it stops the batch, or is counted with the batch, or is put aside. A
+row that could not be encoded becomes a dead letter of the table that its route chooses; if its route is not known, one
+of the sink.
 
 A batch for one table need not be gathered before the lock: its rows may be copied straight into the table.
 Where rows choose among several tables, all are gathered first (:mod:`~pgonce.sink.writing.routes`), those of no table
-are dealt with (:mod:`~pgonce.sink.writing.unrouted`), and the tables are locked in the order of their oids. Then the
-tables are written in the order in which the user lists them (:mod:`~pgonce.sink.writing.write_table`), so that rows can
-refer to those of a table before theirs.
+are dealt with, and the tables are locked in the order of their oids. Then the tables are written in the order in which
+the user lists them (:mod:`~pgonce.sink.writing.write_table`), so that rows can refer to those of a table before theirs.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+import json
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import psycopg
+from psycopg import sql
 from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.work import NamedSink, Work
+from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.verdict.facts import Batch
 
-from ..options.destination import Destination
+from ..encoding.encoded_types import EncodedColumn
+from ..encoding.unfit_rows import UnfitRow
+from ..options.destination import DeadLetters, Destination
 from ..options.routes import Routes
-from .bad_rows.bounds import none_fits, too_many
-from .bad_rows.letters import COUNTED
+from .bad_rows.bounds import none_fits, of_one, too_many
+from .bad_rows.letters import COUNTED, Letters
+from .bad_rows.recorded_destination import recorded
 from .by_key.apply import WRITTEN
 from .by_key.keys import refuse_actions_between
+from .empty_table import StartOver
 from .gathered import Gathering
 from .routes import (
+    RowsByRoute,
     gather_by_route_in_tx,
     listed_tables,
     lock_due_in_tx,
@@ -44,10 +54,13 @@ from .routes import (
 )
 from .rows import Rows
 from .savepoints import whole_or_failed
-from .start_over import StartOver
 from .table.table_name import ResolvedName, resolve_table
-from .unrouted import DROPPED, settle_unrouted_in_tx
 from .write_table import RowsForTable, TableOutcome, write_table_in_tx
+
+_DROPPED = "unrouted"
+"""The count of rows with unknown routes that are left out."""
+_NAMED_IN_ERROR = 5
+_LONGEST_VALUE = 100
 
 
 def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) -> Work:
@@ -149,7 +162,7 @@ def _gather_and_lock_in_tx(
     gathered = gather_by_route_in_tx(connection, rows, routes)
     found = found or listed_tables(connection, routes)
     listed = {route.value: table for route, table in zip(routes, found, strict=True)}
-    counts = settle_unrouted_in_tx(connection, routes, listed, rows, gathered, batch)
+    counts = _settle_unrouted_in_tx(connection, routes, listed, rows, gathered, batch)
     due = gathered.due(routes)
     notes = lock_due_in_tx(connection, due, listed, rows.columns)
     parts = rows_by_table(connection, due, listed, rows, gathered)
@@ -170,7 +183,7 @@ def _refuse_bad_batch(where: Destination | Routes, outcomes: Sequence[TableOutco
     most = max(each.most for each in settings if each is not None)
     if aside > most:
         raise too_many(name, most, why)
-    fit = sum(one.rows for one in outcomes) + counts.get(DROPPED, 0)
+    fit = sum(one.rows for one in outcomes) + counts.get(_DROPPED, 0)
     if not fit and aside > max(1, sum(one.too_early for one in outcomes)):
         raise none_fits(name, why)
 
@@ -197,3 +210,102 @@ def _published(
         notes,
         how | {one.table.qualified_name: one.written_as for one in lasting},
     )
+
+
+def _settle_unrouted_in_tx(
+    connection: psycopg.Connection,
+    routes: Routes,
+    listed: Mapping[str, ResolvedName],
+    rows: Rows,
+    gathered: RowsByRoute,
+    batch: Batch | None,
+) -> Counter[str]:
+    """
+    Do with such rows what the user wants, and return their number as the batch's ``counts`` name it.
+
+    :param batch: whose rows they are; without one, nothing is put aside.
+    :raises TargetError: ROUTE_UNKNOWN, TOO_MANY_DEAD_LETTERS.
+    """
+    counts = Counter(_settle_unknown_in_tx(connection, routes, rows, gathered, batch))
+    unfit = rows.unfit()
+    if batch is not None and routes.dead_letters is not None and unfit:
+        _put_unfit_aside_in_tx(connection, routes, routes.dead_letters, listed, unfit, rows.columns, batch)
+        counts[COUNTED] += len(unfit)
+    return counts
+
+
+def _settle_unknown_in_tx(
+    connection: psycopg.Connection, routes: Routes, rows: Rows, gathered: RowsByRoute, batch: Batch | None
+) -> dict[str, int]:
+    known = {route.value for route in routes}
+    unknown = {value: number for value, number in gathered.counts.items() if value not in known}
+    if not unknown:
+        return {}
+    total = sum(unknown.values())
+    if routes.unknown == "drop":
+        return {_DROPPED: total}
+    letters = routes.dead_letters
+    if routes.unknown == "refuse" or letters is None or batch is None:
+        raise _unknown_routes(routes, unknown, "")
+    if total > letters.most:
+        raise _unknown_routes(
+            routes, unknown, f" That is more than maxDeadLetters={letters.most} of a batch may be put aside."
+        )
+    # Such a row has no table, and so nothing says how it was to be written.
+    aside = Letters(letters, batch, routes.sink_name, {})
+    why = routes.column, "ROUTE_UNKNOWN", f"The value of {routes.column} is none of those in tables."
+    aside.write_all_in_tx(connection, gathered.of(*unknown), why, rows.columns, rows.positions)
+    return {COUNTED: total}
+
+
+def _unknown_routes(routes: Routes, unknown: dict[str | None, int], why: str) -> TargetError:
+    most = sorted(unknown.items(), key=lambda item: (-item[1], str(item[0])))
+    named = ", ".join(f"{_shortened(value)} ({number} rows)" for value, number in most[:_NAMED_IN_ERROR])
+    more = f" and {len(most) - _NAMED_IN_ERROR} more" if len(most) > _NAMED_IN_ERROR else ""
+    return TargetError(
+        "ROUTE_UNKNOWN",
+        f"Rows have values of {routes.column!r} that are not in tables: {named}{more}.{why}",
+        NOTHING,
+        "Add the value to tables, or filter the rows out in Spark. Or set unknownRoutes=drop, and they are left out "
+        "and counted; or unknownRoutes=deadLetters with deadLetters, and they are put aside.",
+    )
+
+
+def _shortened(value: str | None) -> str:
+    if value is None:
+        return "null"
+    return repr(value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}...")
+
+
+def _put_unfit_aside_in_tx(
+    connection: psycopg.Connection,
+    routes: Routes,
+    settings: DeadLetters,
+    listed: Mapping[str, ResolvedName],
+    unfit: Sequence[UnfitRow],
+    columns: Sequence[EncodedColumn],
+    batch: Batch,
+) -> None:
+    """Write the rows that could not be encoded into the tables of dead letters."""
+    if len(unfit) > settings.most:
+        raise too_many(f"the tables of {routes.sink_name}", settings.most, of_one(unfit[0]))
+    by_value: dict[str | None, list[UnfitRow]] = defaultdict(list)
+    for row in unfit:
+        by_value[_route_of(row, routes.column)].append(row)
+    for route in routes:
+        table, found = listed[route.value], by_value.pop(route.value, [])
+        named = sql.Identifier(table.schema, table.name).as_string(None)
+        where = replace(route.destination, table=named, dead_letters=None)
+        how = recorded(where, route.written(columns), table.oid)
+        letters = Letters(route.destination.dead_letters or settings, batch, table.qualified_name, how)
+        letters.write_unfit_in_tx(connection, found)
+    for found in by_value.values():
+        Letters(settings, batch, routes.sink_name, {}).write_unfit_in_tx(connection, found)
+
+
+def _route_of(row: UnfitRow, column: str) -> str | None:
+    """The route of a row, as a text; None for null, and for a text that cannot be read."""
+    value = json.loads(row.row_data).get(column)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value) if isinstance(value, (str, int)) else None

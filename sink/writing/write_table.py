@@ -34,14 +34,13 @@ from .by_key.keys import Written, plan_upsert
 from .by_key.statements import insert_statement
 from .by_key.upsert import upsert_in_tx
 from .checked_table import ColumnPlan, not_durable, target_for
+from .empty_table import StartOver, replace_all_in_tx
 from .evolution.too_narrow import written_to_wider
 from .fitting.fit import Fit
 from .gathered import GatheredRows, Gathering, copy_rows
 from .rows import Rows
 from .savepoints import RELEASE, SAVEPOINT, fail_in_tx, whole_or_failed
-from .start_over import StartOver
 from .table.catalogue import TargetTable
-from .table.empty_table import replace_all_in_tx
 from .table.lock import unsafe_partition
 from .table.table_name import ResolvedName
 

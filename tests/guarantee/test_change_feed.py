@@ -1,7 +1,7 @@
 """
 A copy that follows the change feed of another table ends as that table, whatever comes again.
 
-Covers: sink.changes.debezium, sink.changes.change_types, sink.writing.by_key.apply.
+Covers: sink.changes.reader, sink.changes.change_types, sink.writing.by_key.apply.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 One suite over every way in: whatever happens to a query, the table is its source, and the ledger its checkpoint.
 
 Covers: sink.data_source.spark_interface, sink.foreach_batch.batch_writer,
-sink.foreach_batch.transactional_batch, sink.identity.from_running_query, sink.identity.from_memory.
+sink.foreach_batch.transactional_batch, sink.identity.from_running_query, sink.identity.from_running_query.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Asynchronous progress tracking over Spark Connect: what is exactly-once there, and what is refused.
 
-Covers: sink.identity.from_server, sink.identity.from_memory.
+Covers: sink.identity.from_server, sink.identity.from_running_query.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 What a foreachBatch function over Spark Connect refuses, because its rows and its entry might not belong together.
 
-Covers: sink.identity.from_server, sink.identity.server_session.
+Covers: sink.identity.from_server, sink.identity.from_server.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from support.query_runs import assert_refused, finish
 from support.ways_in import WAYS, Sink
 
 from pgonce.sink.errors import SparkError
-from pgonce.sink.identity import server_session
-from pgonce.sink.identity.server_session import ServerSession
+from pgonce.sink.identity import from_server
+from pgonce.sink.identity.from_server import ServerSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -169,9 +169,9 @@ def test_a_folder_that_other_machines_may_write_to(sink, inbox, connect, observe
 def test_a_worker_serves_one_run_for_its_whole_life(checkpoint, inbox, connect, monkeypatch):
     """After a restart the server lists another run of the same query: a worker of the first run never takes it."""
     # What a worker finds when it unpickles the function. The store is one where no claim would keep it back.
-    monkeypatch.setattr(server_session, "_session_of_this_worker", lambda: connect)
-    monkeypatch.setattr(server_session, "end_with_server", lambda: None)
-    monkeypatch.setattr(server_session, "_runs", {})
+    monkeypatch.setattr(from_server, "_session_of_this_worker", lambda: connect)
+    monkeypatch.setattr(from_server, "end_with_server", lambda: None)
+    monkeypatch.setattr(from_server, "_runs", {})
     worker, frame = ServerSession("hdfs://name-node/checkpoint"), connect.range(1)
 
     def start():
@@ -188,10 +188,10 @@ def test_a_worker_serves_one_run_for_its_whole_life(checkpoint, inbox, connect, 
     with pytest.raises(SparkError, match=rf"\[QUERY_NOT_RUNNING\].*as run {first.runId} \(any more\)"):
         worker.run_of(of_query, frame)
     # A worker that began with this run.
-    monkeypatch.setattr(server_session, "_runs", {})
+    monkeypatch.setattr(from_server, "_runs", {})
     assert worker.run_of(of_query, frame) == (second.runId, "orders")
     # One that has written batches of another query, whose checkpoint was here.
-    monkeypatch.setattr(server_session, "_runs", {"another": "run"})
+    monkeypatch.setattr(from_server, "_runs", {"another": "run"})
     with pytest.raises(SparkError, match=r"\[QUERY_NOT_RUNNING\].*has written batches of query another"):
         worker.run_of(of_query, frame)
     second.stop()

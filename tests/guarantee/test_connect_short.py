@@ -1,7 +1,7 @@
 """
 By one way in of each kind, a restart over Spark Connect: what test_connect_conformance.py does with all of them.
 
-Covers: sink.identity.from_server, sink.identity.server_session, sink.foreach_batch.arriving_batches.
+Covers: sink.identity.from_server, sink.identity.from_server, sink.foreach_batch.arriving_batches.
 """
 
 from __future__ import annotations

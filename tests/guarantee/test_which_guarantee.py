@@ -3,7 +3,7 @@ Every query has the guarantee that docs/guarantees.md promises. Each row of its 
 
 ``PGONCE_GUARANTEE_SEED`` chooses one query of each row; ``PGONCE_GUARANTEE=all`` runs them all.
 
-Covers: sink.identity.from_memory.
+Covers: sink.identity.from_running_query.
 """
 
 from __future__ import annotations

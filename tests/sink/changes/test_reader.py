@@ -1,7 +1,7 @@
 """
 What changes look like before they are encoded: one image a row, and whether it deletes.
 
-Covers: sink.changes.change_types, sink.changes.debezium.
+Covers: sink.changes.change_types, sink.changes.reader.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 One batch into several tables, without Spark: each row in the table that its value chooses, or no row anywhere.
 
-Covers: sink.writing.unrouted.
+Covers: sink.writing.write_batch.
 """
 
 from __future__ import annotations

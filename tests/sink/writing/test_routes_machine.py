@@ -7,7 +7,7 @@ transports, the statement before which a session is ended, and what people do wi
 the replay of letters and Postgres are real. ``PGONCE_MODEL_EXAMPLES=2000 pytest
 tests/sink/writing/test_routes_machine.py`` runs longer.
 
-Covers: sink.writing.routes, sink.writing.unrouted, sink.dead_letters.replay.
+Covers: sink.writing.routes, sink.writing.write_batch, sink.dead_letters.replay.
 """
 
 from __future__ import annotations

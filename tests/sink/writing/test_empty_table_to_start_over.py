@@ -1,7 +1,7 @@
 """
 A query that starts over: its batch 0 replaces the table's rows in one transaction, once, or is refused.
 
-Covers: offsets_store.ledger.writers, sink.writing.start_over.
+Covers: offsets_store.ledger.writers, sink.writing.empty_table.
 """
 
 from __future__ import annotations

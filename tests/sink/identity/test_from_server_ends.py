@@ -9,7 +9,7 @@ import time
 from safety_net import is_alive
 
 _WORKER = (
-    "import sys, time; from pgonce.sink.identity.server_session import end_with_server; "
+    "import sys, time; from pgonce.sink.identity.from_server import end_with_server; "
     "end_with_server(); print(flush=True); time.sleep(600)"
 )
 _SERVER = (

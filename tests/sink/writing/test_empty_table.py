@@ -1,7 +1,7 @@
 """
 If a batch replaces all rows, no old row stays silently with the new ones.
 
-Covers: sink.writing.table.empty_table.
+Covers: sink.writing.empty_table.
 """
 
 from __future__ import annotations

@@ -1,0 +1,176 @@
+"""
+Delete all rows of a table before others replace them: those of a batch, or those of a query that starts over.
+
+Runs in the commit, after the table is locked (and, to start over, after the rows of batch 0 are gathered). Invariant:
+if a trigger keeps rows, or no policy lets this role delete them, the batch is refused, so that old rows never stay with
+the new ones. To start over, rows are deleted only if one query alone feeds the table, which is the one that the user
+has named, and only if nothing but the table's own rows is deleted with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import psycopg
+from psycopg import sql
+
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.ledger.writers import lock_feeders_in_tx
+from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
+
+from .by_key.tombstone_sets import forget_in_tx
+from .by_key.tombstones import lock_tombstones_in_tx
+from .table.catalogue import TargetTable
+from .table.lock import turn_of_replacing
+from .table.table_name import QualifiedName
+
+
+class _Kept(Enum):
+    """Why rows are still there after all were deleted."""
+
+    BY_A_TRIGGER = "a trigger BEFORE DELETE has kept rows, which would stay with the new ones"
+    BY_EITHER = "a trigger BEFORE DELETE, or row-level security, has kept rows that this role sees with the new ones"
+    BY_POLICIES = (
+        "row-level security has no policy by which this role deletes rows, so all would stay with the new ones"
+    )
+
+
+def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> None:
+    """
+    Delete all rows of a table that gets others.
+
+    :raises TargetError: TRIGGER_CHANGED_ROWS, ROWS_NOT_WRITTEN.
+    """
+    # Transactions that replace all rows take turns: if two ran at once, neither would see and delete the other's rows.
+    connection.execute(sql.SQL("SELECT {}").format(turn_of_replacing(oid)))
+    _, kept = _delete_all_in_tx(connection, table, oid)
+    if kept is None:
+        return
+    what = f"All rows of {table.qualified_name} are to be replaced, but {kept.value}."
+    if kept in (_Kept.BY_A_TRIGGER, _Kept.BY_EITHER):
+        remedy = "Let triggers delete rows, or write with mode=append or mode=upsert, or to another table."
+        raise TargetError("TRIGGER_CHANGED_ROWS", what, NOTHING, remedy)
+    remedy = "Give the role a policy FOR DELETE (or FOR ALL) by which it deletes the rows that it replaces."
+    raise TargetError("ROWS_NOT_WRITTEN", what, NOTHING, remedy)
+
+
+def _delete_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid: int) -> tuple[int, _Kept | None]:
+    """How many rows were deleted, and what kept others from it, if anything did."""
+    rows = sql.Identifier(table.schema, table.name)
+    cursor = connection.cursor()
+    # Not TRUNCATE: it locks readers out, and older snapshots would see the table empty. In one round trip with the
+    # question, whose statements stand under our search_path.
+    delete = sql.SQL("DELETE FROM {}").format(rows)
+    question = search_path.under_ours(sql.SQL(_WHAT_KEEPS_ROWS).format(oid=oid))
+    cursor.execute(sql.SQL("; ").join([delete, question]), prepare=False)
+    deleted = cursor.rowcount
+    for _ in range(1 + ANSWERS_BEFORE):
+        cursor.nextset()
+    has_trigger, has_no_policy, has_policies = cursor.fetchone() or (False, False, False)
+    if has_no_policy:
+        return deleted, _Kept.BY_POLICIES
+    if has_trigger and connection.execute(sql.SQL("SELECT FROM {} LIMIT 1").format(rows)).rowcount:
+        return deleted, _Kept.BY_EITHER if has_policies else _Kept.BY_A_TRIGGER
+    return deleted, None
+
+
+_ALL_OF_IT = """
+WITH RECURSIVE part AS (
+    SELECT {oid}::oid AS oid
+    UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN part AS p ON p.oid = i.inhparent
+)
+"""
+"""The oids of a table and of all that a statement about it reaches."""
+
+# A row trigger (1) before (2) a delete (8). With policies, a role deletes the rows that they show it: its tenant's, for
+# example. Without one, it deletes nothing. With both, rows that it still sees may have been kept by the trigger, and
+# nothing tells them from those that it may only read.
+_WHAT_KEEPS_ROWS = f"""{_ALL_OF_IT}
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_trigger AS t JOIN part AS p ON p.oid = t.tgrelid
+    WHERE NOT t.tgisinternal AND t.tgenabled <> 'D' AND t.tgtype & 11 = 11
+), row_security_active({{oid}}) AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_policy AS y
+    WHERE y.polrelid = {{oid}} AND y.polpermissive AND y.polcmd IN ('*', 'd')
+    AND (0 = ANY (y.polroles) OR EXISTS (SELECT FROM unnest(y.polroles) AS r WHERE pg_has_role(r, 'USAGE')))
+), row_security_active({{oid}})
+"""
+
+
+@dataclass
+class StartOver:
+    """The rows of query ``replaces`` for this sink give way to those of a new query; ``deleted`` counts them."""
+
+    replaces: str
+    sink_name: str
+    deleted: int = 0
+
+    def empty_in_tx(self, connection: psycopg.Connection, table: TargetTable) -> None:
+        """
+        Delete the table's rows, under the locks of all that feed it.
+
+        :raises TargetError: START_OVER_REFUSED.
+        """
+        named = (self.replaces, self.sink_name)
+        feeders = lock_feeders_in_tx(connection, {table.qualified_name: table.oid}, or_gone=named)
+        reason = _fed_by_others(feeders, *named) or _unfit_to_start_over(connection, table)
+        if reason:
+            raise _not_over(table, reason)
+        _forget_deletes(connection, table)
+        self.deleted, kept = _delete_all_in_tx(connection, table, table.oid)
+        if kept is not None:
+            raise _not_over(table, kept.value)
+
+
+def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name: str) -> str:
+    others = [feeder for feeder in feeders if feeder != (query_id, sink_name)]
+    if len(others) == len(feeders):
+        return f"the ledger does not know that query {query_id} has written to it"
+    beside = ", ".join(f"query {query} (sink {sink!r})" for query, sink in others)
+    return beside and f"it is also fed by {beside}, whose rows would be deleted, and would not come again"
+
+
+def _unfit_to_start_over(connection: psycopg.Connection, table: TargetTable) -> str:
+    if table.row_security:
+        return "row-level security hides rows from this role, and those would stay with the new ones"
+    isolation, children = _asked(connection, sql.SQL(_UNFIT_TO_START_OVER).format(oid=sql.Literal(table.oid)))
+    if isolation != "read committed":
+        return f"the isolation level is {isolation}, at which rows that were committed meanwhile are not seen"
+    what = "delete or change the rows of other tables when its own are deleted"
+    return f"foreign keys point at it that {what} ({children})" if children else ""
+
+
+def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
+    """Tombstones go with the rows: they would keep out older rows, and a new query begins with those."""
+    lock_tombstones_in_tx(connection, table)
+    root = forget_in_tx(connection, table)
+    if root is not None:
+        raise _not_over(table, f"deletes from it are remembered together with those from all partitions of {root}")
+
+
+def _asked(connection: psycopg.Connection, statement: sql.Composable) -> tuple[object, ...]:
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, statement)
+    return cursor.fetchone() or (None, None)
+
+
+def _not_over(table: TargetTable, reason: str) -> TargetError:
+    return TargetError(
+        "START_OVER_REFUSED",
+        f"startOver=truncate would delete all rows of {table.qualified_name}, but {reason}.",
+        NOTHING,
+        "Remove the cause. Or fill another table, and exchange both with `pgonce swap`. Or empty the table yourself, "
+        "and take the old query out of the way with `pgonce forget`.",
+    )
+
+
+# What points from the table to itself goes with it anyway. NO ACTION and RESTRICT are left to Postgres.
+_UNFIT_TO_START_OVER = f"""{_ALL_OF_IT}
+SELECT current_setting('transaction_isolation'),
+       (SELECT string_agg(DISTINCT f.conrelid::regclass || '.' || quote_ident(f.conname), ', ')
+        FROM pg_catalog.pg_constraint AS f JOIN part AS p ON p.oid = f.confrelid
+        WHERE f.contype = 'f' AND f.confdeltype IN ('c', 'n', 'd') AND f.conrelid NOT IN (SELECT oid FROM part))
+"""
