@@ -16,15 +16,8 @@ from datetime import datetime, timedelta
 
 import psycopg
 
-from pgonce.offsets_store.errors import (
-    UNCHANGED,
-    RecoveryError,
-    TargetError,
-)
-from pgonce.offsets_store.postgres.refused_rows import (
-    add_note,
-    target_error,
-)
+from pgonce.offsets_store.errors import UNCHANGED, RecoveryError, TargetError
+from pgonce.offsets_store.postgres.refused_rows import add_note, target_error
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 
 from ..options.definitions import BY_KEY

@@ -24,20 +24,10 @@ from ..options.definitions import BY_KEY, DEAD_LETTERS
 from ..options.destination import DeadLetters, Destination
 from ..options.routes import Routes
 from .bad_rows.letters import checked_letters_table
-from .by_key.keys import (
-    Upsert,
-    plan_upsert,
-    refuse_actions_between,
-)
+from .by_key.keys import Upsert, plan_upsert, refuse_actions_between
 from .checked_table import ColumnPlan, check_table, plan_columns, refuse_nested_keys
-from .evolution.alter import (
-    refuse_what_stands_in_the_way,
-)
-from .evolution.new_columns import (
-    as_altered,
-    changes_for,
-    without_extra,
-)
+from .evolution.alter import refuse_what_stands_in_the_way
+from .evolution.new_columns import as_altered, changes_for, without_extra
 from .routes import listed_tables
 from .table.catalogue import TargetTable, look_up_table
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema

@@ -40,20 +40,9 @@ from .deciding_changes import (
     refuse_unread_in_tx,
     wanted_changes,
 )
-from .keys import (
-    ComparedUpsert,
-    Upsert,
-    Written,
-    execute_joined,
-)
+from .keys import ComparedUpsert, Upsert, Written, execute_joined
 from .tombstone_sets import Tombstones, tombstones_in_tx
-from .tombstones import (
-    is_traceable,
-    lock_tombstones_in_tx,
-    pass_over_in_tx,
-    refuse_unordered,
-    refuse_untraceable,
-)
+from .tombstones import is_traceable, lock_tombstones_in_tx, pass_over_in_tx, refuse_unordered, refuse_untraceable
 from .trigger_outcome import TriggerOutcome
 from .upsert import compare_in_tx, doubled_key, null_keys
 from .write_changes import (

@@ -22,21 +22,10 @@ from psycopg import sql
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Changes
 from ..checked_table import ColumnPlan
-from ..fitting.fit import (
-    Fit,
-    Fitting,
-)
+from ..fitting.fit import Fit, Fitting
 from ..table.catalogue import TargetColumn, TargetTable
-from .keys import (
-    ComparedUpsert,
-)
-from .statements import (
-    key_order,
-    not_older,
-    unread_columns,
-    value_as_assigned,
-    value_if_read,
-)
+from .keys import ComparedUpsert
+from .statements import key_order, not_older, unread_columns, value_as_assigned, value_if_read
 
 DELETED = sql.Identifier("pgonce: deleted")
 NEW = sql.Identifier("pgonce: new")

@@ -14,22 +14,12 @@ import logging
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import (
-    NOTHING,
-    TargetError,
-)
+from pgonce.offsets_store.errors import NOTHING, TargetError
 
-from ...options.destination import (
-    OPERATION,
-)
-from ..bad_row import (
-    BadRow,
-    RowsRefusedError,
-)
+from ...options.destination import OPERATION
+from ..bad_row import BadRow, RowsRefusedError
 from .change_table import DELETED, NEW, ORDER, ChangeTable
-from .keys import (
-    execute_joined,
-)
+from .keys import execute_joined
 
 _log = logging.getLogger("pgonce")
 

@@ -29,28 +29,15 @@ import psycopg
 from psycopg import sql
 from typing_extensions import LiteralString
 
-from pgonce.offsets_store.errors import (
-    NOTHING,
-    TargetError,
-)
-from pgonce.offsets_store.postgres import (
-    search_path,
-)
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres import search_path
 
 from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by, unique_columns
-from ..checked_table import (
-    ColumnPlan,
-)
-from ..gathered import (
-    GatheredRows,
-)
+from ..checked_table import ColumnPlan
+from ..gathered import GatheredRows
 from ..savepoints import BACK
 from .keys import ComparedUpsert, Upsert, Written, delete_action, deletes_act_on_itself
-from .statements import (
-    that_write,
-    value_as_assigned,
-    value_of,
-)
+from .statements import that_write, value_as_assigned, value_of
 from .upsert import compare_in_tx
 
 _counter = itertools.count()

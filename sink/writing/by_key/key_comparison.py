@@ -15,10 +15,7 @@ from typing import NamedTuple
 from psycopg import sql
 
 from ..table.catalogue import TargetTable
-from .keys import (
-    Comparison,
-    Upsert,
-)
+from .keys import Comparison, Upsert
 
 
 class ComparedColumn(NamedTuple):

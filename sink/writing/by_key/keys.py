@@ -15,35 +15,16 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import (
-    NOTHING,
-    TargetError,
-)
-from pgonce.offsets_store.postgres.settings import (
-    LocalSettings,
-)
+from pgonce.offsets_store.errors import NOTHING, TargetError
+from pgonce.offsets_store.postgres.settings import LocalSettings
 
-from ...encoding.encoded_types import (
-    EncodedColumn,
-)
+from ...encoding.encoded_types import EncodedColumn
 from ...options.definitions import BY_KEY
-from ...options.destination import (
-    Changes,
-    Destination,
-    Existing,
-)
+from ...options.destination import Changes, Destination, Existing
 from ...options.position_columns import PositionColumns
-from ..checked_table import (
-    ColumnPlan,
-    nested_key,
-)
-from ..fitting.fit import (
-    Fit,
-    Fitting,
-)
-from ..table.catalogue import (
-    TargetTable,
-)
+from ..checked_table import ColumnPlan, nested_key
+from ..fitting.fit import Fit, Fitting
+from ..table.catalogue import TargetTable
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,11 @@ from collections.abc import Iterable, Sequence
 
 from psycopg import sql
 
-from ...encoding.encoded_types import (
-    EncodedColumn,
-)
-from ...options.destination import (
-    Changes,
-)
-from ..checked_table import (
-    ColumnPlan,
-)
-from ..table.catalogue import (
-    TargetTable,
-)
-from .keys import (
-    ComparedUpsert,
-    Upsert,
-)
+from ...encoding.encoded_types import EncodedColumn
+from ...options.destination import Changes
+from ..checked_table import ColumnPlan
+from ..table.catalogue import TargetTable
+from .keys import ComparedUpsert, Upsert
 
 
 def insert_statement(

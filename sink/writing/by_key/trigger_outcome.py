@@ -14,9 +14,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
 
 from .change_table import DELETED, ChangeTable
-from .keys import (
-    execute_joined,
-)
+from .keys import execute_joined
 
 # Bits 0 and 1 of tgtype: FOR EACH ROW, BEFORE.
 _HAS_ROW_TRIGGERS = sql.SQL("""

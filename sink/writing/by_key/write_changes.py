@@ -17,39 +17,16 @@ from collections.abc import MutableMapping
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.errors import (
-    NOTHING,
-    TargetError,
-)
+from pgonce.offsets_store.errors import NOTHING, TargetError
 
-from ...options.destination import (
-    Changes,
-)
+from ...options.destination import Changes
 from ..savepoints import RELEASE
-from ..table.catalogue import (
-    TargetTable,
-)
-from .change_table import (
-    DELETED,
-    NEW,
-    ChangeTable,
-)
-from .deciding_changes import (
-    create_deciding,
-)
-from .keys import (
-    Upsert,
-    execute_joined,
-)
-from .tombstones import (
-    remember_in_tx,
-)
-from .upsert import (
-    is_large,
-    may_merge,
-    merged,
-    write_by_key_in_tx,
-)
+from ..table.catalogue import TargetTable
+from .change_table import DELETED, NEW, ChangeTable
+from .deciding_changes import create_deciding
+from .keys import Upsert, execute_joined
+from .tombstones import remember_in_tx
+from .upsert import is_large, may_merge, merged, write_by_key_in_tx
 
 _SOFT_TYPES = {
     "boolean": "true",

@@ -19,24 +19,15 @@ from dataclasses import replace
 import psycopg
 from psycopg import sql
 
-from pgonce.offsets_store.postgres import (
-    search_path,
-)
+from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.lock_watch import WHO, HeldByOthersError
 
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Destination
-from ..table.catalogue import (
-    TargetTable,
-)
+from ..table.catalogue import TargetTable
 from ..table.lock import lock_table
 from ..table.table_name import ResolvedName
-from .new_columns import (
-    Change,
-    alter_statement,
-    changes_for,
-    not_altered,
-)
+from .new_columns import Change, alter_statement, changes_for, not_altered
 
 _log = logging.getLogger("pgonce")
 

@@ -22,13 +22,8 @@ from ..bad_row import may_be_a_rows
 from ..gathered import Gathering
 from ..savepoints import whole_or_failed
 from ..table.catalogue import TargetColumn, TargetTable, look_up_table
-from .alter import (
-    refuse_what_stands_in_the_way,
-)
-from .new_columns import (
-    changes_for,
-    is_limited,
-)
+from .alter import refuse_what_stands_in_the_way
+from .new_columns import changes_for, is_limited
 
 _BEFORE = "SAVEPOINT pgonce_narrow"
 _KEEP = "RELEASE SAVEPOINT pgonce_narrow"

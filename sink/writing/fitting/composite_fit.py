@@ -14,14 +14,7 @@ from psycopg import sql
 from pyspark.sql import types as t
 
 from ...encoding.encoded_types import EncodedColumn, VariantType, encoded_column
-from .fit import (
-    Attribute,
-    Expression,
-    Fit,
-    Fitting,
-    UserType,
-    refused,
-)
+from .fit import Attribute, Expression, Fit, Fitting, UserType, refused
 
 FitPart = Callable[[EncodedColumn, Attribute], Fitting]
 

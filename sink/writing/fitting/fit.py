@@ -19,9 +19,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from pgonce.offsets_store.postgres import (
-    search_path,
-)
+from pgonce.offsets_store.postgres import search_path
 
 if TYPE_CHECKING:
     # The commands look at a table without pyspark, which this one imports.

@@ -13,19 +13,9 @@ from typing import Protocol
 from psycopg import sql
 from pyspark.sql import types as t
 
-from ...encoding.encoded_types import (
-    EncodedColumn,
-)
+from ...encoding.encoded_types import EncodedColumn
 from .composite_fit import fit_composite
-from .fit import (
-    Attribute,
-    Fit,
-    Fitting,
-    UserType,
-    fit,
-    refused,
-    rounds_its_text,
-)
+from .fit import Attribute, Fit, Fitting, UserType, fit, refused, rounds_its_text
 
 _NUMBERS = frozenset({"int2[]", "int4[]", "int8[]", "numeric[]"})
 _TEXTS = (t.StringType, t.CharType, t.VarcharType)

@@ -21,14 +21,7 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 
 from ...options.destination import Destination
-from .catalogue import (
-    UNSAFE_PARTITION,
-    TargetTable,
-    look_up_statements,
-    look_up_table,
-    looked_up,
-    with_user_types,
-)
+from .catalogue import UNSAFE_PARTITION, TargetTable, look_up_statements, look_up_table, looked_up, with_user_types
 from .table_name import ResolvedName, resolve_table
 
 # Ordinary and partitioned tables. All else is refused, and some of it cannot be locked.
