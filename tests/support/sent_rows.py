@@ -25,23 +25,25 @@ _batch_ids = itertools.count()
 
 def publish(where, transport, struct, rows, mode="append", keys=(), order_by=None, *, table="events", **options):
     """Publish rows into a table: of the database that a URL names, or in the transaction of a connection."""
-    if isinstance(where, str):
-        with psycopg.connect(where) as connection:
-            return publish(connection, transport, struct, rows, mode, keys, order_by, table=table, **options)
     into = destination(table, mode, tuple(keys), order_by, **options)
-    given = sent(where.info.dsn, transport, struct, rows)
-    return write_batch_in_tx(where, into, given, batch=make_batch())
+    if not isinstance(where, str):
+        return write_batch_in_tx(where, into, sent(where.info.dsn, transport, struct, rows), batch=make_batch())
+    given = sent(where, transport, struct, rows)
+    with psycopg.connect(where) as connection:
+        return write_batch_in_tx(connection, into, given, batch=make_batch())
 
 
 def sent(url, transport, struct, rows):
-    """The rows as the commit gets them; tuples in the order of the struct's columns."""
+    """The rows as the commit gets them; tuples in the order of the struct's columns. Staged ones have dead company."""
     half = {"inline": len(rows), "staged": 0, "both": len(rows) // 2}[transport]
     columns = encoded_columns(struct)
     staged = None
     if half < len(rows):
         table = StagingTable("query", "events", "run", next(_batch_ids))
-        encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
-        stage_rows(url, table, columns, [encoder.encode(arrow_rows(struct, rows[half:]))])
+        # Of attempt 2, which died, nothing was promised.
+        attempts = ((2, rows[half : half + 1]), (3, rows[half:]))
+        bodies = [CopyEncoder(struct, extra={ATTEMPT_COLUMN: n}).encode(arrow_rows(struct, of)) for n, of in attempts]
+        stage_rows(url, table, columns, bodies)
         staged = StagedRows(table, ((3, len(rows) - half),))
     bodies = [CopyEncoder(struct).encode(arrow_rows(struct, rows[:half]))] if half else []
     return given_rows(columns, len(rows), lambda: iter(bodies), staged)

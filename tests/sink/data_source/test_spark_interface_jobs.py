@@ -19,7 +19,6 @@ from pgonce.sink.staging.table import sweep_jobs
 
 pytestmark = pytest.mark.spark
 
-INLINE = {}
 STAGED = {"inlineBytes": 0}
 
 
@@ -44,7 +43,7 @@ def staged(admin):
     return admin.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone()[0]
 
 
-@pytest.mark.parametrize(("options", "transport"), [(INLINE, "inline"), (STAGED, "staged")])
+@pytest.mark.parametrize(("options", "transport"), [({}, "inline"), (STAGED, "staged")])
 def test_a_job_is_published_once(options, transport, spark, admin, url):
     """The second run with its key is skipped and counted, even with other rows; another key is another job."""
     save(frame(spark), url, **options)
@@ -57,12 +56,11 @@ def test_a_job_is_published_once(options, transport, spark, admin, url):
     assert admin.execute("SELECT count(*) FROM pgonce.writers").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("options", [INLINE, STAGED])
-def test_overwrite_replaces_all_rows_at_once(options, spark, admin, observer, url):
+def test_overwrite_replaces_all_rows_at_once(spark, admin, observer, url):
     """A reader sees the old rows or the new ones meanwhile, and never an empty table."""
     save(frame(spark), url)
     with meanwhile(lambda: observer.execute("SELECT count(*) FROM events").fetchone()[0]) as seen:
-        save(frame(spark, 3), url, "tuesday", "overwrite", **options)
+        save(frame(spark, 3), url, "tuesday", "overwrite", **STAGED)
     assert ids(admin) == [0, 1, 2]
     assert set(seen) <= {ROWS, 3}
 
@@ -92,11 +90,10 @@ def test_upsert(spark, admin, url):
     assert found == [(0, "n0"), *((n, "newer") for n in range(1, 5))]
 
 
-@pytest.mark.parametrize(("options", "transport"), [(INLINE, "inline"), (STAGED, "staged")])
-def test_changes_are_applied(options, transport, spark, admin, url):
+def test_changes_are_applied(spark, admin, url):
     """Rows are written and deleted as each says, once for each key; older changes of a later job do not come back."""
     admin.execute("ALTER TABLE events ADD PRIMARY KEY (id), ADD seq bigint")
-    how = {"MODE": "apply", "deleteWhen": "gone", "orderBy": "seq", "onlyNewer": "true", **options}
+    how = {"MODE": "apply", "deleteWhen": "gone", "orderBy": "seq", "onlyNewer": "true", **STAGED}
     changes = spark.range(0, ROWS, 1, 2).selectExpr("id", "concat('n', id) AS name", "id AS seq", "id % 4 = 0 AS gone")
     again = changes.selectExpr("id", "'late' AS name", "seq - 1 AS seq", "false AS gone")
     save(changes.union(again), url, **how)
@@ -106,7 +103,7 @@ def test_changes_are_applied(options, transport, spark, admin, url):
     assert admin.execute("SELECT DISTINCT name FROM events WHERE name = 'late'").fetchall() == []
     save(again, url, "tuesday", **how)
     assert ids(admin) == left
-    assert jobs(admin) == [("monday", 2 * ROWS, transport, 1), ("tuesday", ROWS, transport, 0)]
+    assert jobs(admin) == [("monday", 2 * ROWS, "staged", 1), ("tuesday", ROWS, "staged", 0)]
     counts = [found for (found,) in admin.execute("SELECT counts FROM pgonce.batch_jobs ORDER BY committed_at")]
     assert [{stage: count for stage, count in found.items() if count} for found in counts] == [
         {"written": 30, "not_found": 10, "superseded": ROWS},
@@ -115,14 +112,13 @@ def test_changes_are_applied(options, transport, spark, admin, url):
     assert staged(admin) == 0
 
 
-@pytest.mark.parametrize("options", [INLINE, STAGED])
-def test_a_hash_does_not_depend_on_order_or_partitions(options, spark, admin, url):
-    """The same rows, split otherwise, are a retry; other rows under the same key are refused."""
-    save(frame(spark), url, batchHash="true", **options)
+def test_a_hash_does_not_depend_on_order_or_partitions(spark, admin, url):
+    """The same rows, split and sent otherwise, are a retry; other rows under the same key are refused."""
+    save(frame(spark), url, batchHash="true", **STAGED)
     save(frame(spark).orderBy("id", ascending=False).repartition(3), url, batchHash="true")
     assert jobs(admin)[0][3] == 1
     with pytest.raises(PySparkException, match=r"BATCH_CHANGED.*40 rows"):
-        save(frame(spark, ROWS - 1), url, batchHash="true", **options)
+        save(frame(spark, ROWS - 1), url, batchHash="true", **STAGED)
     assert ids(admin) == list(range(ROWS))
     assert staged(admin) == 0
 
@@ -150,23 +146,22 @@ def test_a_missing_table_is_refused_before_a_row_has_moved(spark, url):
         save(frame(spark), url)
 
 
-@pytest.mark.parametrize("mode", ["error", "errorifexists", "ignore"])
-def test_other_save_modes_are_refused_by_spark(mode, spark, admin, url):
+def test_other_save_modes_are_refused_by_spark(spark, admin, url):
     """Spark knows two modes for a Python data source; its default is not among them."""
-    with pytest.raises(AnalysisException, match='UNSUPPORTED_DATA_SOURCE_SAVE_MODE.*"Append" or "Overwrite"'):
-        save(frame(spark), url, mode=mode)
+    for mode in ("error", "ignore"):
+        with pytest.raises(AnalysisException, match='UNSUPPORTED_DATA_SOURCE_SAVE_MODE.*"Append" or "Overwrite"'):
+            save(frame(spark), url, mode=mode)
 
 
-@pytest.mark.parametrize("options", [INLINE, STAGED])
-def test_a_task_that_fails_leaves_nothing(options, spark, admin, url):
+def test_a_task_that_fails_leaves_nothing(spark, admin, url):
     """The key is free, and what was staged is dropped, at the latest by the sweep after a later job of the sink."""
     broken = frame(spark).selectExpr("id", "CASE WHEN id = 39 THEN name || char(0) ELSE name END AS name")
     with pytest.raises(PySparkException, match="NUL_IN_TEXT"):
-        save(broken, url, **options)
+        save(broken, url, **STAGED)
     assert ids(admin) == []
     # A task that Spark has given up may still stage its rows, and nobody waits for it.
     assert wait_until(lambda: is_swept(url, admin))
-    save(frame(spark), url, **options)
+    save(frame(spark), url, **STAGED)
     assert ids(admin) == list(range(ROWS))
     assert staged(admin) == 0
 

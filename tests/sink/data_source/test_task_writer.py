@@ -30,12 +30,18 @@ def encoded_size(spark, folder):
 
 
 @pytest.mark.parametrize(
-    ("past_the_border", "receiver", "transport"),
-    [(-1, "off", "inline"), (0, "off", "inline"), (1, "off", "staged"), (0, "auto", "inline"), (1, "auto", "received")],
+    ("past_the_border", "receiver", "batch_rows", "transport"),
+    [
+        (0, "off", 10_000, "inline"),
+        (1, "off", 10_000, "staged"),
+        (0, "off", 7, "inline"),
+        (1, "off", 7, "staged"),
+        (0, "auto", 7, "inline"),
+        (1, "auto", 7, "received"),
+    ],
 )
-@pytest.mark.parametrize("batch_rows", [10_000, 7])
 def test_rows_travel_another_way_just_where_they_no_longer_fit(
-    past_the_border, receiver, transport, batch_rows, spark, url, observer, source, checkpoint
+    past_the_border, receiver, batch_rows, transport, spark, url, observer, source, checkpoint
 ):
     """One byte decides, whether the rows come in one Arrow batch or in many; all of them arrive either way."""
     inline_bytes = encoded_size(spark, source) - past_the_border

@@ -45,24 +45,21 @@ def admin(url, admin):
     return admin
 
 
-@pytest.mark.parametrize("data_type", VALUES, ids=lambda data_type: data_type.simpleString())
-def test_values_come_back(url, admin, data_type):
+def test_values_come_back(url, admin):
     """What Postgres made JSON of is read as the same value of the same type; null stays null."""
-    kept = encoded_column("value", data_type)
-    admin.execute(f"CREATE TABLE events (id int, value {kept.postgres_type})".encode())
-    admin.execute(f"CREATE TABLE given (id int, value {kept.postgres_type})".encode())
-    struct = t.StructType([t.StructField("id", t.IntegerType()), t.StructField("value", data_type)])
-    for number, text in enumerate([*VALUES[data_type], None]):
-        admin.execute("INSERT INTO given VALUES (%s, %s)", [number, text])
-        row = admin.execute("SELECT to_jsonb(given)::text FROM given WHERE id = %s", [number]).fetchone()[0]
-        put_aside(admin, {}, destination("public.events"), struct, row_data=row)
-    replayed(url)
-    others = (
-        "SELECT id, g.value::text, e.value::text FROM given AS g LEFT JOIN events AS e USING (id) "
-        "WHERE g.value::text IS DISTINCT FROM e.value::text"
-    )
-    assert admin.execute(others).fetchall() == []
-    assert admin.execute("SELECT count(*) FROM events").fetchone() == (len(VALUES[data_type]) + 1,)
+    for data_type, texts in VALUES.items():
+        column = encoded_column("value", data_type).postgres_type
+        admin.execute("DROP TABLE IF EXISTS events, given")
+        admin.execute(f"CREATE TABLE events (id int, value {column}); CREATE TABLE given (LIKE events)".encode())
+        struct = t.StructType([t.StructField("id", t.IntegerType()), t.StructField("value", data_type)])
+        for number, text in enumerate([*texts, None]):
+            admin.execute("INSERT INTO given VALUES (%s, %s)", [number, text], prepare=False)
+            row = admin.execute("SELECT to_jsonb(given)::text FROM given WHERE id = %s", [number]).fetchone()[0]
+            put_aside(admin, {}, destination("public.events"), struct, row_data=row)
+        replayed(url)
+        query = "SELECT id, value::text FROM {} ORDER BY id"
+        given, found = (admin.execute(query.format(table).encode()).fetchall() for table in ("given", "events"))
+        assert (data_type, found) == (data_type, given)
 
 
 def test_bytes_may_be_base64(url, admin):
@@ -74,30 +71,36 @@ def test_bytes_may_be_base64(url, admin):
     assert admin.execute("SELECT value FROM events").fetchall() == [(b"\x00\xff",)]
 
 
-@pytest.mark.parametrize(
-    ("data_type", "value", "says"),
-    [
-        (t.StringType(), {"base64": "AA=="}, "still an object"),
-        (t.StringType(), [1], "still an object"),
-        (t.StringType(), ..., "is missing"),
-        (t.LongType(), "seven", 'invalid input syntax for type bigint: "seven"'),
-        (t.LongType(), 1.5, "cannot be read as int8"),
-        (t.LongType(), {"base64": "AA=="}, "still an object"),
-        (t.DateType(), "2026-02-30", "out of range"),
-        (t.BinaryType(), {"base64": "AA==", "more": 1}, "still an object"),
-        (t.BinaryType(), {"base64": "?"}, "cannot be read as bytea"),
-        (t.ArrayType(t.StringType()), ["a", {"base64": "AA=="}], "still an object"),
-        (t.ArrayType(t.LongType()), 5, "cannot be read as int8[]"),
-        (t.StructType([t.StructField("a", t.StringType())]), {"base64": "AA=="}, "still an object"),
-        (t.MapType(t.StringType(), t.StringType()), {"base64": "AA=="}, "still an object"),
-        (t.MapType(t.StringType(), t.StringType()), {"json": '{"a": "\\u0000"}'}, "still an object"),
-        (t.MapType(t.StringType(), t.StringType()), {"arrow": "AA=="}, "still an object"),
-        (t.BinaryType(), {"arrow": "AA=="}, "still an object"),
-    ],
+UNMENDED = (
+    (t.StringType(), {"base64": "AA=="}, "still an object"),
+    (t.StringType(), [1], "still an object"),
+    (t.StringType(), ..., "is missing"),
+    (t.LongType(), "seven", 'invalid input syntax for type bigint: "seven"'),
+    (t.LongType(), 1.5, "cannot be read as int8"),
+    (t.LongType(), {"base64": "AA=="}, "still an object"),
+    (t.DateType(), "2026-02-30", "out of range"),
+    (t.BinaryType(), {"base64": "AA==", "more": 1}, "still an object"),
+    (t.BinaryType(), {"base64": "?"}, "cannot be read as bytea"),
+    (t.ArrayType(t.StringType()), ["a", {"base64": "AA=="}], "still an object"),
+    (t.ArrayType(t.LongType()), 5, "cannot be read as int8[]"),
+    (t.StructType([t.StructField("a", t.StringType())]), {"base64": "AA=="}, "still an object"),
+    (t.MapType(t.StringType(), t.StringType()), {"base64": "AA=="}, "still an object"),
+    (t.MapType(t.StringType(), t.StringType()), {"json": '{"a": "\\u0000"}'}, "still an object"),
+    (t.MapType(t.StringType(), t.StringType()), {"arrow": "AA=="}, "still an object"),
+    (t.BinaryType(), {"arrow": "AA=="}, "still an object"),
 )
-def test_a_value_that_nobody_mended(url, admin, data_type, value, says):
+
+
+def test_a_value_that_nobody_mended(url, admin):
     """The error names the letter and the column, and the statement in it mends the value."""
     admin.execute('CREATE TABLE events (id bigint, "it\'s" text)')
+    for data_type, value, says in UNMENDED:
+        refused_until_mended(url, admin, data_type, value, says)
+        admin.execute("DELETE FROM pgonce.dead_letters")
+
+
+def refused_until_mended(url, admin, data_type, value, says):
+    """Put a bad value aside after a good row, try to replay both, and run the statement of the error."""
     struct = t.StructType([t.StructField("id", t.LongType()), t.StructField("it's", data_type)])
     put_aside(admin, {"id": 1, "it's": None}, destination("public.events"), struct)
     bad = put_aside(admin, {"id": 2, **({} if value is ... else {"it's": value})}, destination("public.events"), struct)

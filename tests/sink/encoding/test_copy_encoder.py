@@ -54,7 +54,7 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 
 @pytest.fixture
 def connection(url: str) -> Iterator[psycopg.Connection]:
-    """A connection whose transactions are never committed."""
+    """A connection whose rows are never committed."""
     with psycopg.connect(url, options=PLAIN) as connection:
         yield connection
         connection.rollback()
@@ -66,11 +66,11 @@ def frame(data_type: t.DataType) -> t.StructType:
 
 
 def copied(connection: psycopg.Connection, table_type: str, body: bytes, reading: str = "c") -> list[Any]:
-    """Copy encoded rows of one column into a fresh table and read them back in order."""
+    """Copy encoded rows of one column into an empty table, which stays, and read them back in order."""
     connection.rollback()
-    connection.execute(
-        sql.SQL("CREATE TEMP TABLE t (n bigint GENERATED ALWAYS AS IDENTITY, c {})").format(sql.SQL(table_type))
-    )
+    create = "CREATE TEMP TABLE IF NOT EXISTS t (n bigint GENERATED ALWAYS AS IDENTITY, c {})"
+    connection.execute(sql.SQL(create).format(sql.SQL(table_type)))
+    connection.commit()
     with connection.cursor().copy("COPY t (c) FROM STDIN (FORMAT binary)") as copy:
         copy.write(HEADER + body + TRAILER)
     query = sql.SQL("SELECT {} FROM t ORDER BY n").format(sql.SQL(reading))

@@ -27,7 +27,7 @@ OLD_INTERVAL = (2**31 - 1) * 3_600_000_000
 
 @pytest.fixture
 def connection(url: str) -> Iterator[psycopg.Connection]:
-    """A connection whose transactions are never committed."""
+    """A connection whose rows are never committed."""
     with psycopg.connect(url) as connection:
         yield connection
         connection.rollback()
@@ -45,17 +45,20 @@ def read_back(connection: psycopg.Connection, data_type: t.DataType, array: pa.A
     struct = t.StructType([t.StructField("c", data_type)])
     encoder = CopyEncoder(struct)
     encoded = sql.SQL(encoder.columns[0].postgres_type)
-    connection.execute(sql.SQL("CREATE TEMP TABLE t (n int GENERATED ALWAYS AS IDENTITY, c {})").format(encoded))
+    create = "CREATE TEMP TABLE IF NOT EXISTS t (n int GENERATED ALWAYS AS IDENTITY, c {})"
+    connection.execute(sql.SQL(create).format(encoded))
+    connection.execute("SET extra_float_digits = 3")
+    connection.commit()
     body = encoder.encode(pa.record_batch([array], names=["c"]))
     with connection.cursor().copy("COPY t (c) FROM STDIN (FORMAT binary)") as copy:
         copy.write(HEADER + body + TRAILER)
-    connection.execute("CREATE TEMP TABLE j (n int GENERATED ALWAYS AS IDENTITY, c jsonb)")
-    for text in texts(data_type, array):
-        connection.execute("INSERT INTO j (c) VALUES (%s::jsonb)", [text])
     # Compared as text, of which there is one for each value, with all digits of floats.
-    query = "SELECT t.c::text, r.c::text FROM t JOIN j USING (n), jsonb_to_record(j.c) AS r (c {}) ORDER BY n"
-    connection.execute("SET extra_float_digits = 3")
-    return connection.execute(sql.SQL(query).format(encoded)).fetchall()
+    query = (
+        "SELECT t.c::text, r.c::text FROM (SELECT row_number() OVER (ORDER BY n) AS n, c FROM t) AS t "
+        "JOIN unnest(%s::text[]) WITH ORDINALITY AS j (c, n) USING (n), jsonb_to_record(j.c::jsonb) AS r (c {}) "
+        "ORDER BY n"
+    )
+    return connection.execute(sql.SQL(query).format(encoded), [texts(data_type, array)]).fetchall()
 
 
 def readable(connection: psycopg.Connection, name: str) -> st.SearchStrategy[Any]:

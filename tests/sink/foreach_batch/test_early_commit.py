@@ -128,8 +128,7 @@ def locked_writer(url):
         yield
 
 
-@pytest.mark.parametrize("by_position", [False, True])
-@pytest.mark.parametrize("mode", ["append", "upsert", "complete"])
+@pytest.mark.parametrize(("mode", "by_position"), [("append", True), ("upsert", False), ("complete", False)])
 def test_a_transaction_begins_before_its_rows_are_there(mode, by_position, patient, admin, url):
     """After a batch whose rows came soon, the next one has the writer's lock while its job runs, and writes nothing."""
     job, result = begun(admin, Writer(url, mode, by_position=by_position))

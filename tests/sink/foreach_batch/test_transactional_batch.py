@@ -58,8 +58,7 @@ def bench(spark, url, checkpoint, tmp_path):
     return Bench(spark, url, checkpoint, tmp_path / "inbox")
 
 
-@pytest.mark.parametrize("then", [" ON COMMIT DROP", ""])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("way", "then"), [*((way, "") for way in WAYS), ("append", " ON COMMIT DROP")])
 def test_rows_go_through_a_table_of_the_functions_own(bench, way, then, observer):
     """However they are written, and though the table may stay in the session, which the next batch gets again."""
 

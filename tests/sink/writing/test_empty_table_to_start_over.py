@@ -107,12 +107,12 @@ class TestReplaced:
         noted = "SELECT details ->> 'replaced' FROM pgonce.interventions"
         assert admin.execute(noted).fetchall() == [("6f9d-old",)]
 
-    @pytest.mark.parametrize("named", ["6f9", "9d-old", "%", "6f9_"])
-    def test_what_is_only_like_an_id_names_nobody(self, admin, url, named):
+    def test_what_is_only_like_an_id_names_nobody(self, admin, url):
         """Fewer than four characters, a part from the middle, a pattern: refused, and nothing is deleted."""
         commit(url, "6f9d-old", 0, 1)
-        assert "replaces=6f9d-old" in refused("FOREIGN", url, "new", 0, 5, over=named)
-        assert ids(admin) == [1]
+        for named in ("6f9", "9d-old", "%", "6f9_"):
+            assert "replaces=6f9d-old" in refused("FOREIGN", url, "new", 0, 5, over=named)
+            assert ids(admin) == [1]
 
     def test_a_query_that_was_forgotten_can_be_named(self, admin, url):
         """Its rows are still there, and nobody else's."""
@@ -215,8 +215,10 @@ class TestRefused:
         refused("START_OVER_REFUSED", url, "new", 0, 5, over="old", sink_name="mine")
         assert ids(admin) == [3]
 
-    @pytest.mark.parametrize("action", ["CASCADE", "SET NULL", "SET DEFAULT"])
-    @pytest.mark.parametrize("of", ["events", "its partition"])
+    @pytest.mark.parametrize(
+        ("of", "action"),
+        [("events", "CASCADE"), ("events", "SET NULL"), ("events", "SET DEFAULT"), ("its partition", "CASCADE")],
+    )
     def test_children_that_would_go_too(self, admin, url, action, of):
         """Rows of another table would be deleted or changed with those of this one."""
         admin.execute("CREATE TABLE whole (id bigint PRIMARY KEY, name text) PARTITION BY RANGE (id)")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import time
 
 import psycopg
-import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
 from support.rows import given_rows
+from support.sent_rows import arrow_rows, publish
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -35,46 +35,26 @@ STAGING = StagingTable("query", "events", "run", 7)
 TRANSPORTS = ("inline", "staged", "both")
 
 
-def arrow(rows):
-    """Rows as the Arrow batch that a task would get."""
-    columns = list(zip(*rows, strict=True)) if rows else [[], [], []]
-    types = (pa.int64(), pa.string(), pa.int32())
-    return pa.record_batch([pa.array(c, ty) for c, ty in zip(columns, types, strict=True)], names=STRUCT.names)
-
-
-def inline(rows):
-    """Rows that travelled in commit messages."""
-    return given_rows(COLUMNS, len(rows), lambda: [CopyEncoder(STRUCT).encode(arrow(rows))])
-
-
 def stage(url, rows, attempt, table=STAGING):
     """Stage rows as a task would, under this mark."""
     encoder = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt})
-    stage_rows(url, table, COLUMNS, [encoder.encode(arrow(rows))])
+    stage_rows(url, table, COLUMNS, [encoder.encode(arrow_rows(STRUCT, rows))])
 
 
-def sent(transport, url, rows):
-    """The rows on their way, by one transport or half by each."""
-    if transport == "inline":
-        return inline(rows)
-    half = len(rows) // 2 if transport == "both" else 0
-    stage(url, rows[half:], attempt=3)
-    # An attempt that died left rows too; nobody promised them.
-    stage(url, [(999, "of a dead attempt", 0)], attempt=2)
-    staged = StagedRows(STAGING, ((3, len(rows) - half),))
-    return given_rows(COLUMNS, len(rows), inline(rows[:half]).bodies if half else list, staged)
+def promised(number):
+    """Rows of which the commit messages promise this many, under mark 3 of the staging table."""
+    return given_rows(COLUMNS, number, list, StagedRows(STAGING, ((3, number),)))
 
 
-def publish(url, rows, mode="append", keys=(), order_by=None, **options):
-    """Publish in a transaction of its own."""
+def write(url, rows):
+    """Append these rows to the table."""
     with psycopg.connect(url) as connection:
-        write_batch_in_tx(connection, destination("events", mode, tuple(keys), order_by, **options), rows)
+        write_batch_in_tx(connection, destination("events"), rows)
 
 
 ROWS = [(n, f"name {n}", n * 10) for n in range(1, 7)]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize(
     "ddl",
     [
@@ -91,17 +71,18 @@ ROWS = [(n, f"name {n}", n * 10) for n in range(1, 7)]
         "CREATE TABLE high PARTITION OF events FOR VALUES FROM (4) TO (99)",
     ],
 )
-def test_every_kind_of_table_gets_the_same_rows_by_every_transport(transport, ddl, admin, url):
+def test_every_kind_of_table_gets_the_same_rows_by_every_transport(ddl, admin, url):
     """Column order, other types, capitals, identity, generated columns, domains and partitions make no difference."""
     admin.execute(ddl.encode())
-    publish(url, sent(transport, url, ROWS))
     columns = '"ID", "Name", at' if '"ID"' in ddl else "id, name, at"
-    found = admin.execute(f"SELECT {columns} FROM events ORDER BY 1".encode()).fetchall()
-    assert [(int(i), n, int(a)) for i, n, a in found] == ROWS
+    for transport in TRANSPORTS:
+        admin.execute("TRUNCATE events")
+        publish(url, transport, STRUCT, ROWS)
+        found = admin.execute(f"SELECT {columns} FROM events ORDER BY 1".encode()).fetchall()
+        assert [(int(i), n, int(a)) for i, n, a in found] == ROWS, transport
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_row_level_security_is_obeyed_by_every_transport(transport, admin, url, login):
+def test_row_level_security_is_obeyed_by_every_transport(admin, url, login):
     """COPY does not go with row-level security, so rows take the way of INSERT, and the policy decides."""
     from pgonce.offsets_store.ledger.migrations import grants, migrate
 
@@ -111,67 +92,58 @@ def test_row_level_security_is_obeyed_by_every_transport(transport, admin, url, 
     admin.execute("CREATE POLICY small ON events USING (true) WITH CHECK (id < 7)")
     for statement in (*grants(login.user), f'GRANT INSERT, SELECT ON events TO "{login.user}"'):
         admin.execute(statement.encode())
-    publish(login.url, sent(transport, login.url, ROWS))
-    assert admin.execute("SELECT count(*) FROM events").fetchone() == (6,)
-    with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
-        publish(login.url, inline([(7, "too large", 0)]))
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_upsert_replaces_by_key(transport, admin, url):
-    """Rows with a known key take its place, the others are added."""
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, at int)")
-    admin.execute("INSERT INTO events VALUES (2, 'old', 0), (9, 'other', 0)")
-    publish(url, sent(transport, url, ROWS), "upsert", ["id"])
-    assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == [*ROWS, (9, "other", 0)]
+    for times, transport in enumerate(TRANSPORTS, 1):
+        publish(login.url, transport, STRUCT, ROWS)
+        assert admin.execute("SELECT count(*) FROM events").fetchone() == (6 * times,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
+            publish(login.url, transport, STRUCT, [ROWS[0], (7, "too large", 0)])
 
 
 @pytest.mark.parametrize("transport", ["inline", "staged"])
 def test_of_doubled_keys_the_greatest_order_wins_and_of_ties_the_last(transport, admin, url):
     """The column in orderBy decides; rows that tie are taken in the order in which they came."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, at int)")
+    admin.execute("INSERT INTO events VALUES (2, 'stored', 0), (9, 'other', 0)")
     doubled = [(1, "new", 5), (1, "old", 4), (2, "first", 7), (2, "last", 7), (3, "null", None), (3, "some", 0)]
-    publish(url, sent(transport, url, doubled), "upsert", ["id"], "at")
-    assert admin.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [(1, "new"), (2, "last"), (3, "some")]
+    publish(url, transport, STRUCT, doubled, "upsert", ["id"], "at")
+    stored = admin.execute("SELECT id, name FROM events ORDER BY id").fetchall()
+    assert stored == [(1, "new"), (2, "last"), (3, "some"), (9, "other")]
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_complete_replaces_all_rows_and_readers_never_see_the_table_empty(transport, admin, url):
+def test_complete_replaces_all_rows_and_readers_never_see_the_table_empty(admin, url):
     """A reader inside the replacing transaction's life sees the old rows; after it, the new ones."""
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
-    admin.execute("INSERT INTO events VALUES (50, 'old', 0)")
-    rows = sent(transport, url, ROWS)
-    with psycopg.connect(url) as connection:
-        write_batch_in_tx(connection, destination("events", "complete", (), None), rows)
-        assert admin.execute("SELECT id FROM events").fetchall() == [(50,)]
-    assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
+    for transport in TRANSPORTS:
+        admin.execute("TRUNCATE events; INSERT INTO events VALUES (50, 'old', 0)")
+        with psycopg.connect(url) as connection:
+            publish(connection, transport, STRUCT, ROWS, "complete")
+            assert admin.execute("SELECT id FROM events").fetchall() == [(50,)]
+        assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_the_table_is_created_where_the_user_asked_for_it(transport, admin, url):
+def test_the_table_is_created_where_the_user_asked_for_it(admin, url):
     """The option createTable makes columns that fit the rows, with the keys as primary key."""
-    publish(url, sent(transport, url, ROWS), "upsert", ["id"], create_table=True)
+    publish(url, "both", STRUCT, ROWS, "upsert", ["id"], create_table=True)
     assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
     assert admin.execute(
         "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p' AND conrelid = 'events'::regclass"
     ).fetchone() == ("PRIMARY KEY (id)",)
 
 
-@pytest.mark.parametrize("name", ['app."Odd ""name""; DROP"', '"événements"', "app.plain", '"UPPER"', "pg_temp_x"])
-def test_odd_but_legal_names_work(name, admin, url):
+def test_odd_but_legal_names_work(admin, url):
     """Names are composed as identifiers: quotes, capitals, semicolons and accents are only letters."""
     admin.execute("CREATE SCHEMA app")
-    admin.execute(f"CREATE TABLE {name} (id bigint, name text, at int)".encode())
-    with psycopg.connect(url) as connection:
-        write_batch_in_tx(connection, destination(name, "append", (), None), inline(ROWS))
-    assert admin.execute(f"SELECT * FROM {name} ORDER BY id".encode()).fetchall() == ROWS
+    for name in ('app."Odd ""name""; DROP"', '"événements"', "app.plain", '"UPPER"', "pg_temp_x"):
+        admin.execute(f"CREATE TABLE {name} (id bigint, name text, at int)".encode())
+        publish(url, "inline", STRUCT, ROWS, table=name)
+        assert admin.execute(f"SELECT * FROM {name} ORDER BY id".encode()).fetchall() == ROWS
 
 
 def test_an_unqualified_name_follows_the_search_path(admin, url):
     """A table is found as SQL would find it."""
     admin.execute("CREATE SCHEMA app")
     admin.execute("CREATE TABLE app.events (id bigint, name text, at int)")
-    publish(url_with(url, options="-csearch_path=app"), inline(ROWS))
+    publish(url_with(url, options="-csearch_path=app"), "inline", STRUCT, ROWS)
     assert admin.execute("SELECT count(*) FROM app.events").fetchone() == (6,)
 
 
@@ -183,29 +155,27 @@ def test_what_fails_in_making_rows_is_no_business_of_the_server(admin, url, monk
     monkeypatch.setattr(psycopg.Copy, "finish", lambda copy, error: (heard.append(repr(error)), finish(copy, error)))
 
     def failing():
-        yield CopyEncoder(STRUCT).encode(arrow(ROWS))
+        yield CopyEncoder(STRUCT).encode(arrow_rows(STRUCT, ROWS))
         raise RuntimeError("the value 'a secret' is malformed")
 
     with pytest.raises(RuntimeError, match="a secret"):
-        publish(url, given_rows(COLUMNS, 6, failing))
+        write(url, given_rows(COLUMNS, 6, failing))
     assert len(heard) == 1
     assert "secret" not in heard[0]
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("promised", [5, 7])
-def test_staged_rows_that_are_not_those_promised_are_refused(promised, admin, url):
+def test_staged_rows_that_are_not_those_promised_are_refused(admin, url):
     """Fewer rows than promised, or more, mean that the staging table is not to be trusted."""
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
     stage(url, ROWS, attempt=3)
-    rows = given_rows(COLUMNS, promised, list, StagedRows(STAGING, ((3, promised),)))
-    with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
-        publish(url, rows)
+    for number in (5, 7):
+        with pytest.raises(PgonceError, match="STAGED_ROWS_LOST.*mark 3"):
+            write(url, promised(number))
     assert admin.execute("SELECT count(*) FROM events").fetchone() == (0,)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_rows_that_a_trigger_leaves_out_were_there_all_the_same(transport, admin, url):
+def test_rows_that_a_trigger_leaves_out_were_there_all_the_same(admin, url):
     """A trigger may leave rows out: before staged rows are called lost, they are counted where they were staged."""
     admin.execute("CREATE TABLE events (id bigint, name text, at int)")
     admin.execute(
@@ -213,8 +183,10 @@ def test_rows_that_a_trigger_leaves_out_were_there_all_the_same(transport, admin
         "'BEGIN IF NEW.id % 2 = 1 THEN RETURN NULL; END IF; RETURN NEW; END'"
     )
     admin.execute("CREATE TRIGGER no_odd BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION no_odd()")
-    publish(url, sent(transport, url, ROWS))
-    assert admin.execute("SELECT id FROM events ORDER BY 1").fetchall() == [(2,), (4,), (6,)]
+    for transport in TRANSPORTS:
+        admin.execute("TRUNCATE events")
+        publish(url, transport, STRUCT, ROWS)
+        assert admin.execute("SELECT id FROM events ORDER BY 1").fetchall() == [(2,), (4,), (6,)], transport
 
 
 def test_a_staging_table_that_is_gone_is_refused(admin, url):
@@ -224,7 +196,7 @@ def test_a_staging_table_that_is_gone_is_refused(admin, url):
     with psycopg.connect(url, autocommit=True) as connection:
         drop_staging_table(connection, STAGING.name)
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, given_rows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+        write(url, promised(6))
 
 
 def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres_server, admin):
@@ -235,7 +207,7 @@ def test_a_crash_of_postgres_between_staging_and_commit_is_noticed(url, postgres
     stage(url, ROWS, attempt=3)
     postgres_server.embedded.crash()
     with pytest.raises(PgonceError, match="STAGED_ROWS_LOST"):
-        publish(url, given_rows(COLUMNS, 6, list, StagedRows(STAGING, ((3, 6),))))
+        write(url, promised(6))
 
 
 def test_the_sweep_drops_decided_tables_and_leaves_the_others(admin, url):

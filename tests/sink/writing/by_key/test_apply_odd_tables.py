@@ -170,9 +170,8 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("triggers", ["", "UPDATE OR INSERT OR DELETE"])
-@pytest.mark.parametrize("only_newer", [False, True])
 @pytest.mark.parametrize("policy", HIDDEN)
-def test_a_write_that_row_level_security_leaves_out_is_refused(policy, only_newer, triggers, url, admin, login):
+def test_a_write_that_row_level_security_leaves_out_is_refused(policy, triggers, url, admin, login):
     """An UPDATE skips such a row without a word, and the batch would be recorded without it; with triggers, too."""
     using, what = HIDDEN[policy]
     code = "ROWS_NOT_WRITTEN|TRIGGER_CHANGED_ROWS.*or row-level security" if triggers else "ROWS_NOT_WRITTEN"
@@ -189,15 +188,17 @@ def test_a_write_that_row_level_security_leaves_out_is_refused(policy, only_newe
             "'BEGIN RETURN coalesce(NEW, OLD); END'; "
             f"CREATE TRIGGER harmless BEFORE {triggers} ON events FOR EACH ROW EXECUTE FUNCTION harmless()".encode()
         )
-    with pytest.raises(TargetError, match=code):
-        apply(login.url, (2, "new", 2, WRITE), keep_where="?", only_newer=only_newer)
-    assert stored(admin) == [(1, "mine", 1), (2, "theirs", 1)]
-    assert apply(login.url, (3, "new", 2, WRITE), keep_where="?", only_newer=only_newer) == {"written": 1}
-    if what == "FOR SELECT":
-        for deletes in ("hard", "soft:gone_at"):
-            admin.execute("ALTER TABLE events ADD IF NOT EXISTS gone_at timestamptz")
-            with pytest.raises(TargetError, match=code):
-                apply(login.url, (1, None, 2, DELETE), deletes=deletes, only_newer=only_newer)
+    for only_newer in (False, True):
+        with pytest.raises(TargetError, match=code):
+            apply(login.url, (2, "new", 2, WRITE), keep_where="?", only_newer=only_newer)
+        assert [row[:3] for row in stored(admin)] == [(1, "mine", 1), (2, "theirs", 1)]
+        assert apply(login.url, (3, "new", 2, WRITE), keep_where="?", only_newer=only_newer) == {"written": 1}
+        admin.execute("DELETE FROM events WHERE id = 3")
+        if what == "FOR SELECT":
+            for deletes in ("hard", "soft:gone_at"):
+                admin.execute("ALTER TABLE events ADD IF NOT EXISTS gone_at timestamptz")
+                with pytest.raises(TargetError, match=code):
+                    apply(login.url, (1, None, 2, DELETE), deletes=deletes, only_newer=only_newer)
 
 
 def test_whoever_swallows_an_error_cannot_commit_what_came_before_it(url, admin):

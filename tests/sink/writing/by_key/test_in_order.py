@@ -6,6 +6,8 @@ Covers: sink.writing.by_key.in_order, sink.writing.by_key.keys.
 
 from __future__ import annotations
 
+import itertools
+
 import psycopg
 import pytest
 from hypothesis import HealthCheck, given, note, settings
@@ -61,8 +63,7 @@ def events(admin):
 class TestMovedValues:
     """A value that a constraint allows once moves from one row to another."""
 
-    @pytest.mark.parametrize("transport", ["inline", "staged"])
-    @pytest.mark.parametrize("dead_letters", [None, True])
+    @pytest.mark.parametrize(("dead_letters", "transport"), [(None, "staged"), (True, "inline")])
     @pytest.mark.parametrize("mode", ["upsert", "apply"])
     def test_both_rows_are_written(self, mode, dead_letters, transport, url, admin, events):
         """The changes have an order, in which the value is free when the other row takes it."""
@@ -103,15 +104,14 @@ class TestMovedValues:
             apply(url, (1, 2, 2, WRITE), (2, 3, 1, WRITE), (5, 2, 3, WRITE), struct=UNIQUE)
         assert stored(admin) == [(1, 1, 0), (2, 2, 0)]
 
-    @pytest.mark.parametrize("dead_letters", [None, True])
-    @pytest.mark.parametrize("order", [None, "the same"])
-    def test_without_an_order_the_batch_is_refused(self, order, dead_letters, url, admin, events):
+    def test_without_an_order_the_batch_is_refused(self, url, admin, events):
         """Nobody knows which change came first, and no good row is put aside."""
         rows = [(2, 3, 1), (1, 2, 1)]
-        with pytest.raises(TargetError, match=r"UNIQUE_VALUE_MOVED.*'one_u'.*DEFERRABLE"):
-            publish(url, "inline", UPSERT, rows, "upsert", order_by=order and "seq", dead_letters=dead_letters)
-        assert stored(admin) == [(1, 1, 0), (2, 2, 0)]
-        assert letters(admin) == []
+        for order_by, dead_letters in itertools.product((None, "seq"), (None, True)):
+            with pytest.raises(TargetError, match=r"UNIQUE_VALUE_MOVED.*'one_u'.*DEFERRABLE"):
+                publish(url, "inline", UPSERT, rows, "upsert", order_by=order_by, dead_letters=dead_letters)
+            assert stored(admin) == [(1, 1, 0), (2, 2, 0)]
+            assert letters(admin) == []
 
     @pytest.mark.parametrize("order", [None, "the same"])
     def test_a_value_that_cannot_have_moved_is_put_aside(self, order, url, admin, events):
@@ -121,8 +121,7 @@ class TestMovedValues:
         assert stored(admin) == [(1, 1, 0), (2, 2, 0), (6, 6, 1), (8, 8, 1)]
         assert letters(admin) == [(5, "23505"), (7, "23505")]
 
-    @pytest.mark.parametrize("dead_letters", [None, True])
-    @pytest.mark.parametrize("order_by", [None, "seq"])
+    @pytest.mark.parametrize(("dead_letters", "order_by"), [(None, None), (True, None), (True, "seq")])
     def test_a_deferred_constraint_is_checked_in_the_end(self, order_by, dead_letters, url, admin, events):
         """So it cures what an order cures, without one."""
         admin.execute("ALTER TABLE events DROP CONSTRAINT one_u, ADD UNIQUE (u) DEFERRABLE INITIALLY DEFERRED")
@@ -201,6 +200,10 @@ CREATE TABLE items (node bigint REFERENCES nodes ON DELETE CASCADE, what text)
 """
 
 
+# For what does not depend on which action it is.
+CASCADING = pytest.mark.parametrize("action", ["CASCADE"], indirect=True)
+
+
 class TestActions:
     """Foreign keys with an action on deletes."""
 
@@ -213,10 +216,9 @@ class TestActions:
         admin.execute("UPDATE nodes SET by_others = 'kept' WHERE id = 2; INSERT INTO items VALUES (2, 'an item')")
         return request.param
 
-    @pytest.mark.parametrize("transport", ["inline", "staged"])
-    def test_a_row_that_moves_away_from_a_deleted_parent_stays(self, action, transport, url, admin):
+    def test_a_row_that_moves_away_from_a_deleted_parent_stays(self, action, url, admin):
         """With all that others have put into it, and what hangs on it."""
-        how = {"struct": NODES, "table": "nodes", "keep_where": "?", "transport": transport}
+        how = {"struct": NODES, "table": "nodes", "keep_where": "?", "transport": "both"}
         apply(url, (2, 3, "?", 4, WRITE), (1, None, None, 5, DELETE), **how)
         assert stored(admin, "nodes") == [(2, 3, "node", 4, "kept"), (3, None, "new root", 2, None)]
         assert stored(admin, "items") == [(2, "an item")]
@@ -228,20 +230,22 @@ class TestActions:
         assert stored(admin, "nodes") == [(2, 3, "node", 5, kept), (3, None, "new root", 2, None)]
         assert stored(admin, "items") == ([] if action == "CASCADE" else [(2, "an item")])
 
-    @pytest.mark.parametrize("dead_letters", [None, True])
-    def test_without_an_order_such_a_table_is_refused(self, action, dead_letters, url, admin):
+    def test_without_an_order_such_a_table_is_refused(self, action, url, admin):
         """Before the first row, and in the commit."""
-        how = {"mode": "apply", "delete_when": "gone", "dead_letters": dead_letters}
-        with pytest.raises(TargetError, match=r"DELETE_ACTION.*nodes.*orderBy is not set"):
-            look_once("query", url, destination("nodes", **how), encoded_columns(NODES))
-        with pytest.raises(TargetError, match="DELETE_ACTION"):
-            publish(url, "inline", NODES, [(2, 3, "node", 4, WRITE)], table="nodes", **how)
+        for dead_letters in (None, True):
+            how = {"mode": "apply", "delete_when": "gone", "dead_letters": dead_letters}
+            with pytest.raises(TargetError, match=r"DELETE_ACTION.*nodes.*orderBy is not set"):
+                look_once("query", url, destination("nodes", **how), encoded_columns(NODES))
+            with pytest.raises(TargetError, match="DELETE_ACTION"):
+                publish(url, "inline", NODES, [(2, 3, "node", 4, WRITE)], table="nodes", **how)
 
+    @CASCADING
     def test_a_delete_and_a_write_of_one_order_are_refused(self, action, url, admin):
         """Nothing says which of the two came first."""
         with pytest.raises(TargetError, match=r"DELETE_ACTION.*same value of orderBy"):
             apply(url, (2, 3, "node", 4, WRITE), (1, None, None, 4, DELETE), struct=NODES, table="nodes")
 
+    @CASCADING
     @pytest.mark.parametrize("deletes", ["soft:gone_at", "ignore"])
     def test_deletes_that_remove_no_row_are_no_matter(self, action, deletes, url, admin):
         """They fire no action."""
@@ -301,6 +305,7 @@ class TestActions:
         admin.execute("ALTER TABLE lines ADD FOREIGN KEY (order_id) REFERENCES orders DEFERRABLE INITIALLY DEFERRED")
         assert commit(1) == "NEW"
 
+    @CASCADING
     def test_a_child_without_its_parent_is_still_refused(self, action, url, admin):
         """In its turn."""
         with pytest.raises(ForeignKeyViolation):

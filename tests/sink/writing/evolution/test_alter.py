@@ -38,8 +38,15 @@ def columns_of(connection) -> list[str]:
     return [column.name for column in connection.execute("SELECT * FROM events LIMIT 0").description]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("to", [ADD, UPSERT, destination("events", "complete", schema_evolution="addColumns")])
+@pytest.mark.parametrize(
+    ("to", "staged"),
+    [
+        (ADD, False),
+        (ADD, True),
+        (UPSERT, False),
+        (destination("events", "complete", schema_evolution="addColumns"), True),
+    ],
+)
 def test_new_columns_come_with_the_rows_that_bring_them(admin, url, to, staged):
     """Whichever way the rows go in; the table stays the same one, and the ledger tells what was altered."""
     admin.execute(TABLE)
@@ -57,14 +64,13 @@ def test_new_columns_come_with_the_rows_that_bring_them(admin, url, to, staged):
     ]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_columns_that_only_say_what_to_do_are_not_added(admin, url, staged):
+def test_columns_that_only_say_what_to_do_are_not_added(admin, url):
     """What makes a row a delete, and what orders the changes, if the table lacks it."""
     admin.execute(TABLE)
     columns = {"id": t.LongType(), "name": t.StringType(), "gone": t.BooleanType(), "seq": t.LongType()}
     how = {"delete_when": "gone", "schema_evolution": "addColumns"}
     rows = [(1, "one", False, 1), (2, "two", False, 1), (2, "two", True, 2), (1, "uno", False, 2)]
-    commit_typed(url, 0, destination("events", "apply", ("id",), "seq", **how), columns, rows, staged=staged)
+    commit_typed(url, 0, destination("events", "apply", ("id",), "seq", **how), columns, rows)
     assert columns_of(admin) == ["id", "name"]
     assert rows_in(admin, "events") == [(1, "uno")]
 
@@ -86,16 +92,14 @@ def test_what_only_newer_compares_is_a_column_of_the_table(admin, url):
     assert rows_in(admin, "events") == [(1, 5, "five")]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-def test_columns_that_the_rows_lack_stay(admin, url, staged):
+def test_columns_that_the_rows_lack_stay(admin, url):
     """They get their default."""
     admin.execute("CREATE TABLE events (id bigint, origin text DEFAULT 'stream', gone text)")
-    commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1, "a")], staged=staged)
+    commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1, "a")])
     assert admin.execute("SELECT * FROM events").fetchall() == [(1, "stream", None, "a")]
 
 
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("mode", ["append", "upsert"])
+@pytest.mark.parametrize(("mode", "staged"), [("append", False), ("upsert", True)])
 def test_ignored_columns_are_left_out_and_said_once(admin, url, staged, mode, caplog):
     """The ledger says it once, too, however many batches there are."""
     admin.execute("CREATE TABLE events (name text, id bigint PRIMARY KEY)")

@@ -35,8 +35,9 @@ def types_of(admin) -> dict[str, str]:
     )
 
 
-@pytest.mark.parametrize("staged", [False, True])
-@pytest.mark.parametrize("to", [ADD, destination("events", "upsert", ("id",), schema_evolution="addColumns")])
+@pytest.mark.parametrize(
+    ("to", "staged"), [(ADD, False), (destination("events", "upsert", ("id",), schema_evolution="addColumns"), True)]
+)
 @pytest.mark.parametrize(
     ("row", "wider"),
     [
@@ -191,8 +192,7 @@ def test_a_column_that_the_rows_need_and_nobody_may_add_still_stops_the_batch(ad
         commit_typed(url, 0, LETTERS, COLUMNS, [FITS, (2, "longer", None, None)])
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert"])
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(("mode", "staged"), [("append", False), ("upsert", True)])
 @pytest.mark.parametrize(
     ("constraint", "bad"),
     [("REFERENCES parents", (2, "b", 9)), ("UNIQUE", (2, "b", 7))],

@@ -51,6 +51,8 @@ DAYS = [dt.date(2026, 1, day) for day in (1, 2)]
 MOMENTS = [dt.datetime(2026, 1, day, 12) for day in (1, 2)]  # noqa: DTZ001 (a wall clock is meant)
 INSTANTS = [moment.replace(tzinfo=dt.timezone.utc) for moment in MOMENTS]
 TEXTS = ["1", "a"]
+# Postgres checks this one itself, row by row.
+SHORTER = Pair(t.StringType(), TEXTS, "text", "varchar(1)", "k::varchar(1)")
 PAIRS = [
     Pair(t.BooleanType(), [True, False], "boolean", '"char"', 'k::int::text::"char"'),
     Pair(t.IntegerType(), INTEGERS, "integer", "real", "k::real"),
@@ -66,7 +68,7 @@ PAIRS = [
     Pair(t.TimestampNTZType(), MOMENTS, "timestamp", "double precision", "extract(epoch from k)"),
     Pair(t.TimestampType(), INSTANTS, "timestamptz", "timestamp", "k at time zone 'Asia/Tokyo'"),
     Pair(t.StringType(), TEXTS, "text", "bytea", "k::bytea"),
-    Pair(t.StringType(), TEXTS, "text", "varchar(1)", "k::varchar(1)"),
+    SHORTER,
     Pair(t.BinaryType(), [b"1", b"a"], "bytea", "text", "convert_from(k, 'UTF8')"),
     Pair(t.ArrayType(t.IntegerType()), [[1, 2]], "integer[]", "real[]", "k::real[]"),
 ]
@@ -153,8 +155,12 @@ def outcome(settings, work) -> str:
         return error.code
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("pair", PAIRS, ids=str)
+# Rows that are copied straight are the ones that could arrive as others; for the rest see the next test.
+@pytest.mark.parametrize(
+    ("pair", "transport"),
+    [*((pair, "copied") for pair in PAIRS), *((SHORTER, transport) for transport in TRANSPORTS[1:])],
+    ids=str,
+)
 def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, admin, url):
     """The ALTER is under way when the batch comes; the batch is refused for the new type, or its values are right."""
     create(admin, pair)
@@ -174,13 +180,8 @@ def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, a
     assert wrong_values(admin) == 0
     stored = admin.execute("SELECT count(*) FROM events").fetchone()[0]
     recorded = admin.execute("SELECT count(*) FROM pgonce.batches").fetchone()[0]
-    assert (outcomes, stored, recorded) in (
-        (["TYPE_MISMATCH"], 0, 0),
-        # Postgres checks these itself, row by row.
-        (["NEW"], len(pair.values), 1),
-    )
-    if pair.after != "varchar(1)":
-        assert outcomes == ["TYPE_MISMATCH"]
+    is_taken = pair is SHORTER and outcomes == ["NEW"]
+    assert (outcomes, stored, recorded) == ((["NEW"], len(pair.values), 1) if is_taken else (["TYPE_MISMATCH"], 0, 0))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -237,7 +238,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
+@pytest.mark.parametrize("level", ["read committed", "serializable"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change, level, admin, url):
     """What was done while the batch waited is met by this very batch, also where the role reads an old snapshot."""
@@ -295,8 +296,8 @@ def test_a_role_that_may_insert_some_columns_may_still_write_them(admin, url, lo
     assert admin.execute(b"SELECT count(*) FROM events").fetchone() == (len(INTEGERS),)
 
 
-@pytest.mark.parametrize(("sink_name", "round_trips"), [(None, 12), ("orders", 12)])
-def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy):
+@pytest.mark.parametrize("sink_name", [None, "orders"])
+def test_the_lock_costs_no_round_trip(sink_name, admin, url, proxy):
     """It travels with the question what the table is; with a name of the sink's own or without, trips are the same."""
     pair = PAIRS[1]
     create(admin, pair)
@@ -310,4 +311,4 @@ def test_the_lock_costs_no_round_trip(sink_name, round_trips, admin, url, proxy)
     proxy.before_message = lambda kind, _: messages.append(kind)
     commit_batch(settings(proxy.url), make_batch(1, start=None), work)
 
-    assert sum(kind in (b"Q", b"S") for kind in messages) == round_trips
+    assert sum(kind in (b"Q", b"S") for kind in messages) == 12
