@@ -196,10 +196,3 @@ class TestDiscard:
 def test_usage(admin, command, given):
     """What cannot be meant is refused."""
     assert command(*given).exit_code == ExitCode.USAGE
-
-
-def test_it_needs_no_spark():
-    """No command imports pyspark before it needs it: the command line starts as quickly as before."""
-    code = "import pgonce.cli.main, sys; print({'pyspark', 'pyarrow', 'pgpq'} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout == "set()\n"

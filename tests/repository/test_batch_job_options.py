@@ -27,9 +27,9 @@ def test_the_lists_are_what_the_table_of_options_says():
     assert listed(REFUSED) == streams - taken - {"kafkaOptions"}
 
 
-@pytest.mark.parametrize("option", sorted(listed(REFUSED)))
-def test_each_of_them_is_refused(option):
+def test_each_of_them_is_refused():
     """With the code that the page names."""
-    with pytest.raises(ConfigurationError) as refused:
-        parse_job_options({"table": "orders", "batchKey": "2026-11-20", option: "5"}, overwrite=False)
-    assert refused.value.code == "UNKNOWN_OPTION"
+    for option in listed(REFUSED):
+        with pytest.raises(ConfigurationError) as refused:
+            parse_job_options({"table": "orders", "batchKey": "2026-11-20", option: "5"}, overwrite=False)
+        assert refused.value.code == "UNKNOWN_OPTION", option

@@ -110,25 +110,6 @@ def test_every_error_code_is_described_once_and_every_description_has_its_error(
     assert sorted(described) == sorted(raised.codes)
 
 
-def test_codes_are_found_in_every_form_in_which_the_source_gives_them():
-    """The search above sees a text, a verdict's name, a variable, a table, a helper; and names what it cannot see."""
-    raised = RaisedCodes(
-        {
-            "a": "class Family(PgonceError): ...\n"
-            "_TABLE = {'23': ('FROM_TABLE', 'Words.')}\n"
-            "def helper(code, what): raise Family(code, what, '', '')\n"
-            "raise Family('PLAIN', '', '', '')\n"
-            "helper('BY_HELPER', '')\n"
-            "code = 'ONE_WAY' if x else 'OTHER_WAY'\n"
-            "code, remedy = _TABLE.get(sqlstate, ('DEFAULT_CODE', ''))\n",
-            "b": "raise Family(verdict.name, '', '', '')\nraise Family(pick(), '', '', '')",
-        }
-    )
-    expected = {"PLAIN", "BY_HELPER", "ONE_WAY", "OTHER_WAY", "FROM_TABLE", "DEFAULT_CODE"}
-    assert raised.codes == expected | REFUSALS
-    assert raised.not_found == ["b:2: pick()"]
-
-
 def test_every_verdict_stands_in_the_guarantees():
     """docs/guarantees.md has a row for each verdict, and for no other."""
     rows = re.findall(r"^\| `([A-Z]+)` \|", (ROOT / "docs/guarantees.md").read_text(), re.MULTILINE)
@@ -208,19 +189,6 @@ def test_examples_name_the_connector_with_which_they_are_tested():
     ]
     assert len(shown) >= 4
     assert {*shown} == {tested[1]}
-
-
-def test_the_readme_shows_every_way_in_as_python():
-    """The blocks that the test above reads are there to be read."""
-    text = "\n".join(blocks(ROOT / "README.md", "python"))
-    for name in [
-        'format("pgonce")',
-        "PostgresBatchWriter(",
-        "@transactional_batch(",
-        "OffsetsStore(",
-        "OffsetsListener(",
-    ]:
-        assert name in text
 
 
 def commands_in(document: Path) -> set[tuple[str, str]]:

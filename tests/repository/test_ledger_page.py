@@ -22,10 +22,6 @@ WHERE c.relnamespace = 'pgonce'::regnamespace AND c.relkind IN ('r', 'v', 'm', '
 ORDER BY c.relname, a.attnum
 """
 OUR_TABLES = {"tombstones", "tombstone_sets", "batch_job_aborts", "home"}
-FUNCTIONS = """
-SELECT 'pgonce.' || p.proname || '(' || pg_catalog.pg_get_function_identity_arguments(p.oid) || ')'
-FROM pg_catalog.pg_proc AS p WHERE p.pronamespace = 'pgonce'::regnamespace
-"""
 
 
 @pytest.fixture
@@ -64,20 +60,6 @@ def test_the_page_has_what_the_ledger_has(ledger):
     assert ours - columns == OUR_TABLES
 
 
-def test_the_page_has_the_function(ledger):
-    """The function stands there with its arguments."""
-    text = re.sub(r" DEFAULT ('[^']*'|NULL)", "", " ".join(PAGE.read_text().split()))
-    [(signature,)] = ledger.execute(FUNCTIONS).fetchall()
-    assert f"`{signature}`" in text
-
-
-def test_every_relation_is_for_somebody():
-    """The table that says what is for users and what for pgonce itself has each table and view."""
-    [[for_users, for_us]] = table_rows(sections(PAGE.read_text(), 2)["Reading it in SQL"])
-    assert not quoted_names(for_users) & quoted_names(for_us)
-    assert quoted_names(for_users) == described().keys() | {"wait_for"}
-
-
 def test_every_query_runs_and_is_quiet_where_nothing_is_wrong(ledger, url):
     """On a ledger whose only query has just published, no alert finds anything."""
     publish(url, 0, {"0": 1})
@@ -106,20 +88,3 @@ def test_each_alert_finds_what_it_is_for(ledger, url):
     assert [len(rows) for rows in found] == [1] * 6
     assert found[1][0][4] == 3
     assert found[2][0][3] == 7
-
-
-def test_the_alerts_are_those_of_the_page_for_running():
-    """What running.md calls worth an alert is what the queries ask for."""
-    text = " ".join((DOCS / "running.md").read_text().split())
-    [named] = re.findall(r"These are worth an alert: (.*?) \(\[dead letters\]", text)
-    assert quoted_names(named) == {
-        "updated_at",
-        "pgonce.replays_skipped",
-        "pgonce.progress.disagreement",
-        "pgonce.staged_tables",
-        "pgonce.dead_letters",
-    }
-    asked = set(re.findall(r"[\w.]+", " ".join(alerts())))
-    # The view counts the rows of a table, of which the queries ask more.
-    wanted = {"pgonce.replays", "pgonce.progress", "disagreement", "pgonce.staged_tables", "pgonce.dead_letters"}
-    assert {"pgonce.writers", "updated_at", *wanted} <= asked

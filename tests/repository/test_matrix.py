@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from matrix.combinations import NEWEST_POSTGRES, NEWEST_SPARK, POSTGRES, PYTHONS, Combination, combinations, only
+from matrix.combinations import NEWEST_SPARK, POSTGRES, PYTHONS, Combination, combinations, only
 from matrix.outcome import Outcome, kept
 from matrix.page import BEGIN, END, NOT_YET, rows, with_outcomes
 
@@ -32,18 +32,6 @@ class TestCombinations:
         assert {one.pyspark for one in run} == set(PYTHONS)
         assert {one.postgres for one in run} == set(POSTGRES)
         assert {one.python for one in run} == {python for pythons in PYTHONS.values() for python in pythons}
-
-    def test_the_ends_are_crossed(self):
-        """All three oldest together, all three newest, and PySpark's newest with Postgres's oldest and the reverse."""
-        newest = Combination(NEWEST_SPARK, NEWEST_POSTGRES, PYTHONS[NEWEST_SPARK][-1])
-        run = combinations()
-        assert {OLDEST, newest} <= set(run)
-        assert any((one.pyspark, one.postgres) == (NEWEST_SPARK, "14") for one in run)
-        assert any((one.pyspark, one.postgres) == ("3.5", NEWEST_POSTGRES) for one in run)
-
-    def test_no_python_is_asked_for_that_a_spark_does_not_have(self):
-        """Each Python is one that its PySpark says it runs on."""
-        assert [one for one in combinations() if one.python not in PYTHONS[one.pyspark]] == []
 
     def test_pieces(self):
         """ONLY names any of the three; a name or a version that is not there is refused with what there is."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pgonce.offsets_store.commit.one_transaction import WAIT_LOGGED_EVERY_SECONDS
 from pgonce.offsets_store.ledger.record import PRUNE_EVERY
-from pgonce.offsets_store.postgres.backoff import Backoff
 from pgonce.offsets_store.postgres.connect import (
     DEFAULT_MAX_CONNECTIONS,
     FREE_CONNECTION_SECONDS,
@@ -35,47 +32,32 @@ def default(name):
     return OPTIONS[name].default
 
 
-@pytest.mark.parametrize(
-    ("words", "of_the_code"),
-    [
-        ("`lockTimeout` seconds (30)", default("lock_timeout") == 30),
-        ("`retryTimeout` (120)", default("retry_timeout") == 120),
-        ("`retryTimeout` (120 s)", default("retry_timeout") == 120),
-        (
-            "with the defaults that is after two and a half minutes",
-            default("lock_timeout") + default("retry_timeout") == 150,
-        ),
-        ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
-        ("hold both for half a second", PATIENCE_SECONDS == 0.5),
-        ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
-        ("a thousand events wait", QUEUED_EVENTS == 1000),
-        ("newest 1,000 events", KEPT_A_QUERY == 1000),
-        ("pruned at every sixteenth", PRUNE_EVERY == 16),
-        ("younger than 5 seconds", QUIET_SECONDS == 5),
-        ("`recover_checkpoint` waits 15 seconds", WAIT_SECONDS == 15),
-        ("`connect_timeout` (15 s", parse_url("")["connect_timeout"] == "15"),
-        ("The pool has 64 connections at most", DEFAULT_MAX_CONNECTIONS == 64),
-        ("keeps 4 of them open", KEPT_CONNECTIONS == 4),
-        ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", FREE_CONNECTION_SECONDS == 30),
-        ("and every 30 seconds the log says", WAIT_LOGGED_EVERY_SECONDS == 30),
-        ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
-        ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
-    ],
-)
-def test_numbers_are_those_of_the_code(words, of_the_code):
+NUMBERS = [
+    ("`lockTimeout` seconds (30)", default("lock_timeout") == 30),
+    ("`retryTimeout` (120)", default("retry_timeout") == 120),
+    ("`retryTimeout` (120 s)", default("retry_timeout") == 120),
+    (
+        "with the defaults that is after two and a half minutes",
+        default("lock_timeout") + default("retry_timeout") == 150,
+    ),
+    ("more than 16 MiB", BEFORE_BEGIN_BYTES == 16 * MIB),
+    ("hold both for half a second", PATIENCE_SECONDS == 0.5),
+    ("32 MiB of them at most", COPY_BYTES == 32 * MIB),
+    ("a thousand events wait", QUEUED_EVENTS == 1000),
+    ("newest 1,000 events", KEPT_A_QUERY == 1000),
+    ("pruned at every sixteenth", PRUNE_EVERY == 16),
+    ("younger than 5 seconds", QUIET_SECONDS == 5),
+    ("`recover_checkpoint` waits 15 seconds", WAIT_SECONDS == 15),
+    ("`connect_timeout` (15 s", parse_url("")["connect_timeout"] == "15"),
+    ("The pool has 64 connections at most", DEFAULT_MAX_CONNECTIONS == 64),
+    ("keeps 4 of them open", KEPT_CONNECTIONS == 4),
+    ("says so every 30 seconds (`CONNECTIONS_IN_USE`)", FREE_CONNECTION_SECONDS == 30),
+    ("and every 30 seconds the log says", WAIT_LOGGED_EVERY_SECONDS == 30),
+    ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
+    ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
+]
+
+
+def test_numbers_are_those_of_the_code():
     """The number that a page names is the one that the code has."""
-    assert of_the_code
-    assert words in TEXT
-
-
-def test_pauses_between_tries(monkeypatch):
-    """Pauses begin at 0.1 s and double until 5 s, with jitter below that, and no try begins after the bound."""
-    clock = 0.0
-    monkeypatch.setattr("pgonce.offsets_store.postgres.backoff.time.monotonic", lambda: clock)
-    backoff, pauses = Backoff(60), []
-    while (pause := backoff.next_pause()) is not None:
-        pauses.append(pause)
-        clock += pause
-    for pause, longest in zip(pauses, [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, *[5.0] * len(pauses)], strict=False):
-        assert longest / 2 <= pause <= longest
-    assert 55 <= clock <= 60
+    assert [words for words, of_the_code in NUMBERS if not of_the_code or words not in TEXT] == []

@@ -110,23 +110,6 @@ def test_a_users_program_is_type_checked_against_the_wheel(tmp_path):
     assert "tabel" in errors[0]
 
 
-def test_the_command_line_needs_no_spark():
-    """``python -m pgonce`` works where only the ledger is asked."""
-    without = "import sys, runpy; sys.modules['pyspark'] = None; sys.argv = ['pgonce', '--version']; "
-    done = subprocess.run(
-        [sys.executable, "-c", without + "runpy.run_module('pgonce', run_name='__main__')"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, importlib.metadata.version("pgonce")), done.stderr
-
-
-def test_the_version_is_that_of_the_package():
-    """As other packages tell theirs."""
-    assert pgonce.__version__ == importlib.metadata.version("pgonce")
-
-
 def test_what_public_methods_return_can_be_named():
     """Each class of ours in what a public method or function returns can be imported for an annotation."""
     returned = ""

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import subprocess
-import sys
 
 import pytest
 from support.pages import DOCS, quoted_names, sections, table_rows
 
 import pgonce
-from pgonce.offsets_store import errors
-from pgonce.offsets_store.offsets import CurrentOffset
 from pgonce.offsets_store.recovery.recover import Recovery
 from pgonce.offsets_store.status.dead_letters import StoredLetter
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.status.stored import PartitionLag, StoredBatch, StoredJob, StoredWriter
-from pgonce.sink.errors import SparkError
 
 TEXT = (DOCS / "python.md").read_text()
 PARTS = sections(TEXT, 2)
@@ -62,23 +57,6 @@ def test_every_call_is_written_as_it_is(function):
     assert f"`{call_of(function)}`" in flat(TEXT).replace('""', "''")
 
 
-def test_every_method_has_its_section():
-    """Each public method of OffsetsStore has a heading, and no other has one."""
-    headings = sections(PARTS["OffsetsStore"], 3)
-    assert {heading.strip("`").partition("(")[0] for heading in headings} == METHODS.keys()
-
-
-def test_every_argument_is_explained():
-    """What a method takes is named in its section, or in the table of arguments that several methods have."""
-    shared = first_cells(PARTS["OffsetsStore"].partition("\n### ")[0])
-    for heading, text in sections(PARTS["OffsetsStore"], 3).items():
-        taken = inspect.signature(METHODS[heading.strip("`").partition("(")[0]]).parameters.keys() - {"self"}
-        assert taken - shared <= quoted_names(text), heading
-    for function in (pgonce.recover_checkpoint, pgonce.recover_and_start):
-        arguments, _, _ = PARTS[function.__name__].partition("\nIt returns")
-        assert first_cells(arguments) == set(inspect.signature(function).parameters)
-
-
 @pytest.mark.parametrize("kind", [StoredWriter, StoredBatch, StoredJob, StoredLetter, PartitionLag])
 def test_every_attribute_of_a_result_is_there(kind):
     """The table of each class has its attributes, and no others."""
@@ -88,31 +66,3 @@ def test_every_attribute_of_a_result_is_there(kind):
 def test_every_attribute_of_a_recovery_is_there():
     """What recover_checkpoint returns is described, with all of its attributes."""
     assert first_cells(PARTS["recover_checkpoint"].partition("It returns")[2]) == attributes_of(Recovery)
-
-
-def test_every_field_of_a_position_and_of_a_login_is_there():
-    """They stand in sentences."""
-    assert set(CurrentOffset._fields) <= quoted_names(RESULTS["StoredWriter"])
-    login = quoted_names(PARTS["PostgresUrl and Login"])
-    assert {field.name for field in dataclasses.fields(pgonce.Login)} <= login
-    assert set(inspect.signature(pgonce.PostgresUrl).parameters) <= login
-
-
-def test_every_error_has_what_the_page_says():
-    """The four texts, and str() of them; the families that it names are there."""
-    assert first_cells(PARTS["PgonceError"]) == set(inspect.signature(pgonce.PgonceError).parameters)
-    error = pgonce.PgonceError("CODE", "What.", "Data.", "Remedy.")
-    assert str(error) == "[CODE] What. Data. Help: Remedy."
-    families = {name for name in quoted_names(flat(PARTS["PgonceError"])) if name.endswith("Error")}
-    known = {name: getattr(errors, name, None) or SparkError for name in families}
-    assert {name for name, family in known.items() if family.__name__ == name} == families
-    assert all(issubclass(family, pgonce.PgonceError) for family in known.values())
-
-
-def test_what_needs_no_spark_is_imported_without_it():
-    """The names that the page lists can be imported where pyspark cannot."""
-    names = ["OffsetsStore", "recover_checkpoint", "PgonceError", "PostgresUrl", "Login"]
-    [sentence] = [part for part in flat(TEXT).split(". ") if "where Spark is not installed" in part]
-    assert quoted_names(sentence) == {"import pgonce", *names}
-    program = f"import sys; sys.modules['pyspark'] = None; from pgonce import {', '.join(names)}"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -41,22 +41,10 @@ def copy_in(url, count):
 
 
 class TestPostgres:
-    def test_answers(self, observer):
-        """The test's database answers, is empty, and makes every commit durable before it says so."""
-        assert observer.execute("SHOW synchronous_commit").fetchone() == ("on",)
-        tables = "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'"
-        assert observer.execute(tables).fetchone() == (0,)
-
     def test_observer_only_looks(self, observer):
         """The observer cannot change what it observes."""
         with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
             observer.execute("CREATE TABLE seen ()")
-
-    def test_both_ways_lead_to_one_database(self, url, tcp_url, database):
-        """The quick URI and the TCP one name the same database."""
-        for way in (url, tcp_url):
-            with psycopg.connect(way) as connection:
-                assert connection.info.dbname == database
 
     def test_login_must_give_its_password(self, login):
         """The server checks the role's password, which needs quoting in a URI."""
@@ -84,21 +72,6 @@ class TestPgBouncer:
                     client.commit()
         assert len(sessions) == 2
         assert rows() == 4
-
-    def test_gives_sessions_by_statement(self, pgbouncer, database):
-        """In statement mode there are no transactions of several statements."""
-        with (
-            psycopg.connect(pgbouncer("statement").url(database)) as client,
-            pytest.raises(psycopg.OperationalError, match="not allowed in statement pooling mode"),
-        ):
-            client.execute("SELECT 1")
-
-    def test_ends_in_order(self, pgbouncer):
-        """It leaves neither a process nor a directory behind."""
-        bouncer = pgbouncer()
-        pid = bouncer.pid
-        bouncer.stop()
-        assert not is_alive(pid)
 
 
 class TestProxy:
@@ -226,26 +199,6 @@ def test_kafka_round_trip(kafka, topic):
         assert [message.value() for message in seen] == [b"0", b"1", b"2"]
     finally:
         consumer.close()
-
-
-@pytest.mark.spark
-class TestSpark:
-    def test_session(self, spark):
-        """Two slots, UTC, ANSI as Spark ships it."""
-        assert spark.sparkContext.master == "local[2]"
-        assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
-        assert spark.conf.get("spark.sql.ansi.enabled") == "true"
-
-    @pytest.mark.kafka
-    def test_reads_kafka(self, spark, kafka, topic):
-        """The session has the Kafka connector, and it works."""
-        name = topic(partitions=2)
-        producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-        producer.produce(name, "hello")
-        assert producer.flush(30) == 0
-        source = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-        rows = source.option("subscribe", name).load().selectExpr("string(value)").collect()
-        assert [row[0] for row in rows] == ["hello"]
 
 
 _DRIVER = """

@@ -17,8 +17,6 @@ from support.kept_ledger import kept_batch, kept_checkpoint, kept_form, restore_
 from support.ledger_history import publish, publish_job
 from support.made_up_migration import made_up, upgrade_pgonce
 from support.pages import DOCS, sections, sql_blocks
-from support.recoveries import history
-from support.stopped_query import entries, write_checkpoint
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
@@ -54,12 +52,6 @@ def earlier_ledger(admin, url, monkeypatch):
 def first_batch(query_id="a query"):
     """Batch 0 of a query; its sources do not tell whether two queries read the same."""
     return make_planned_batch(query_id=query_id, start=None, end=None)
-
-
-def test_the_page_names_the_versions():
-    """The page says with which version the first release began, and no later one shuts older code out."""
-    assert f"The first release's ledger has version {FIRST}" in " ".join(SECTION.split())
-    assert {step.least_reader_version for step in MIGRATIONS} == {FIRST}
 
 
 def test_the_query_for_the_versions(admin, url):
@@ -234,14 +226,3 @@ class TestADroppedLedger:
     def test_views_of_the_ledger_go_with_it(self, admin):
         """CASCADE drops what depends on it elsewhere, too."""
         assert admin.execute("SELECT to_regclass('public.mine')").fetchone() == (None,)
-
-
-@pytest.mark.parametrize(("last_done", "verdict"), [(8, "REPLAY"), (9, "NEW")])
-def test_doctor_says_whether_the_next_batch_is_written(url, tmp_path, last_done, verdict):
-    """Exit code 0, and for the sink the verdict: REPLAY where it is in the table, and NEW where it is not."""
-    history(url, 9)
-    checkpoint = write_checkpoint(tmp_path / "checkpoint", entries(*range(10)), range(last_done + 1))
-    answer = CliRunner().invoke(app, ["doctor", str(checkpoint), "--url", url])
-    assert answer.exit_code == ExitCode.OK
-    assert f"Next start: batch {last_done + 1}" in answer.stdout
-    assert f"public.orders: {verdict}" in answer.stdout
