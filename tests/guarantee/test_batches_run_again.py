@@ -169,10 +169,8 @@ def keys(rows):
 
 
 IN_STATE = [
-    (OF_ONE_TABLE[0], "HDFSBackedStateStoreProvider", 0),
     (OF_ONE_TABLE[0], "RocksDBStateStoreProvider", 31),
-    (OF_ONE_TABLE[1], "HDFSBackedStateStoreProvider", 31),
-    (OF_ONE_TABLE[1], "RocksDBStateStoreProvider", 0),
+    (OF_ONE_TABLE[1], "HDFSBackedStateStoreProvider", 0),
 ]
 
 

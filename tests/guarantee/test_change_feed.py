@@ -222,16 +222,14 @@ class TestVersions:
         one = Versions(spark, url, tmp_path, FEEDS["few_keys"], updates=updates)
         run_versions(one, observer, way, size=20, only_newer=only_newer)
 
-    @pytest.mark.parametrize("updates", [True, False])
-    @pytest.mark.parametrize("feed", ["delta", "spark"])
+    @pytest.mark.parametrize(("updates", "feed"), [(True, "delta"), (False, "spark")])
     def test_one_version_in_a_batch(self, spark, url, observer, tmp_path, updates, feed):
         """The smallest batches that a table's feed has."""
         create_copies(url, "_commit_version", ("inline",))
         one = Versions(spark, url, tmp_path, ChangeFeed(7, keys=10, events=60), updates=updates)
         run_versions(one, observer, "inline", size=1, change_feed=feed)
 
-    @pytest.mark.parametrize("way", ["staged", "function"])
-    @pytest.mark.parametrize("updates", [True, False])
+    @pytest.mark.parametrize(("way", "updates"), [("staged", True), ("function", False)])
     def test_versions_that_are_read_again(self, spark, url, observer, tmp_path, way, updates):
         """With `onlyNewer`, older versions that come again are passed over, and the newest one changes nothing."""
         create_copies(url, "_commit_version", (way,))

@@ -32,7 +32,9 @@ from support.audit import (
     wrong_ledger,
     wrong_rows,
 )
+from support.fixtures.thorough import by_way
 from support.inbox import Inbox, create_events, events
+from support.messages import Messages
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import assert_refused, finish, rewind, run_elsewhere
 from support.ways_in import (
@@ -53,13 +55,13 @@ IN_FOREACH_BATCH = [way for way in WAYS if isinstance(way, InForeachBatch)]
 
 # The others share their commit with these, and are left to `make test-all`.
 IN_SHORT = ("inline", "staged", "received", "writer_upsert", "function")
-BY_EVERY_WAY = [
-    pytest.param(way, id=way.name, marks=() if way.name in IN_SHORT else pytest.mark.thorough)
-    for way in of_this_spark((*WAYS, *APPLYING_WAYS, *DIVERTING_WAYS, *ROUTED_WAYS))
-]
+EVERY_WAY = of_this_spark((*WAYS, *APPLYING_WAYS, *DIVERTING_WAYS, *ROUTED_WAYS))
+# A stop differs by who waits for the commit, and state by how the table is kept: Spark's JVM, the receiver, a function.
+STOPPED_IN_SHORT = ("inline", "received", "function")
+STATEFUL_IN_SHORT = ("staged", "writer_upsert", "function")
 
 
-@pytest.fixture(params=BY_EVERY_WAY)
+@pytest.fixture(params=by_way(EVERY_WAY, IN_SHORT))
 def way(request):
     """One of the ways in."""
     return request.param
@@ -116,6 +118,7 @@ class TestRestarts:
         assert what_is_wrong(observer, "events", sink.checkpoint, inbox.rows) == []
         assert replays(observer, sink.checkpoint) == [1, 1]
 
+    @pytest.mark.parametrize("way", by_way(EVERY_WAY, STOPPED_IN_SHORT), indirect=True)
     def test_stopped_during_commit(self, spark, way, sink, inbox, url, observer):
         """A query that is stopped while its commit waits for a lock goes on at the next start."""
         finish(way.append(events(spark, inbox.folder), sink))
@@ -140,6 +143,7 @@ class TestRestarts:
         assert replays(observer, sink.checkpoint) == ([1] if skipped else [])
 
 
+@pytest.mark.parametrize("way", by_way(EVERY_WAY, STATEFUL_IN_SHORT), indirect=True)
 class TestStatefulQueries:
     def test_totals(self, spark, way, url, checkpoint, inbox, observer):
         """An aggregate replaces the table, or updates it by key, also after a replay, which must run its frame."""
@@ -178,6 +182,22 @@ class TestStatefulQueries:
         finish(way.append(windows, sink))
         assert what_is_wrong(observer, "windows", checkpoint, [(0, 10), (10, 10), (20, 10), (30, 10)]) == []
         assert replays(observer, checkpoint) == [replayed]
+
+
+@pytest.mark.kafka
+def test_a_query_over_kafka(spark, kafka, topic, url, checkpoint, observer):
+    """Batches of records that Spark runs again are skipped, and the ledger ends where the topic does."""
+    messages, sink = Messages(kafka.bootstrap_servers, topic(partitions=2)), Sink(url, "messages", checkpoint)
+    with psycopg.connect(url) as connection:
+        connection.execute("CREATE TABLE messages (id bigint, text text)")
+    for number in range(2):
+        messages.send(11)
+        finish(WAYS[0].append(messages.frame(spark, "earliest"), sink))
+        assert rewind(checkpoint) == number
+    finish(WAYS[0].append(messages.frame(spark, "earliest"), sink))
+    assert what_is_wrong(observer, "messages", checkpoint, messages.rows) == []
+    assert replays(observer, checkpoint) == [0, 1]
+    assert observer.execute("SELECT sum(end_offset::text::int) FROM pgonce.current_offsets").fetchone() == (22,)
 
 
 class TestSeveralWriters:

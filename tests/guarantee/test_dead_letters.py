@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import functions as f
 from support.audit import what_is_wrong
+from support.fixtures.thorough import by_way
 from support.inbox import Inbox, create_events, events
 from support.query_runs import finish, rewind
 from support.ways_in import TABLE_WAYS, Sink
@@ -21,7 +22,7 @@ def with_bad_copies(frame):
     return copies.withColumn("Größe", text).withColumn("id", key).drop("bad")
 
 
-@pytest.mark.parametrize("way", TABLE_WAYS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", by_way(TABLE_WAYS, ("inline", "writer_upsert")))
 def test_each_bad_row_is_put_aside_once(spark, way, url, checkpoint, tmp_path, observer):
     """A batch that comes again puts none aside, and the ledger counts them with the batch."""
     inbox = Inbox(tmp_path / "inbox")

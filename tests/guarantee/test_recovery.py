@@ -127,30 +127,6 @@ def test_a_lost_checkpoint(query, observer, tmp_path):
     assert values(observer) == list(range(70))
 
 
-def test_a_lost_checkpoint_after_one_batch(query, observer):
-    """At batch 0 there is no entry before it, and Spark goes on all the same, at the same place."""
-    query.run(1)
-    lost = query_id(query.checkpoint)
-    shutil.rmtree(query.checkpoint)
-    write_new_checkpoint(lost, query.checkpoint, query.url, quiet_seconds=0)
-    query.run(2)
-    assert values(observer) == list(range(30))
-
-
-def test_undo(query, observer):
-    """After an undo the query is refused as it was before, and can be recovered again."""
-    query.run(4)
-    query.restore(1)
-    query.recover()
-    undo_recovery(query.checkpoint, query.url, quiet_seconds=0)
-    assert_refused(query.stream(), "GAP")
-    query.recover()
-    query.run(3)
-    assert values(observer) == list(range(50))
-    with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
-        undo_recovery(query.checkpoint, query.url, quiet_seconds=0)
-
-
 @pytest.mark.parametrize("is_committed", [True, False])
 def test_a_sparse_log_is_started_synchronously(is_committed, query, observer):
     """What asynchronous progress tracking leaves makes Spark fail ("batch N doesn't exist"); recovered, it goes on."""
@@ -238,19 +214,6 @@ def is_recovered_between_batches(query):
             raise
         return False
     return True
-
-
-def test_with_the_usual_patience(query, observer, tmp_path):
-    """With its defaults a job that calls it before every start is repaired without being told anything."""
-    assert not recover_checkpoint(query.checkpoint, query.url).is_needed
-    query.run(3)
-    shutil.copytree(query.checkpoint, tmp_path / "copy")
-    query.run(1)
-    shutil.rmtree(query.checkpoint)
-    shutil.copytree(tmp_path / "copy", query.checkpoint)
-    assert recover_checkpoint(query.checkpoint, query.url).is_done
-    query.run(1)
-    assert values(observer) == list(range(50))
 
 
 @pytest.mark.parametrize("way", ["stateless", "stateful"])

@@ -552,7 +552,7 @@ def run(url: str, folder: Path, examples: int) -> None:
 
 def test_the_tables_are_the_source_after_every_restore(url, tmp_path):
     """A few histories, for every run of the tests."""
-    run(url, tmp_path, 8)
+    run(url, tmp_path, 4)
 
 
 def test_many_histories(url, tmp_path):
