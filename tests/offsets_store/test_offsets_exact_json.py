@@ -6,7 +6,7 @@ import json
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pgonce.offsets_store.offsets import decode_exactly, parse_offset, same_json
@@ -53,6 +53,7 @@ class TestExactness:
         """Long integers keep their digits, and short fractions are numbers."""
         assert parse_offset(text) == value
 
+    @settings(max_examples=50)
     @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists, max_leaves=8))
     def test_decoding_loses_nothing(self, value):
         """Whatever is decoded at all is written and read again as the same value, and as no other."""

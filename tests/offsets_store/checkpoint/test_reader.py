@@ -241,19 +241,7 @@ def test_continuous_query(spark, checkpoint):
     assert kafka_partitions(reader.offset_log(1).offsets) == set()
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        "{path}",
-        "{path}/",
-        "{relative}",
-        "file:{path}",
-        "file://{path}",
-        "FILE:{path}",
-        "{path}%20b c?x=1#é",
-        "file://{path}%20b c?x=1#é",
-    ],
-)
+@pytest.mark.parametrize("write", ["{relative}", "FILE:{path}", "file://{path}%20b c?x=1#é"])
 def test_location_means_what_it_means_to_spark(spark, inbox, checkpoint, write):
     """However a location is written, the reader looks where Spark wrote."""
     location = write.format(path=checkpoint, relative=os.path.relpath(checkpoint))
@@ -261,13 +249,13 @@ def test_location_means_what_it_means_to_spark(spark, inbox, checkpoint, write):
     assert Checkpoint(location).query_id() == str(query.id)
 
 
-@pytest.mark.parametrize("location", ["file:checkpoint", "file://host/checkpoint", "a:b/checkpoint"])
-def test_location_that_spark_refuses_is_refused(spark, inbox, location):
+def test_location_that_spark_refuses_is_refused(spark, inbox):
     """No location is read that Spark could not have written."""
-    with pytest.raises(Exception, match=r"URISyntaxException|Wrong FS"):
-        run(writer(files(spark, inbox), location))
-    with pytest.raises(CheckpointError, match="CHECKPOINT_LOCATION"):
-        Checkpoint(location)
+    for location in ("file:checkpoint", "file://host/checkpoint", "a:b/checkpoint"):
+        with pytest.raises(Exception, match=r"URISyntaxException|Wrong FS"):
+            run(writer(files(spark, inbox), location))
+        with pytest.raises(CheckpointError, match="CHECKPOINT_LOCATION"):
+            Checkpoint(location)
 
 
 @pytest.mark.kafka

@@ -74,8 +74,9 @@ def odd_url(url, admin):
     return url_with(url, application_name="odd")
 
 
-@pytest.mark.parametrize("mode", ["append", "upsert", "apply", "complete"])
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "staged"), [("append", False), ("upsert", True), ("apply", False), ("complete", True)]
+)
 def test_every_mode_writes_the_same(odd_url, admin, mode, staged):
     """Each way of writing goes on, batch after batch, and the values are those that were sent."""
     admin.execute(TABLE)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from psycopg import sql
 
 from pgonce.offsets_store.postgres.text import QUALIFIED_NAME, qualified_name
@@ -30,15 +29,15 @@ def test_it_is_what_people_write():
     assert qualified_name("Odd", 'a"b') == '"Odd"."a""b"'
 
 
-@pytest.mark.parametrize(("schema", "name"), TABLES)
-def test_sql_makes_the_same_text_and_finds_the_table_by_it(schema, name, admin):
+def test_sql_makes_the_same_text_and_finds_the_table_by_it(admin):
     """Key words too, which have no quotes."""
-    admin.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
-    admin.execute(sql.SQL("CREATE TABLE {} ()").format(sql.Identifier(schema, name)))
-    oid, text = admin.execute(
-        f"SELECT c.oid, {QUALIFIED_NAME} FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
-        "WHERE n.nspname = %s AND c.relname = %s",
-        [schema, name],
-    ).fetchone()
-    assert text == qualified_name(schema, name)
-    assert admin.execute("SELECT to_regclass(%s)::oid", [text]).fetchone() == (oid,)
+    for schema, name in TABLES:
+        admin.execute(sql.SQL("CREATE SCHEMA IF NOT EXISTS {}").format(sql.Identifier(schema)))
+        admin.execute(sql.SQL("CREATE TABLE {} ()").format(sql.Identifier(schema, name)))
+        oid, text = admin.execute(
+            f"SELECT c.oid, {QUALIFIED_NAME} FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = %s",
+            [schema, name],
+        ).fetchone()
+        assert text == qualified_name(schema, name)
+        assert admin.execute("SELECT to_regclass(%s)::oid", [text]).fetchone() == (oid,)

@@ -218,7 +218,15 @@ def of_single_sign_on(monkeypatch, tmp_path):
     return "AWS_ENDPOINT_URL_SSO", "", routes
 
 
-@pytest.mark.parametrize("source", [of_a_web_identity, of_an_instance, of_a_container, of_single_sign_on])
+@pytest.mark.parametrize(
+    "source",
+    [
+        of_a_web_identity,
+        of_an_instance,
+        pytest.param(of_a_container, marks=pytest.mark.thorough),
+        pytest.param(of_single_sign_on, marks=pytest.mark.thorough),
+    ],
+)
 def test_no_credential_and_no_token_is_in_the_logs(source, monkeypatch, tmp_path):
     """At DEBUG, botocore would log what it sends for credentials, these themselves, and the signature."""
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")

@@ -12,7 +12,7 @@ from support.progress_events import heard
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.session import writing
-from pgonce.offsets_store.progress.event import KEPT_A_QUERY, store_progress_in_tx
+from pgonce.offsets_store.progress.event import store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 
 
@@ -56,17 +56,19 @@ class TestFilling:
         for table in ("writers", "batches"):
             assert observer.execute(f"SELECT end_offsets FROM pgonce.{table}").fetchone() == ({"0": 2},)
 
-    def test_old_rows_are_pruned(self, url, observer):
+    def test_old_rows_are_pruned(self, url, observer, monkeypatch):
         """The newest events of a query stay, those of other queries are not touched."""
+        kept_a_query = 40
+        monkeypatch.setattr("pgonce.offsets_store.progress.event.KEPT_A_QUERY", kept_a_query)
         ensure_ledger(url)
         store(url, heard(batch_id=3, query_id="another"))
-        total = KEPT_A_QUERY + 32
+        total = kept_a_query + 32
         with writing(url) as connection:
             for batch_id in range(total + 1):
                 store_progress_in_tx(connection, heard(batch_id=batch_id))
         found = observer.execute("SELECT batch_id FROM pgonce.progress WHERE query_id = %s ORDER BY 1", [QUERY])
         kept = [number for (number,) in found]
         assert kept[-1] == total
-        assert KEPT_A_QUERY <= len(kept) < KEPT_A_QUERY + 16
+        assert kept_a_query <= len(kept) < kept_a_query + 16
         assert all(after == before + 1 for before, after in pairwise(kept))
         assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (len(kept) + 1,)

@@ -613,6 +613,7 @@ def small_worlds():
                 yield checkpoint(texts, commits), sinks
 
 
+@pytest.mark.thorough
 def test_in_every_small_world_the_next_run_leaves_nothing_out_and_doubles_nothing():
     """After a plan each sink skips its own last batch, or publishes the next one from its own end; or it is refused."""
     repaired = 0

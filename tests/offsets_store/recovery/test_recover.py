@@ -8,7 +8,7 @@ offsets_store.recovery.read_stopped_query.
 from __future__ import annotations
 
 import json
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from uuid import uuid4
 
 import psycopg
@@ -245,26 +245,35 @@ def cut_short(monkeypatch, done):
         yield
 
 
-class TestCutShort:
-    @pytest.mark.parametrize("done", range(13))
-    def test_a_second_recovery_repairs_it(self, done, url, ahead, monkeypatch):
-        """Cut short after any single file, a second recovery ends where the first one would have."""
-        with cut_short(monkeypatch, done):
-            try:
-                recover_at_once(ahead, url)
-            except Cut:
-                assert done < 12
-        recover_at_once(ahead, url)
-        found = examine(str(ahead), url)
-        # With batch 6 planned after the recorded batch 5, as it was before, there is nothing more to take away.
-        assert (found.finding, found.next_batch_id, found.begins) == (Finding.AGREE, 6, {"0": kafka(60)})
-        assert found.remarks == ()
+# The files that the recovery of `ahead` puts aside, one by one, with their manifest.
+ALL_FILES = 12
 
-    @pytest.mark.parametrize("done", range(12))
-    def test_undo_of_what_was_cut_short(self, done, url, ahead, monkeypatch):
+
+class TestCutShort:
+    """``ahead`` again and again, each time under another name, cut short after one more file."""
+
+    @pytest.fixture
+    def places(self, url, tmp_path):
+        """A checkpoint for each file after which a recovery may be cut short."""
+        history(url, 5)
+        return [write_checkpoint(tmp_path / str(done), entries(*range(9)), range(9)) for done in range(ALL_FILES + 1)]
+
+    def test_a_second_recovery_repairs_it(self, url, places, monkeypatch):
+        """Cut short after any single file, a second recovery ends where the first one would have."""
+        for done, place in enumerate(places):
+            with cut_short(monkeypatch, done), nullcontext() if done == ALL_FILES else pytest.raises(Cut):
+                recover_at_once(place, url)
+            recover_at_once(place, url)
+            found = examine(str(place), url)
+            # With batch 6 planned after the recorded batch 5, as it was before, there is nothing more to take away.
+            assert (found.finding, found.next_batch_id, found.begins) == (Finding.AGREE, 6, {"0": kafka(60)})
+            assert found.remarks == ()
+
+    def test_undo_of_what_was_cut_short(self, url, places, monkeypatch):
         """What was changed before the cut is brought back, every byte."""
-        before = files_of(ahead)
-        with cut_short(monkeypatch, done), pytest.raises(Cut):
-            recover_at_once(ahead, url)
-        undo_recovery(str(ahead), url, quiet_seconds=0)
-        assert files_of(ahead) == before
+        for done, place in enumerate(places[:ALL_FILES]):
+            before = files_of(place)
+            with cut_short(monkeypatch, done), pytest.raises(Cut):
+                recover_at_once(place, url)
+            undo_recovery(str(place), url, quiet_seconds=0)
+            assert files_of(place) == before

@@ -33,14 +33,9 @@ class TestUndo:
         assert [kind for kind, *_ in noted(observer)] == ["recover", "undo"]
         with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
             undo_recovery(str(checkpoint), url, quiet_seconds=0)
-
-    def test_again_and_again(self, url, ahead):
-        """After an undo the same recovery can be made and undone again."""
-        before = files_of(ahead)
-        for _ in range(2):
-            recover_at_once(ahead, url)
-            undo_recovery(str(ahead), url, quiet_seconds=0)
-        assert files_of(ahead) == before
+        recover_at_once(checkpoint, url)
+        undo_recovery(str(checkpoint), url, quiet_seconds=0)
+        assert files_of(checkpoint) == before
 
     def test_a_manifest_that_cannot_be_read(self, url, ahead):
         """Nobody guesses what was replaced."""
@@ -49,21 +44,19 @@ class TestUndo:
         with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
             undo_recovery(str(ahead), url, quiet_seconds=0)
 
-    @pytest.mark.parametrize(
-        "name", ["../beside", "offsets/../../beside", "/beside", "offsets//5", "metadata", 5, None]
-    )
-    def test_a_manifest_that_names_other_files(self, url, ahead, name):
+    def test_a_manifest_that_names_other_files(self, url, ahead):
         """A user who may write to the checkpoint could send another user's undo anywhere."""
         done = recover_at_once(ahead, url)
         manifest = ahead / done.kept_in / "manifest.json"
         known = json.loads(manifest.read_text())
         beside = ahead.parent / "beside"
         beside.write_text("another's")
-        files = [{"name": name, "before": None, "after": hashlib.sha256(b"another's").hexdigest()}]
-        manifest.write_text(json.dumps({**known, "files": files}))
-        with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
-            undo_recovery(str(ahead), url, quiet_seconds=0)
-        assert beside.read_text() == "another's"
+        for name in ("../beside", "offsets/../../beside", "/beside", "offsets//5", "metadata", 5, None):
+            files = [{"name": name, "before": None, "after": hashlib.sha256(b"another's").hexdigest()}]
+            manifest.write_text(json.dumps({**known, "files": files}))
+            with pytest.raises(CheckpointError, match="CHECKPOINT_MALFORMED"):
+                undo_recovery(str(ahead), url, quiet_seconds=0)
+            assert beside.read_text() == "another's"
 
     def test_too_late_for_the_checkpoint(self, url, ahead):
         """After the query has planned a batch, the old files stay where they lie."""

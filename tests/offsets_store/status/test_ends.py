@@ -76,12 +76,6 @@ class TestLag:
         assert writer["lag"] is None
         assert writer["lag_measured_at"].startswith(f"{heard_at(url) - timedelta(hours=1):%Y-%m-%dT%H:%M:%S}")
 
-    def test_when_it_was_measured_is_shown(self, url, pgonce):
-        """Together with a lag that counts as well."""
-        publish(url, 0, KAFKA)
-        hear(url, {"0": {"t": {"0": 13, "1": 20}}})
-        assert f"at {heard_at(url).astimezone():%Y-%m-%d %H:%M:%S}" in pgonce("status").stdout
-
 
 class TestStartingOffsets:
     def test_kafka(self, url, store):
@@ -89,22 +83,19 @@ class TestStartingOffsets:
         publish(url, 0, {"0": {"t": {"0": 10, "2": 0, "10": 5}, "u": {"0": 1}}})
         assert store.starting_offsets("orders") == '{"t": {"0": 10, "2": 0, "10": 5}, "u": {"0": 1}}'
 
-    @pytest.mark.parametrize(
-        ("end", "code"),
-        [
+    def test_what_cannot_be_continued(self, url, store):
+        """Anything but one Kafka source with known offsets is refused, with the reason."""
+        for end, code in [
             ({"0": {"logOffset": 3}}, "NOT_KAFKA"),
             ({"0": None}, "NOT_KAFKA"),
             ({"0": {"t": {"0": 1}}, "1": {"u": {"0": 1}}}, "SEVERAL_SOURCES"),
             ({"0": {"t": {"0": 1}}, "1": 3}, "SEVERAL_SOURCES"),
             (None, "OFFSETS_UNKNOWN"),
-        ],
-    )
-    def test_what_cannot_be_continued(self, url, store, end, code):
-        """Anything but one Kafka source with known offsets is refused, with the reason."""
-        publish(url, 0, end)
-        with pytest.raises(OffsetsError) as refused:
-            store.starting_offsets("orders")
-        assert refused.value.code == code
+        ]:
+            publish(url, 0, end, sink_name=f"sink {end}")
+            with pytest.raises(OffsetsError) as refused:
+                store.starting_offsets("orders", sink=f"sink {end}")
+            assert refused.value.code == code
 
     def test_sinks_at_one_place_are_one(self, url, store):
         """Two sinks that stand at the same offsets need no `sink`."""

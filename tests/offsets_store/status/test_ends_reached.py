@@ -38,23 +38,13 @@ def both(url, offsets, sink=None):
     return found
 
 
-@pytest.mark.parametrize(
-    ("offsets", "expected"),
-    [
-        ({"t": {"0": 9}}, True),
-        ({"t": {"0": 10}}, False),
-        ({"t": {"0": 9, "1": 19}}, True),
-        ({"t": {"0": 9, "1": 20}}, False),
-        ({"u": {"0": 0}}, False),
-        ({"t": {"7": 0}}, False),
-        ({"t": {}}, True),
-        ({}, True),
-    ],
-)
-def test_a_record_is_in_if_the_end_is_after_it(url, store, offsets, expected):
+def test_a_record_is_in_if_the_end_is_after_it(url, store):
     """The end is the next offset to read, so a record is in once the end is greater than its offset."""
     publish(url, 0, KAFKA)
-    assert both(url, offsets) is expected
+    are_in = [{"t": {"0": 9}}, {"t": {"0": 9, "1": 19}}, {"t": {}}, {}]
+    are_not = [{"t": {"0": 10}}, {"t": {"0": 9, "1": 20}}, {"u": {"0": 0}}, {"t": {"7": 0}}]
+    assert [both(url, offsets) for offsets in are_in] == [True] * 4
+    assert [both(url, offsets) for offsets in are_not] == [False] * 4
 
 
 def test_every_sink_has_to_hold_it(url, store):
@@ -226,7 +216,7 @@ def ends():
     return st.dictionaries(st.sampled_from(["t", "u"]), parts, min_size=1)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     first=st.lists(ends(), min_size=1, max_size=2),
     second=st.lists(ends(), min_size=1, max_size=2),

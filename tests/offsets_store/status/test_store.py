@@ -136,7 +136,7 @@ def documents():
     return st.one_of(st.recursive(leaves, wrap, max_leaves=8), text)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=documents())
 def test_offsets_come_back_from_jsonb_as_they_went(url, text):
     """Every offset that Spark may write is read back from the ledger as the same JSON value."""
