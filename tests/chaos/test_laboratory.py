@@ -197,6 +197,18 @@ class TestReport:
         assert lines[2] == "| cut | 1 | 1 | 1 | 3 | 0 | 1 | 0 | 2.0 s |"
         assert lines[-1] == "| **all** | 1 | 1 | 1 | 3 | 1 | 1 | 0 | 2.0 s |"
 
+    def test_faults_of_one_kind_share_a_row(self):
+        """Moments and details are left out; the row has the sums, and the least and the greatest median."""
+        lines = ["line: cut in_copy", "line: cut connect", "line: delay connect"]
+        names = [*lines, "table altered: unlogged", "table altered: bigint to money"]
+        found = [replace(STRUCK, fault=name, recovery=place / 2) for place, name in enumerate(names)]
+        assert [line.split(" | ")[:2] + line.split(" | ")[-1:] for line in table(found).splitlines()[2:]] == [
+            ["| line: cut", "2", "0.0 s to 0.5 s |"],
+            ["| line: delay", "1", "1.0 s |"],
+            ["| table altered", "2", "1.5 s to 2.0 s |"],
+            ["| **all**", "5", "1.0 s |"],
+        ]
+
     def test_what_it_is_about(self):
         """A table says how many faults were struck, with which seed, on which commit, and what was left out."""
         text = table_of([KeptRun(PRODUCT, 7, 24, [POOLER], None, [STRUCK, MISSED, ENDED])])
