@@ -23,9 +23,6 @@ from pgonce.sink.options.reading import read
     ("ddl", "arguments", "code"),
     [
         ("CREATE TABLE orders (id bigint)", {"table": "orderz"}, "TARGET_MISSING"),
-        ("CREATE VIEW orders AS SELECT 1 AS id", {"table": "orders"}, "TARGET_NOT_A_TABLE"),
-        ("CREATE UNLOGGED TABLE orders (id bigint)", {"table": "orders"}, "TARGET_NOT_DURABLE"),
-        ("SELECT", {"table": "sales.orders", "create_table": True}, "SCHEMA_MISSING"),
         ("CREATE TABLE orders (id bigint)", {"table": "orders", "dead_letters": "letterz"}, "DEAD_LETTERS_MISSING"),
         (
             "CREATE TABLE orders (id bigint)",

@@ -37,15 +37,14 @@ def test_editors_see_the_arguments_that_a_way_takes(arguments, way, others):
     assert seen == taken - others
 
 
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=list(OPTIONS))
-def test_an_entry_is_sound(option):
+def test_each_entry_is_sound():
     """What it needs and contradicts is there, and its own default is a value that it takes."""
-    named = {*([option.needs] if option.needs else []), *(clash.partition("=")[0] for clash in option.clashes)}
-    assert named <= set(OPTIONS)
-    assert option.ways
-    assert option.meaning.endswith(".")
-    if option.default not in (None, ()):
-        assert option.read(option.default) in (option.default, None)
+    for name, option in OPTIONS.items():
+        named = {*([option.needs] if option.needs else []), *(clash.partition("=")[0] for clash in option.clashes)}
+        assert (name, named - set(OPTIONS)) == (name, set())
+        assert (name, bool(option.ways), option.meaning[-1]) == (name, True, ".")
+        if option.default not in (None, ()):
+            assert option.read(option.default) in (option.default, None), name
 
 
 @pytest.mark.parametrize(("taker", "way"), [(PostgresBatchWriter, Way.WRITER), (transactional_batch, Way.FUNCTION)])

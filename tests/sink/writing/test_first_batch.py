@@ -56,9 +56,9 @@ def test_a_rival_by_the_sinks_name(fed):
     look(fed, None, sink="a function")
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_what_the_commit_takes_passes(fed):
+    """Another table, another source, or the user's word."""
+    for arguments in (
         {"where": destination("others")},
         {"remedies": Remedies(independent=True)},
         {"start": {"0": {"u": {"0": 0}}}, "end": {"0": {"u": {"0": 5}}}},
@@ -67,11 +67,8 @@ def test_a_rival_by_the_sinks_name(fed):
         {"start": {"0": {"t": {"0": 5}}}, "end": {"0": {"t": {"0": 20}}}, "remedies": Remedies(replaces="q1")},
         # Later batches are for the commit, which knows what this query has published.
         {"number": 1},
-    ],
-)
-def test_what_the_commit_takes_passes(fed, arguments):
-    """Another table, another source, or the user's word."""
-    look(fed, **arguments)
+    ):
+        look(fed, **arguments)
 
 
 def test_a_query_that_is_known_passes(fed):

@@ -61,14 +61,14 @@ def test_each_row_goes_into_its_table(admin, url):
     assert "public.clicks" in writer[1]
 
 
-@pytest.mark.parametrize("value", ["ORDERS", "orders ", "public.orders", 'orders"; DROP TABLE orders; --', "", None])
-def test_a_value_is_compared_and_never_a_name(admin, url, value):
+def test_a_value_is_compared_and_never_a_name(admin, url):
     """What is not in the list, letter by letter, is refused, even if a table has that name."""
-    with pytest.raises(TargetError) as raised:
-        commit(url, make_planned_batch(0), routes(BOTH), routed(("orders", 1, "a"), (value, 2, "b")))
-    assert raised.value.code == "ROUTE_UNKNOWN"
-    assert ("null" if value is None else repr(value)) in raised.value.what
-    assert contents(admin) == ([], [])
+    for value in ("ORDERS", "orders ", "public.orders", 'orders"; DROP TABLE orders; --', "", None):
+        with pytest.raises(TargetError) as raised:
+            commit(url, make_planned_batch(0), routes(BOTH), routed(("orders", 1, "a"), (value, 2, "b")))
+        assert raised.value.code == "ROUTE_UNKNOWN"
+        assert ("null" if value is None else repr(value)) in raised.value.what
+        assert contents(admin) == ([], [])
 
 
 def test_rows_of_unknown_routes_are_dropped_and_counted(admin, url):
@@ -96,18 +96,20 @@ def test_rows_of_unknown_routes_are_put_aside(admin, url):
         commit(url, make_planned_batch(1), where, routed(*[("taxes", n, "b") for n in range(3)]))
 
 
-@pytest.mark.parametrize("name", ["code", "message", "column_name", "position", "row_data", "given", "why", "s"])
-def test_a_row_of_an_unknown_route_is_put_aside_whatever_its_columns_are_called(admin, url, name):
+def test_a_row_of_an_unknown_route_is_put_aside_whatever_its_columns_are_called(admin, url):
     """The column that chooses may have the name of a letter's own, or of anything else in that statement."""
-    where = where_to(route=name, tables={"ids": {}}, unknown_routes="deadLetters", dead_letters=True)
+    ensure_ledger(url)
     admin.execute("CREATE TABLE ids (id bigint)")
-    rows = typed_rows({name: t.StringType(), "id": t.LongType()}, [("ids", 1), ("taxes", 2), (None, 3)])
-    commit(url, make_planned_batch(0), where, rows)
-    assert admin.execute("SELECT id FROM ids").fetchall() == [(1,)]
-    letters = admin.execute(
-        "SELECT row_data, column_name, code FROM pgonce.dead_letters ORDER BY dead_letter_id"
-    ).fetchall()
-    assert letters == [({name: kind, "id": n}, name, "ROUTE_UNKNOWN") for kind, n in (("taxes", 2), (None, 3))]
+    for name in ("code", "message", "column_name", "position", "row_data", "given", "why", "s"):
+        admin.execute("TRUNCATE ids, pgonce.dead_letters, pgonce.writers CASCADE")
+        where = where_to(route=name, tables={"ids": {}}, unknown_routes="deadLetters", dead_letters=True)
+        rows = typed_rows({name: t.StringType(), "id": t.LongType()}, [("ids", 1), ("taxes", 2), (None, 3)])
+        commit(url, make_planned_batch(0), where, rows)
+        assert admin.execute("SELECT id FROM ids").fetchall() == [(1,)]
+        letters = admin.execute(
+            "SELECT row_data, column_name, code FROM pgonce.dead_letters ORDER BY dead_letter_id"
+        ).fetchall()
+        assert letters == [({name: kind, "id": n}, name, "ROUTE_UNKNOWN") for kind, n in (("taxes", 2), (None, 3))]
 
 
 def test_staged_rows_are_routed(admin, url):
@@ -336,7 +338,7 @@ def test_nobody_sees_one_table_without_the_other(admin, url):
     assert all(orders == clicks for orders, clicks in seen)
 
 
-@pytest.mark.parametrize("aside", [1, 2, 5])
+@pytest.mark.parametrize("aside", [1, 5])
 def test_bad_rows_of_a_quiet_table_do_not_stop_the_good_ones_of_another(admin, url, aside):
     """Whether all rows are bad is asked of the whole batch."""
     admin.execute("ALTER TABLE clicks ALTER name TYPE varchar(3)")

@@ -23,12 +23,13 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import psycopg
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from psycopg.types.json import Jsonb
 from pyspark.sql import types as t
 from support.batches import make_planned_batch
+from support.histories import live_through
 from support.sent_rows import sent
 
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -334,20 +335,7 @@ def run(url: str, examples: int) -> None:
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(TABLES.encode())
 
-    class Here(Routed):
-        """In this database."""
-
-    Here.url = url
-    run_state_machine_as_test(
-        Here,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=8,
-            deadline=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    live_through(Routed, examples, 8, url=url)
 
 
 def test_each_row_ends_once(url):

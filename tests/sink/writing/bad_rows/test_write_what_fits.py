@@ -51,16 +51,6 @@ def test_of_rows_with_one_key_the_first_is_written(url, admin):
     assert admin.execute("SELECT name FROM events WHERE id = 4").fetchone() == ("abc",)
 
 
-@pytest.mark.parametrize("when", ["NOT DEFERRABLE", "DEFERRABLE INITIALLY DEFERRED"])
-def test_a_row_without_its_parent_is_put_aside(when, url, admin):
-    """Also if the foreign key is checked only at COMMIT."""
-    admin.execute(b"CREATE TABLE parents (id bigint PRIMARY KEY); INSERT INTO parents VALUES (101), (103)")
-    admin.execute(f"CREATE TABLE events (id bigint, name text, amount bigint REFERENCES parents {when})".encode())
-    committed(url, GOOD[:3])
-    assert stored(admin) == [1, 3]
-    assert letters(admin) == [(2, None, "23503")]
-
-
 def test_a_row_that_refers_to_another_of_the_batch_is_written_with_it(url, admin):
     """A child may come before its parent, and one whose parent is put aside is put aside, too."""
     admin.execute(b"CREATE TABLE events (id bigint PRIMARY KEY, name varchar(3), amount bigint REFERENCES events)")
@@ -273,13 +263,6 @@ def test_rows_that_could_not_be_encoded_are_put_aside_though_all_others_fit(evol
     committed(url, GOOD, schema_evolution=evolution, not_encoded=(unfit_row(id=9),))
     assert stored(admin) == [1, 2, 3, 4, 5, 6, 7]
     assert letters(admin) == [(9, "name", "NUL_IN_TEXT")]
-
-
-def test_without_dead_letters_a_bad_row_stops_the_batch(url, admin):
-    """As it always has."""
-    admin.execute(TABLE.encode())
-    with pytest.raises(PgonceError, match="VALUE_NOT_STORABLE"):
-        committed(url, [*GOOD, (9, "long", 1)], dead_letters=None)
 
 
 def test_a_column_is_widened_before_a_row_is_put_aside(url, admin):

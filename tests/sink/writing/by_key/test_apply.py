@@ -188,23 +188,6 @@ def test_a_column_of_the_table_that_says_what_to_do_is_written(url, admin):
     assert stored(admin) == [(1, "a", 1, False)]
 
 
-def test_large_batches_are_merged(url, admin, events, monkeypatch):
-    """They leave what ON CONFLICT leaves."""
-    import pgonce.sink.writing.by_key.upsert
-
-    monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 1)
-    merged = []
-    real = pgonce.sink.writing.by_key.upsert.merged
-    monkeypatch.setattr(
-        pgonce.sink.writing.by_key.upsert, "merged", lambda *given: merged.append(real(*given)) or merged[-1]
-    )
-    apply(url, (1, "a", 5, WRITE), (2, "b", 5, WRITE), only_newer=True)
-    counts = apply(url, (1, "older", 4, WRITE), (2, "B", 6, WRITE), (3, "c", 1, WRITE), only_newer=True)
-    assert counts == {"written": 2, "passed_over": 1}
-    assert stored(admin) == [(1, "a", 5), (2, "B", 6), (3, "c", 1)]
-    assert merged == ([] if admin.info.server_version < 150000 else [2, 2])
-
-
 def test_a_partitioned_table_takes_changes(url, admin):
     """Deletes find rows in any partition."""
     admin.execute(

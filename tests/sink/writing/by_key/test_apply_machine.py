@@ -17,12 +17,13 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import psycopg
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from psycopg import sql
 from pyspark.sql import types as t
 from support.applied_changes import apply, changes
+from support.histories import live_through
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.writing.by_key import upsert
@@ -311,20 +312,7 @@ def run(url: str, examples: int) -> None:
                 for n, bounds in enumerate(("IN (1)", "IN (2, 3)")):
                     admin.execute(f"CREATE TABLE {name}_{n} PARTITION OF {name} FOR VALUES {bounds}".encode())
 
-    class Here(Changing):
-        """In this database."""
-
-    Here.url = url
-    run_state_machine_as_test(
-        Here,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=12,
-            deadline=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    live_through(Changing, examples, 12, url=url)
 
 
 def test_batches_leave_what_the_changes_leave_one_by_one(url):

@@ -147,22 +147,6 @@ def test_a_row_that_is_deleted_and_comes_back_is_a_new_one(at_once, only_newer, 
     assert admin.execute("SELECT id FROM parts").fetchall() == ([(2,)] if only_newer else [])
 
 
-@pytest.mark.parametrize("operations", [["delete", "insert"], ["insert", "delete"]])
-def test_a_version_that_deletes_a_row_and_inserts_it_has_replaced_it(operations, url, admin):
-    """Whichever of the two comes first, both have the version of the commit as their order."""
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text); INSERT INTO events VALUES (1, 'old')")
-    struct = t.StructType([
-        t.StructField("id", t.LongType()),
-        t.StructField("name", t.StringType()),
-        t.StructField("_commit_version", t.LongType()),
-        t.StructField("pgonce_deleted", t.BooleanType()),
-    ])  # fmt: skip
-    how = {"delete_when": None, "change_feed": "delta", "order_by": "_commit_version", "struct": struct}
-    rows = [(1, "new" if operation == "insert" else "old", 7, operation == "delete") for operation in operations]
-    assert apply(url, *rows, **how) == {"deleted": 1, "written": 1}
-    assert stored(admin) == [(1, "new")]
-
-
 HIDDEN = {
     "a row that a policy hides": ("USING (name <> 'theirs') WITH CHECK (true)", "FOR ALL"),
     "a row that a policy lets nobody change": ("USING (true)", "FOR SELECT"),

@@ -42,11 +42,10 @@ def test_an_update_that_overtakes_its_insert_is_refused(only_newer, url, admin):
     assert stored(admin) == []
 
 
-@pytest.mark.parametrize("transport", ["inline", "staged"])
 @pytest.mark.parametrize("only_newer", [False, True])
-def test_it_is_put_aside_if_there_are_dead_letters(only_newer, transport, url, admin):
+def test_it_is_put_aside_if_there_are_dead_letters(only_newer, url, admin):
     """All changes of its key are, as none of them has the value, and the others are written."""
-    how = {"only_newer": only_newer, "dead_letters": True, "transport": transport, **UNREAD}
+    how = {"only_newer": only_newer, "dead_letters": True, "transport": "both", **UNREAD}
     rows = [(1, "?", 20, WRITE), (1, "?", 21, WRITE), (2, "b", 1, WRITE), (3, "c", 1, WRITE), (3, "?", 2, WRITE)]
     assert apply(url, *rows, **how) == {"written": 2, "superseded": 1, "dead_letters": 2}
     assert stored(admin) == [(2, "b", 1), (3, "c", 2)]

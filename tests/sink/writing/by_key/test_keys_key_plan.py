@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import psycopg
 import pytest
 from pyspark.sql import types as t
@@ -49,23 +51,22 @@ def refused(url, to, columns):
 
 
 class TestNestedKeys:
-    @pytest.mark.parametrize("mode", ["upsert", "append"])
-    @pytest.mark.parametrize("kind", NESTED)
-    def test_no_table_is_made_with_such_a_primary_key(self, kind, mode, admin, url):
+    def test_no_table_is_made_with_such_a_primary_key(self, admin, url):
         """The columns to make of a window are named, as they are written in Spark."""
-        columns = columns_with(NESTED[kind])
-        said = refused(url, destination("counts", mode, ("k",), create_table=True), columns)
-        assert ('col("k.start").alias("k_start"), col("k.end").alias("k_end")' in said) is (kind == "a window")
-        assert admin.execute("SELECT to_regclass('counts')").fetchone() == (None,)
+        for kind, mode in itertools.product(NESTED, ("upsert", "append")):
+            to = destination("counts", mode, ("k",), create_table=True)
+            said = refused(url, to, columns_with(NESTED[kind]))
+            assert ('col("k.start").alias("k_start"), col("k.end").alias("k_end")' in said) is (kind == "a window")
+            assert admin.execute("SELECT to_regclass('counts')").fetchone() == (None,)
 
-    @pytest.mark.parametrize("kind", NESTED)
     @pytest.mark.parametrize("type_name", ["jsonb", "text"])
-    def test_nor_is_a_table_written_that_has_one(self, type_name, kind, admin, url):
+    def test_nor_is_a_table_written_that_has_one(self, type_name, admin, url):
         """By the primary key, or by a column that the user names."""
         admin.execute(f"CREATE TABLE counts (k {type_name} PRIMARY KEY, n bigint)".encode())
-        for keys in ((), ("k",)):
-            refused(url, destination("counts", "upsert", keys), columns_with(NESTED[kind]))
-        refused(url, destination("counts", "apply", ("k",), "n", delete_when="n = 0"), columns_with(NESTED[kind]))
+        for kind in NESTED.values():
+            for keys in ((), ("k",)):
+                refused(url, destination("counts", "upsert", keys), columns_with(kind))
+            refused(url, destination("counts", "apply", ("k",), "n", delete_when="n = 0"), columns_with(kind))
 
     def test_what_is_no_key_may_be_nested(self, admin, url):
         """It becomes jsonb, as ever."""

@@ -11,7 +11,7 @@ import pytest
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
-from support.fixtures.driver import wait_until
+from support.blocked import wait_until_blocked
 from support.rows import given_rows
 
 import pgonce.sink.writing.by_key.upsert
@@ -100,17 +100,12 @@ def test_a_key_that_another_writer_inserts_meanwhile_is_updated(admin, url, merg
         other.execute("INSERT INTO events VALUES (2, 'theirs', 0), (9, 'theirs', 0)")
         writing = threading.Thread(target=upsert, args=[ours, ROWS])
         writing.start()
-        _wait_until_blocked(admin, ours.info.backend_pid)
+        wait_until_blocked(admin, ours)
         other.commit()
         writing.join()
         ours.commit()
     assert stored(admin) == [*ROWS, (9, "theirs", 0)]
     assert merges == ([] if is_postgres_14(admin) else [False])
-
-
-def _wait_until_blocked(admin, pid):
-    blockers = "SELECT cardinality(pg_blocking_pids(%s))"
-    assert wait_until(lambda: admin.execute(blockers, [pid]).fetchone()[0], seconds=30)
 
 
 @pytest.mark.parametrize("known", [[], [(1, "known", 0)]])
@@ -241,7 +236,7 @@ def test_a_unique_index_that_goes_away_while_the_batch_waits_is_missed(admin, ur
         migration.execute("ALTER TABLE events DROP CONSTRAINT events_pkey")
         writing = threading.Thread(target=write, args=[ours])
         writing.start()
-        _wait_until_blocked(admin, ours.info.backend_pid)
+        wait_until_blocked(admin, ours)
         migration.commit()
         writing.join()
     assert refused == ["42P10"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 
@@ -190,22 +189,3 @@ def test_a_table_that_is_published_for_updates_which_it_cannot_identify(identity
     assert apply(url, (1, None, 2, DELETE), (4, None, 2, DELETE)) == {"deleted": 1, "not_found": 1}
     assert stored(admin, "id") == [(2,)]
     assert merges == is_merged_on(admin, None)
-
-
-def test_small_and_large_batches_leave_the_same(url, admin, monkeypatch, merges):
-    """Random changes, with and without MERGE."""
-    admin.execute(f"{TABLE}; CREATE TABLE others (LIKE events INCLUDING ALL)")
-    dice = random.Random(7)
-    for batch in range(30):
-        given = [
-            (dice.randrange(12), dice.choice("abc"), batch * 20 + n, dice.choice([WRITE, WRITE, DELETE]))
-            for n in range(dice.randrange(1, 20))
-        ]
-        monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 0)
-        at_once = apply(url, *given)
-        monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 1000)
-        # One statement supersedes a delete that a write of its key follows; else it is done, and counted as such.
-        assert apply(url, *given, table="others").get("written") == at_once.get("written")
-        assert stored(admin) == admin.execute("SELECT * FROM others ORDER BY id").fetchall()
-    assert None not in merges
-    assert len(merges) > 15 or admin.info.server_version < 150000

@@ -14,8 +14,8 @@ import psycopg
 import pytest
 from psycopg import sql
 from pyspark.sql import types as t
+from support.blocked import wait_for_blocked
 from support.committed_batch import rows_in
-from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.typed_rows import commit_typed, typed_rows
 
@@ -30,7 +30,6 @@ ROWS = [(1, "one", None), (2, "two", None)]
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY)"
 ADD = destination("events", schema_evolution="addColumns")
 UPSERT = destination("events", "upsert", ("id",), schema_evolution="addColumns")
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
 
 
 def columns_of(connection) -> list[str]:
@@ -180,7 +179,7 @@ def test_a_column_that_somebody_else_is_adding_is_waited_for(admin, url, isolati
             target=commit_typed, args=[to_here, 0, ADD, COLUMNS, ROWS], kwargs={"lock_timeout": 30, "retry_timeout": 60}
         )
         thread.start()
-        assert wait_until(lambda: admin.execute(WAITING, [other.info.backend_pid]).fetchone()[0], seconds=30)
+        wait_for_blocked(admin, other)
         other.commit()
         thread.join()
     assert rows_in(admin, "events") == ROWS
@@ -261,7 +260,7 @@ def test_two_sessions_that_hold_a_weaker_lock_do_not_stand_in_each_others_way(ad
         write_batch_in_tx(one, ADD, typed_rows(COLUMNS, ROWS[:1]))
         thread = threading.Thread(target=write_batch_in_tx, args=[two, ADD, typed_rows(COLUMNS, ROWS[1:])])
         thread.start()
-        assert wait_until(lambda: admin.execute(WAITING, [one.info.backend_pid]).fetchone()[0], seconds=30)
+        wait_for_blocked(admin, one)
         one.commit()
         thread.join()
         two.commit()

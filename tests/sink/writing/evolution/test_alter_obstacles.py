@@ -26,9 +26,10 @@ def look(connection, change) -> None:
     refuse_what_stands_in_the_way(connection, table, [change])
 
 
-@pytest.mark.parametrize(
-    ("ddl", "reason"),
-    [
+def test_what_depends_on_a_column_stands_in_the_way_of_widening_it(admin):
+    """It is named; a column that is added concerns none of them."""
+    admin.execute(TABLE)
+    for ddl, reason in (
         ("CREATE VIEW report AS SELECT name FROM events", "view public.report depends on column name"),
         ("ALTER TABLE events ADD CHECK (name <> '')", "events_name_check on table .*events depends on column name"),
         ("CREATE INDEX by_lower ON events (lower(name))", "index .*by_lower depends on column name"),
@@ -57,42 +58,39 @@ def look(connection, change) -> None:
             "CREATE TABLE part PARTITION OF events DEFAULT; CREATE VIEW report AS SELECT name FROM part",
             "view public.report depends on column name",
         ),
-    ],
-)
-def test_what_depends_on_a_column_stands_in_the_way_of_widening_it(admin, ddl, reason):
-    """It is named; a column that is added concerns none of them."""
+    ):
+        says = (
+            rf'\[TARGET_NOT_ALTERED\].*{reason}.*Help: .*: ALTER TABLE "public"."events" ALTER COLUMN "name" TYPE text;'
+        )
+        with admin.transaction(force_rollback=True):
+            admin.execute(ddl)
+            with pytest.raises(TargetError, match=says):
+                look(admin, WIDER)
+            look(admin, ADDED)
+
+
+def test_what_postgres_keeps_does_not(admin):
+    """Indexes on plain columns, the constraints that stand on them, defaults and statistics: no file is made again."""
     admin.execute(TABLE)
-    admin.execute(ddl)
-    says = rf'\[TARGET_NOT_ALTERED\].*{reason}.*Help: .*: ALTER TABLE "public"."events" ALTER COLUMN "name" TYPE text;'
-    with pytest.raises(TargetError, match=says):
-        look(admin, WIDER)
-    look(admin, ADDED)
-
-
-@pytest.mark.parametrize(
-    "ddl",
-    [
+    admin.execute("INSERT INTO events SELECT i, i FROM generate_series(1, 99) AS i")
+    files = (
+        "SELECT array_agg(pg_relation_filenode(c.oid) ORDER BY c.relname) FROM pg_class AS c "
+        "WHERE 'events'::regclass IN (c.oid, (SELECT indrelid FROM pg_index WHERE indexrelid = c.oid))"
+    )
+    for ddl in (
         "CREATE UNIQUE INDEX by_name ON events (name, id)",
         "CREATE INDEX by_id ON events (id) INCLUDE (name)",
         "ALTER TABLE events ADD UNIQUE (name)",
         "CREATE STATISTICS correlated ON id, name FROM events",
         "COMMENT ON COLUMN events.name IS 'a name'",
         "ANALYZE events",
-    ],
-)
-def test_what_postgres_keeps_does_not(admin, ddl):
-    """Indexes on plain columns, the constraints that stand on them, defaults and statistics: no file is made again."""
-    admin.execute(TABLE)
-    admin.execute("INSERT INTO events SELECT i, i FROM generate_series(1, 99) AS i")
-    admin.execute(ddl)
-    look(admin, WIDER)
-    files = (
-        "SELECT array_agg(pg_relation_filenode(c.oid) ORDER BY c.relname) FROM pg_class AS c "
-        "WHERE 'events'::regclass IN (c.oid, (SELECT indrelid FROM pg_index WHERE indexrelid = c.oid))"
-    )
-    kept = admin.execute(files).fetchone()
-    admin.execute(b"ALTER TABLE events " + WIDER.clause.as_bytes(None))
-    assert admin.execute(files).fetchone() == kept
+    ):
+        with admin.transaction(force_rollback=True):
+            admin.execute(ddl)
+            look(admin, WIDER)
+            kept = admin.execute(files).fetchone()
+            admin.execute(b"ALTER TABLE events " + WIDER.clause.as_bytes(None))
+            assert (ddl, admin.execute(files).fetchone()) == (ddl, kept)
 
 
 def test_a_partition_is_altered_with_its_whole_table(admin):

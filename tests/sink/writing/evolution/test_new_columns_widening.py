@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from pyspark.sql import types as t
 
-from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.encoding.encoded_types import EncodedColumn, encoded_columns
 from pgonce.sink.writing.evolution.new_columns import (
     is_limited,
     wider_type,
@@ -51,6 +50,12 @@ NOT_WIDER = [
 ]
 
 
+def encoded(kind: t.DataType) -> EncodedColumn:
+    """The column of the rows that is of this type."""
+    (column,) = encoded_columns(t.StructType([t.StructField("k", kind)]))
+    return column
+
+
 def column_of(admin, kind: str) -> TargetColumn:
     """A column of a table that has rows and, where there can be one, an index."""
     admin.execute(f"CREATE TABLE events (id bigint, k {kind})".encode())
@@ -60,29 +65,29 @@ def column_of(admin, kind: str) -> TargetColumn:
     return table.columns[1]
 
 
-@pytest.mark.parametrize(("before", "sent", "after"), WIDER, ids=str)
-def test_what_is_widened_is_not_rewritten(admin, before, sent, after):
+def test_what_is_widened_is_not_rewritten(admin):
     """The files of the table and of its index stay, nobody reads them, and the type is the one that was named."""
-    column = column_of(admin, before)
-    (encoded,) = encoded_columns(t.StructType([t.StructField("k", sent)]))
-    assert wider_type(column, encoded) == after
     files = "SELECT pg_relation_filenode('events'), pg_relation_filenode('by_k')"
-    kept = admin.execute(files).fetchone()
-    with admin.transaction():
-        read = "SELECT pg_stat_get_xact_numscans('events'::regclass)"
-        scans = admin.execute(read).fetchone()
-        admin.execute(f"ALTER TABLE events ALTER COLUMN k TYPE {after}".encode())
-        assert admin.execute(read).fetchone() == scans
-    assert admin.execute(files).fetchone() == kept
-    _, table = look_up_table(admin, "events")
-    assert table.columns[1].full_type == after
+    read = "SELECT pg_stat_get_xact_numscans('events'::regclass)"
+    for before, sent, after in WIDER:
+        column = column_of(admin, before)
+        assert (before, wider_type(column, encoded(sent))) == (before, after)
+        kept = admin.execute(files).fetchone()
+        with admin.transaction():
+            scans = admin.execute(read).fetchone()
+            admin.execute(f"ALTER TABLE events ALTER COLUMN k TYPE {after}".encode())
+            assert (before, admin.execute(read).fetchone()) == (before, scans)
+        assert (before, admin.execute(files).fetchone()) == (before, kept)
+        _, table = look_up_table(admin, "events")
+        assert table.columns[1].full_type == after
+        admin.execute("DROP TABLE events")
 
 
-@pytest.mark.parametrize(("before", "sent"), NOT_WIDER, ids=str)
-def test_what_would_be_rewritten_or_changed_is_not_widened(admin, before, sent):
+def test_what_would_be_rewritten_or_changed_is_not_widened(admin):
     """Nor is what is wide enough already."""
-    (encoded,) = encoded_columns(t.StructType([t.StructField("k", sent)]))
-    assert wider_type(column_of(admin, before), encoded) is None
+    for before, sent in NOT_WIDER:
+        assert (before, sent, wider_type(column_of(admin, before), encoded(sent))) == (before, sent, None)
+        admin.execute("DROP TABLE events")
 
 
 def test_only_some_types_refuse_values_for_their_size(admin):

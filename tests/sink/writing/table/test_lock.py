@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from support.batches import make_batch
+from support.blocked import wait_for_blocked
 from support.committed_rows import settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
@@ -172,8 +173,7 @@ def test_a_batch_that_waits_for_an_alter_sees_what_it_altered(pair, transport, a
         other.execute(alter(pair))
         committing = threading.Thread(target=lambda: outcomes.append(outcome(settings(url, lock_timeout=30), work)))
         committing.start()
-        blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
-        assert wait_until(lambda: admin.execute(blocked, [other.info.backend_pid]).fetchone()[0], seconds=60)
+        wait_for_blocked(admin, other)
         other.commit()
         committing.join()
     admin.execute(alter(pair, "reference"))
@@ -256,8 +256,7 @@ def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change,
             target=lambda: outcomes.append(outcome(settings(at_level, lock_timeout=30), work))
         )
         committing.start()
-        blocked = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
-        assert wait_until(lambda: admin.execute(blocked, [other.info.backend_pid]).fetchone()[0], seconds=60)
+        wait_for_blocked(admin, other)
         other.commit()
         committing.join()
     # At the higher levels nothing shows a rule that the transaction's snapshot does not have; the next batch sees it.

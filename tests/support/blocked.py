@@ -1,0 +1,22 @@
+"""
+Wait until a session waits for another one's lock.
+
+Runs in: pytest. Invariant: it only looks, and gives up after a minute.
+"""
+
+from __future__ import annotations
+
+import psycopg
+from support.fixtures.driver import wait_until
+
+
+def wait_for_blocked(looking: psycopg.Connection, holder: psycopg.Connection) -> None:
+    """Until some session waits for a lock that this connection's session holds."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE %s = ANY (pg_blocking_pids(pid))"
+    assert wait_until(lambda: looking.execute(query, [holder.info.backend_pid]).fetchone() != (0,), seconds=60)
+
+
+def wait_until_blocked(looking: psycopg.Connection, waiting: psycopg.Connection) -> None:
+    """Until this connection's session waits for a lock."""
+    query = "SELECT cardinality(pg_blocking_pids(%s))"
+    assert wait_until(lambda: looking.execute(query, [waiting.info.backend_pid]).fetchone() != (0,), seconds=60)
