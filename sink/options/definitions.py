@@ -98,10 +98,9 @@ class TableOptions(TypedDict, total=False):
         _ROWS_AND_JOBS, "Create the table from the frame's schema if it is missing.", False,
     )]
     schema_evolution: Annotated[SchemaEvolution, Option(
-        _ROWS_AND_JOBS, "What becomes of columns that the table lacks. `strict` refuses them. `addColumns` adds them, "
-        "in the batch's transaction, and widens columns that are too narrow for a value, if Postgres does so without "
-        "rewriting the table; the role must own the table. `ignoreExtra` does not write them. See [New "
-        "columns](writing.md#new-columns).", "strict",
+        _ROWS_AND_JOBS, "What becomes of columns that the table lacks. `strict` refuses them, `addColumns` adds them "
+        "(the role must own the table), `ignoreExtra` does not write them. See [New columns](writing.md#new-columns).",
+        "strict",
     )]
     dead_letters: Annotated[str | bool | None, Option(
         _ROWS, f"Where rows go that cannot be written for their own values, instead of stopping the query: `true` for "
@@ -209,8 +208,8 @@ class RowOptions(TableOptions, total=False):
     order_by: Annotated[str | None, Option(
         _ROWS_AND_JOBS, "Of several rows of one key in a batch, the one with the greatest value in this column wins; "
         "null is the least. Without it, doubled keys are refused. The table decides which keys are equal and which "
-        "value is greater: by spaces at the end of a `char(n)`, its collations, `citext`. A table that lacks the "
-        "column does not get it. With `changeFeed=debezium` it may be a field of the envelope, such as `source.lsn`.",
+        "value is greater (`char(n)`, collations, `citext`). A table that lacks the column does not get it. With "
+        "`changeFeed=debezium` it may be a field of the envelope, such as `source.lsn`.",
         modes=BY_KEY,
     )]
     unknown_routes: Annotated[UnknownRoutes | None, Option(
@@ -235,8 +234,7 @@ class RouteOptions(RowOptions, total=False):
     tables: Annotated[Mapping[str, Mapping[str, Any]] | str | None, Option(
         _WRITERS, 'For each value of `route`, how its table is written: `{"orders": {"table": "sales.orders", "mode": '
         '"upsert", "keys": ["id"]}}`, as JSON (as an argument: a dict). An entry may have the options that are marked '
-        "T, in either spelling; by default `table` is the value. What it does not say is taken from what is set for "
-        "the stream. Tables are written in this order.", None, "required with `route`", needs="route",
+        "T, in either spelling.", None, "required with `route`", needs="route",
         not_in_jobs=_ONE_JOB_EACH,
     )]
     columns: Annotated[Sequence[str], Option(
@@ -265,8 +263,8 @@ class SparkOptions(WriterOptions, total=False):
     """What only ``format("pgonce")`` takes, and the connection string, which comes first in Python."""
 
     url: Annotated[str, Option(
-        _ALL, "A libpq URI or `key=value` string. Empty: libpq's environment (`PGHOST`, `PGSERVICE`, ...). The service "
-        "file and `~/.pgpass` are used in any case.", "", "empty", secret=True,
+        _ALL, "A libpq URI or `key=value` string. Empty: libpq's environment (`PGHOST`, `PGSERVICE`, ...).", "",
+        "empty", secret=True,
     )]
     executor_url: Annotated[str, Option(
         _SINKS, "How tasks reach Postgres when they stage rows, if the driver's way does not work there. See "
