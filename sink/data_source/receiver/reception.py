@@ -174,7 +174,7 @@ class Reception:
             # For a guess it is not known yet how its rows came.
             return replace(published, transport=self._arrived.promised().transport)
 
-        return Work(work.name_sink, publish)
+        return replace(work, publish=publish)
 
     def _rows(self, planned: PlannedBatch) -> Rows:
         promise = self._arrived.promise

@@ -59,6 +59,7 @@ def receive(url, folder):
             "checkpointLocation": str(folder),
             **changes,
         }
+        given = {name: value for name, value in given.items() if value is not None}
         made.append(Reception(uuid.uuid4(), parse_options(given, overwrite=overwrite), STRUCT))
         return made[-1]
 
@@ -184,6 +185,30 @@ def test_a_wrong_guess_costs_a_second_transaction(promised, inline, published, t
     assert ids(target) == published
     assert writers_of(target) != began
     assert recorded(target) == [(len(published), "received")]
+
+
+def test_a_table_that_is_added_to_a_route_is_no_other_table(target, receive, tmp_path):
+    """With pinTable, a query may be given one more route; the tables of its earlier batches stay remembered."""
+    target.execute("CREATE TABLE news (LIKE events)")
+    folder = write_checkpoint(tmp_path / "routed", entries(0, 1), [0])
+    for batch_id, name in enumerate(["events", "news"]):
+        reception = receive(
+            table=None,
+            route="name",
+            tables=json.dumps({name: {}}),
+            pinTable="true",
+            checkpointLocation=str(folder),
+        )
+        sending = reception.open(origin(batch_id), 0, batch_id)
+        row = pa.record_batch({"id": pa.array([batch_id], pa.int64()), "name": pa.array([name], pa.string())})
+        reception.take(sending, CopyEncoder(STRUCT).encode(row))
+        reception.end(sending, 1)
+        reception.close(sending)
+        assert reception.finish(origin(batch_id), promise({0: (batch_id, 1)})) is Verdict.NEW
+    assert target.execute("SELECT id FROM events").fetchall() == [(0,)]
+    assert target.execute("SELECT id FROM news").fetchall() == [(1,)]
+    targets = target.execute("SELECT targets FROM pgonce.writers WHERE sink_name = 'route:name'").fetchone()[0]
+    assert sorted(targets) == ["public.events", "public.news"]
 
 
 def test_rows_of_an_attempt_that_broke_are_rolled_back_at_once(target, receive):
