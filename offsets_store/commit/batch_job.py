@@ -4,14 +4,16 @@ Publish one batch job: all its rows and its key in one transaction, or nothing.
 Runs in the commit worker. Invariant: the key is recorded in the transaction that writes the rows. A key that is
 recorded is never published again, however often and under any scheduler.
 
-The steps of a try, in this order:
+The steps of a try, in this order. Those of a micro-batch (:mod:`~pgonce.offsets_store.commit.one_try`) are the same
+but for steps 2 and 3, and what is recorded:
 
-1. begin, in a session of the try's own: ``session_of_a_try``, ``begin_in_tx``
+1. begin, in a session of the try's own: ``begun_transaction``
 2. claim the key, which waits for another job that has claimed it: ``claim_in_tx``
 3. if it was published: by this attempt, whose COMMIT was not answered; or by another one, and this one is skipped; or
    with other rows, and this one is refused: ``_skip_in_tx``
-4. publish the rows, and record the job: ``_publish_in_tx``, ``_record_in_tx``
-5. COMMIT: ``send_commit``
+4. publish the rows: ``write_in_tx``
+5. record the job: ``_record_in_tx``
+6. COMMIT: ``send_commit``
 
 Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for the batches of a stream.
 """
@@ -20,7 +22,6 @@ from __future__ import annotations
 
 import enum
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
@@ -28,15 +29,13 @@ from sqlalchemy import Connection
 from ..errors import RefusedBatch
 from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
 from ..ledger.published import Published
-from ..postgres.connect import driver_connection, one_trip
 from ..postgres.lock_watch import LockWatch
-from ..postgres.search_path import leave_in_tx
 from . import one_transaction
 from .notification import notify_in_tx
-from .one_transaction import TransactionState, application_name, begin_in_tx, session_of_a_try
+from .one_transaction import begun_transaction, recording_in_tx, write_in_tx
 from .retrying import tried
 from .settings import CommitSettings
-from .work import Named, Outcome
+from .work import Named, Outcome, Work
 
 _log = logging.getLogger("pgonce")
 
@@ -50,14 +49,14 @@ class JobVerdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class JobWork:
-    """What the commit of a job does; both run inside the transaction, and again at every try."""
+class CommittedJob:
+    """What became of one run of a batch job, and the name of the sink that it is for."""
 
-    name_sink: Callable[[Connection], str]
-    publish: Callable[[Connection], Published]
+    verdict: JobVerdict
+    sink_name: str
 
 
-def commit_job(settings: CommitSettings, job: Job, work: JobWork) -> JobVerdict:
+def commit_job(settings: CommitSettings, job: Job, work: Work[None]) -> CommittedJob:
     """
     Publish the job's rows, or skip it because its key was published; the verdict says which.
 
@@ -66,13 +65,13 @@ def commit_job(settings: CommitSettings, job: Job, work: JobWork) -> JobVerdict:
     :raises CommitError: if Postgres was unavailable, or a lock was held, for longer than ``settings`` allow.
     """
 
-    def once(watch: LockWatch, outcome: Outcome) -> JobVerdict:
+    def once(watch: LockWatch, outcome: Outcome) -> CommittedJob:
         return _publish_or_skip(settings, job, work, watch, outcome)
 
-    verdict = tried(settings, _named(job), once, Outcome())
-    if verdict is not JobVerdict.SKIPPED:
-        _log.info("%s: %s", _named(job).full, verdict.value)
-    return verdict
+    committed = tried(settings, _named(job), once, Outcome())
+    if committed.verdict is not JobVerdict.SKIPPED:
+        _log.info("%s: %s", _named(job).full, committed.verdict.value)
+    return committed
 
 
 def _named(job: Job) -> Named:
@@ -81,28 +80,23 @@ def _named(job: Job) -> Named:
 
 
 def _publish_or_skip(
-    settings: CommitSettings, job: Job, work: JobWork, watch: LockWatch, outcome: Outcome
-) -> JobVerdict:
-    with session_of_a_try(settings) as pooled:
-        # Not the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows of
-        # the job that it has waited for.
-        connection = pooled.execution_options(isolation_level="READ COMMITTED")
-        # Before our search_path is in force, because a table is found along the user's.
-        sink_name = work.name_sink(connection)
-        began = begin_in_tx(connection, application_name(str(job.attempt)), settings.lock_timeout)
-        one_transaction.refuse_lost_on_crash(began)
-        with outcome.on_ledger(), watch.looking(began.backend_pid, may_end=True):
+    settings: CommitSettings, job: Job, work: Work[None], watch: LockWatch, outcome: Outcome
+) -> CommittedJob:
+    # Not the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows of the
+    # job that it has waited for.
+    with begun_transaction(settings, str(job.attempt), work.name_sink, "READ COMMITTED") as begun:
+        connection, sink_name, began = begun.connection, begun.sink.name, begun.state
+        # The run that had the key before is done, so what is recorded then stays so.
+        with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
             recorded = claim_in_tx(connection, sink_name, job)
-        # The run that had the key before is done, so what is recorded now stays so.
-        outcome.unknown = False
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
-                published = _publish_in_tx(connection, work, began)
-                with outcome.on_ledger():
+                published = write_in_tx(connection, began, lambda: work.publish(connection, None, None))
+                with recording_in_tx(connection, outcome):
                     _record_in_tx(settings, connection, sink_name, job, published)
             verdict = JobVerdict.PUBLISHED
         elif recorded.attempt == job.attempt:
-            return JobVerdict.LANDED
+            return CommittedJob(JobVerdict.LANDED, sink_name)
         else:
             with outcome.on_ledger():
                 _skip_in_tx(connection, sink_name, job, recorded)
@@ -111,24 +105,14 @@ def _publish_or_skip(
     if recorded is not None:
         # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
         _log.warning("%s", _skipped(sink_name, job, recorded))
-    return verdict
-
-
-def _publish_in_tx(connection: Connection, work: JobWork, began: TransactionState) -> Published:
-    leave_in_tx(driver_connection(connection))
-    published = work.publish(connection)
-    one_transaction.refuse_another_in_tx(connection, began)
-    return published
+    return CommittedJob(verdict, sink_name)
 
 
 def _record_in_tx(
     settings: CommitSettings, connection: Connection, sink_name: str, job: Job, published: Published
 ) -> None:
-    with one_trip(connection):
-        record_job_in_tx(connection, sink_name, job, published)
-        notify_in_tx(connection, settings.notify_channel, published, sink=sink_name, batch_key=job.batch_key)
-        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
-        leave_in_tx(driver_connection(connection))
+    record_job_in_tx(connection, sink_name, job, published)
+    notify_in_tx(connection, settings.notify_channel, published, sink=sink_name, batch_key=job.batch_key)
 
 
 def _skip_in_tx(connection: Connection, sink_name: str, job: Job, recorded: RecordedJob) -> None:

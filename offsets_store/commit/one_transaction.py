@@ -1,5 +1,5 @@
 """
-The one transaction of a try: its session, its COMMIT, and whether it is still the one that began.
+The one transaction of a try: the steps that are the same for a micro-batch and a batch job, from the begin to COMMIT.
 
 Runs in the commit. Invariant: rows and offsets are in one transaction, even if SQL of the user ran in it. Each try has
 a session of its own, with a ledger to lock; one that failed is never used again.
@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Literal, TypeVar
 
 import psycopg
 import sqlalchemy.exc
@@ -24,15 +25,17 @@ from ..errors import NOTHING, CommitError, PgonceError
 from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
 from ..postgres.bounds import enter_in_tx, outlast_locks, server_settings
-from ..postgres.connect import checked_out, connect, driver_connection
-from ..postgres.search_path import ENTER_COLUMNS
+from ..postgres.connect import checked_out, connect, driver_connection, one_trip
+from ..postgres.search_path import ENTER_COLUMNS, leave_in_tx
 from ..postgres.translate import leaves_commit_unknown
 from .settings import CommitSettings
-from .work import Named, Outcome
+from .work import Named, NamedSink, NameSink, Outcome
 
 _log = logging.getLogger("pgonce")
 
 WAIT_LOGGED_EVERY_SECONDS = 30.0
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -119,6 +122,34 @@ def application_name(run_id: str) -> str:
     return f"pgonce {run_id}"
 
 
+@dataclass(frozen=True)
+class Begun:
+    """A transaction that has begun, and the sink that it is for."""
+
+    connection: Connection
+    sink: NamedSink
+    state: TransactionState
+
+
+@contextmanager
+def begun_transaction(
+    settings: CommitSettings, run_id: str, name_sink: NameSink, isolation_level: Literal["READ COMMITTED"] | None = None
+) -> Iterator[Begun]:
+    """
+    Begin the transaction of a try; what the block does not commit is rolled back.
+
+    :param isolation_level: given if the transaction needs it, whatever the role's default is.
+    :raises CommitError: SYNCHRONOUS_COMMIT_OFF.
+    """
+    with session_of_a_try(settings) as session:
+        connection = session.execution_options(isolation_level=isolation_level) if isolation_level else session
+        # Before our search_path is in force, because a table is found along the user's.
+        sink = name_sink(connection)
+        state = begin_in_tx(connection, application_name(run_id), settings.lock_timeout)
+        refuse_lost_on_crash(state)
+        yield Begun(connection, NamedSink(sink) if isinstance(sink, str) else sink, state)
+
+
 @contextmanager
 def session_of_a_try(settings: CommitSettings) -> Iterator[Connection]:
     """A session whose database has a ledger; what the block has not committed is rolled back."""
@@ -164,16 +195,28 @@ def refuse_when_it_ends(connection: Connection) -> None:
     event.listen(connection, "after_cursor_execute", _refuse_ended)
 
 
-def refuse_another_in_tx(connection: Connection, began: TransactionState) -> None:
+def write_in_tx(connection: Connection, began: TransactionState, write: Callable[[], _T]) -> _T:
     """
-    Set our search_path again, and look whether the transaction is still the one that ``began``.
+    The result of ``write``, which runs under the user's search_path, in the transaction that ``began`` and no other.
 
     :raises CommitError: TRANSACTION_ENDED or SYNCHRONOUS_COMMIT_OFF.
     """
+    leave_in_tx(driver_connection(connection))
+    written = write()
     now = transaction_state_in_tx(connection)
     refuse_lost_on_crash(now)
     if began.xid != now.xid:
         raise _ended()
+    return written
+
+
+@contextmanager
+def recording_in_tx(connection: Connection, outcome: Outcome) -> Iterator[None]:
+    """Run the block, which records what was written, in one round trip; the transaction is ready for COMMIT then."""
+    with outcome.on_ledger(), one_trip(connection):
+        yield
+        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
+        leave_in_tx(driver_connection(connection))
 
 
 def send_commit(url: str, connection: Connection, backend_pid: int, what: Named, outcome: Outcome) -> None:

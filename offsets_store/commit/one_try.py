@@ -6,14 +6,16 @@ recorded in the transaction that writes its rows, and it is done only when COMMI
 
 The steps, in this order:
 
-1. begin, in a session of the try's own: ``session_of_a_try``, ``begin_in_tx``
+1. begin, in a session of the try's own: ``begun_transaction``
 2. lock the writer's row, and read the ledger under the lock: ``lock_writer_in_tx``
 3. decide what the batch is, and refuse it if it may be neither published nor skipped: ``decide``, ``refusal``
 4. publish the rows: ``_publish_in_tx``
 5. record the batch: ``_record_in_tx``; for a batch that is skipped, ``_skip_in_tx`` stands for steps 4 and 5
 6. COMMIT: ``_commit``
 
-``_decided_transaction`` takes steps 1 to 3. Whether another try follows is decided in
+``_decided_transaction`` takes steps 1 to 3. A batch job (:mod:`~pgonce.offsets_store.commit.batch_job`) has the same
+steps, with a key in place of the writer's row; what is the same within a step is in
+:mod:`~pgonce.offsets_store.commit.one_transaction`. Whether another try follows is decided in
 :mod:`~pgonce.offsets_store.commit.retrying`.
 """
 
@@ -36,9 +38,7 @@ from ..ledger.lock import (
 )
 from ..ledger.published import Published, WrittenTables, compared_with_earlier
 from ..offsets import Offsets
-from ..postgres.connect import driver_connection, one_trip
 from ..postgres.lock_watch import LockWatch
-from ..postgres.search_path import leave_in_tx
 from ..postgres.translate import ledger_gone
 from ..verdict.decide import (
     ACCEPTABLE,
@@ -54,7 +54,14 @@ from ..verdict.facts import Batch, PlannedBatch
 from ..verdict.refused_batch import refusal
 from . import one_transaction
 from .notification import notify_in_tx
-from .one_transaction import TransactionState, application_name, begin_again_in_tx, begin_in_tx, session_of_a_try
+from .one_transaction import (
+    TransactionState,
+    application_name,
+    begin_again_in_tx,
+    begun_transaction,
+    recording_in_tx,
+    write_in_tx,
+)
 from .settings import CommitSettings
 from .work import NameSink, Outcome, Work, named
 
@@ -74,7 +81,7 @@ class Try:
 
 
 def publish_or_skip(
-    settings: CommitSettings, planned: PlannedBatch, work: Work, watch: LockWatch, outcome: Outcome
+    settings: CommitSettings, planned: PlannedBatch, work: Work[Batch], watch: LockWatch, outcome: Outcome
 ) -> Verdict:
     """
     Publish or skip the batch in one transaction; the verdict says which.
@@ -88,7 +95,7 @@ def publish_or_skip(
             with watch.looking(transaction.began.backend_pid, may_end=False):
                 stored = _stored_positions(transaction)
                 published, tables = _publish_in_tx(transaction, work, stored, outcome)
-                with outcome.on_ledger():
+                with recording_in_tx(transaction.connection, outcome):
                     _record_in_tx(transaction, published, tables, stored)
         else:
             with outcome.on_ledger():
@@ -122,21 +129,17 @@ def _decided_transaction(
 
     :raises RefusedBatch: for a batch that is neither to be published nor to be skipped.
     """
-    application, replaces = application_name(planned.run_id), settings.remedies.replaces
-    start_over = settings.remedies.start_over
-    with session_of_a_try(settings) as connection:
-        # Before our search_path is in force, because a table is found along the user's.
-        sink = name_sink(connection)
-        batch = planned.into(sink) if isinstance(sink, str) else planned.into(sink.name, sink.tables)
-        began = begin_in_tx(connection, application, settings.lock_timeout)
-        one_transaction.refuse_lost_on_crash(began)
-        with outcome.on_ledger(), watch.looking(began.backend_pid, may_end=True):
+    replaces, start_over = settings.remedies.replaces, settings.remedies.start_over
+    with begun_transaction(settings, planned.run_id, name_sink) as begun:
+        connection, began = begun.connection, begun.state
+        batch = planned.into(begun.sink.name, begun.sink.tables)
+        with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
             try:
                 locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over)
             except SnapshotTooOldError:
+                application = application_name(planned.run_id)
                 began = begin_again_in_tx(connection, batch.places, application, settings.lock_timeout)
                 locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over, sees_rivals=True)
-        outcome.unknown = False
         settings = replace(settings, remedies=replace(settings.remedies, replaces=locked.replaces or replaces))
         verdict = decide(locked.ledger, batch, settings.remedies)
         if verdict in ACCEPTABLE and locked.has_acceptances:
@@ -156,37 +159,34 @@ def _stored_positions(transaction: Try) -> Offsets | None:
 
 
 def _publish_in_tx(
-    transaction: Try, work: Work, stored: Offsets | None, outcome: Outcome
+    transaction: Try, work: Work[Batch], stored: Offsets | None, outcome: Outcome
 ) -> tuple[Published, WrittenTables]:
     if work.sealed:
         one_transaction.refuse_when_it_ends(transaction.connection)
         with outcome.on_ledger():
             record.seal_in_tx(transaction.connection, transaction.locked, transaction.batch)
-    leave_in_tx(driver_connection(transaction.connection))
     below = None if transaction.verdict is Verdict.NEW else stored
     over = starts_over(transaction.verdict, transaction.locked.ledger, transaction.settings.remedies)
-    published = work.publish(transaction.connection, replace(transaction.batch, starts_over=over), below)
+    batch = replace(transaction.batch, starts_over=over)
+    connection, began = transaction.connection, transaction.began
+    published = write_in_tx(connection, began, lambda: work.publish(connection, batch, below))
     writer, now = transaction.locked.ledger.writer, published.targets or {}
     pinned = transaction.settings.pin_table
     tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=work.is_one_table)
-    one_transaction.refuse_another_in_tx(transaction.connection, transaction.began)
     return published, tables
 
 
 def _record_in_tx(transaction: Try, published: Published, tables: WrittenTables, stored: Offsets | None) -> None:
     connection, locked, batch = transaction.connection, transaction.locked, transaction.batch
     replaces, retained = transaction.settings.remedies.replaces, transaction.settings.retain_batches
-    with one_trip(connection):
-        record.record_batch_in_tx(connection, locked, batch, published, tables, stored=stored, retain_batches=retained)
-        if locked.has_acceptances:
-            close_acceptances_in_tx(connection, locked.writer_id, batch.batch_id)
-        if locked.ledger.writer is None and replaces:
-            record.replace_writer_in_tx(connection, locked, batch, replaces)
-            if published.emptied is not None:
-                record.note_start_over_in_tx(connection, locked, published.emptied, replaces)
-        _notify_in_tx(transaction, published)
-        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
-        leave_in_tx(driver_connection(connection))
+    record.record_batch_in_tx(connection, locked, batch, published, tables, stored=stored, retain_batches=retained)
+    if locked.has_acceptances:
+        close_acceptances_in_tx(connection, locked.writer_id, batch.batch_id)
+    if locked.ledger.writer is None and replaces:
+        record.replace_writer_in_tx(connection, locked, batch, replaces)
+        if published.emptied is not None:
+            record.note_start_over_in_tx(connection, locked, published.emptied, replaces)
+    _notify_in_tx(transaction, published)
 
 
 def _notify_in_tx(transaction: Try, published: Published) -> None:

@@ -33,7 +33,7 @@ from ..postgres.translate import (
     passes,
 )
 from ..verdict.decide import Verdict
-from ..verdict.facts import PlannedBatch
+from ..verdict.facts import Batch, PlannedBatch
 from .one_try import ask_or_skip, has_committed, publish_or_skip
 from .settings import CommitSettings
 from .work import Named, NameSink, Outcome, Work, named
@@ -46,7 +46,7 @@ _T = TypeVar("_T")
 
 
 def commit_batch(
-    settings: CommitSettings, planned: PlannedBatch, work: Work, *, outcome_unknown: bool = False
+    settings: CommitSettings, planned: PlannedBatch, work: Work[Batch], *, outcome_unknown: bool = False
 ) -> Verdict:
     """
     Publish the batch, or skip it if it is proven to be published; the verdict says which.
@@ -102,7 +102,7 @@ class EarlyTry:
     verdict: Verdict | None = None
     outcome_unknown: bool = False
 
-    def begin(self, planned: PlannedBatch, work: Work) -> None:
+    def begin(self, planned: PlannedBatch, work: Work[Batch]) -> None:
         """Publish or skip the batch now, or leave it to :meth:`commit`. No error gets out of this."""
         try:
             # One try only: while rows are missing, this transaction should not hold up other sessions, or end them.
@@ -113,7 +113,7 @@ class EarlyTry:
             self.outcome_unknown = isinstance(error, UnknownOutcomeError)
             _log.warning(_BEGINS_AGAIN, planned.batch_id, _reason(error))
 
-    def commit(self, planned: PlannedBatch, work: Work) -> Verdict:
+    def commit(self, planned: PlannedBatch, work: Work[Batch]) -> Verdict:
         """Publish or skip the batch, after any outcome of the early try, in as many tries as the settings allow."""
         return commit_batch(self.settings, planned, work, outcome_unknown=self.outcome_unknown)
 

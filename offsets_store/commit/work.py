@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from sqlalchemy import Connection
 
 from ..ledger.published import Published
 from ..offsets import Offsets
-from ..verdict.facts import Batch, PlannedBatch
+from ..verdict.facts import PlannedBatch
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,22 @@ A name alone is enough where the tables are not known before something is writte
 """
 
 
+_Whose_contra = TypeVar("_Whose_contra", contravariant=True)
+
+
 @dataclass(frozen=True)
-class Work:
+class Work(Generic[_Whose_contra]):
     """
     What one commit does: ``name_sink`` says which sink it is, ``publish`` writes the rows and says how many.
 
-    ``publish`` gets the positions below which rows are stored already; None means that no row is dropped. Both run
-    inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user, and
-    ``has_several_tables`` for work that chooses among tables by the rows.
+    ``publish`` gets the micro-batch whose rows they are (``Work[Batch]``), or None for those of a batch job
+    (``Work[None]``); and the positions below which rows are stored already, where None means that no row is dropped.
+    Both functions run inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user,
+    and ``has_several_tables`` for work that chooses among tables by the rows.
     """
 
     name_sink: NameSink
-    publish: Callable[[Connection, Batch, Offsets | None], Published]
+    publish: Callable[[Connection, _Whose_contra, Offsets | None], Published]
     sealed: bool = False
     has_several_tables: bool = False
 
@@ -103,3 +108,10 @@ class Outcome:
         yield
         # Not after an error, because the code that handles it asks where it came from.
         self.in_ledger = False
+
+    @contextmanager
+    def asking_ledger(self) -> Iterator[None]:
+        """Run the block that takes the lock and reads the ledger: what an earlier try has done is known after it."""
+        with self.on_ledger():
+            yield
+        self.unknown = False

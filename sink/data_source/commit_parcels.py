@@ -14,15 +14,13 @@ from uuid import UUID
 
 import psycopg
 from pyspark.sql.datasource import WriterCommitMessage
-from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
-from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
-from pgonce.offsets_store.postgres.connect import connect, driver_connection
+from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
@@ -33,8 +31,7 @@ from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import bodies_not_stored, is_stored
 from ..staging.table import StagedRows, StagingTable, sweep, sweep_jobs
 from ..writing.rows import Rows
-from ..writing.table.table_name import ResolvedName
-from ..writing.write_batch import named_sink, work_into, write_batch_in_tx
+from ..writing.write_batch import work_into
 from .content_hash import content_hash
 from .parcel import Inline, Parcel, Received, Staged, open_parcels
 from .receiver.messages import Promise
@@ -97,26 +94,13 @@ def commit_job_parcels(
     """
     origin, parcels = open_parcels(messages, 0)
     rows = parcel_rows(columns, None, parcels, staging_table(options, origin))
-    sink_name = ""
-    # The table after which the sink was named, for the same transaction.
-    found: Sequence[ResolvedName] | None = None
-
-    def name_sink(connection: Connection) -> str:
-        nonlocal sink_name, found
-        named, found = named_sink(driver_connection(connection), options.sink_name, options.destination)
-        sink_name = named.name
-        return sink_name
-
-    def write(connection: Connection) -> Published:
-        return write_batch_in_tx(driver_connection(connection), options.destination, rows, found=found)
-
     sums = [parcel.row_sum or 0 for parcel in parcels]
     content = content_hash(columns, rows.count(), sums) if options.batch_hash else None
     job = Job(options.batch_key, UUID(origin.run_id), content, rows.count())
-    verdict = commit_job(options.commit, job, JobWork(name_sink, write))
+    done = commit_job(options.commit, job, work_into(options.sink_name, options.destination, rows))
     # What this run, and runs of keys that are published, have staged: no message tells of what failed.
-    _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, sink_name))
-    return verdict
+    _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, done.sink_name))
+    return done.verdict
 
 
 def parcel_rows(

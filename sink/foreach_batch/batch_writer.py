@@ -17,7 +17,7 @@ from typing_extensions import Unpack
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
-from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..border import called_by_spark
 from ..changes.reader import reader_of
@@ -70,7 +70,7 @@ class BatchSettings:
             batch = batch_of(frame, batch_id, by_position=by_position)
         return with_topic_ids(batch, self.brokers)
 
-    def checked(self, frame: DataFrame, work: Work) -> Work:
+    def checked(self, frame: DataFrame, work: Work[Batch]) -> Work[Batch]:
         """The work of a batch, as it is to be committed."""
         return as_long_as_planned(self.server, work) if is_connect(frame) else work
 
@@ -125,5 +125,5 @@ class PostgresBatchWriter:
         look_once(batch.run_id, self._settings.commit.url, self._destination, encoded_columns(written))
         refuse_first_batch(self._settings.commit, batch, self._sink_name, self._destination)
 
-    def _work(self, rows: Rows) -> Work:
+    def _work(self, rows: Rows) -> Work[Batch]:
         return work_into(self._sink_name, self._destination, rows)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pgonce.offsets_store.commit.retrying import EarlyTry, NotNowError, commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..writing.rows import Rows
 from .arriving_batches import ArrivingBatches
@@ -26,7 +26,7 @@ _SOON_SECONDS = 0.25
 PATIENCE_SECONDS = 0.5
 
 
-WorkOf = Callable[[Rows], Work]
+WorkOf = Callable[[Rows], Work[Batch]]
 
 
 class FrameCommits:

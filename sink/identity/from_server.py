@@ -72,7 +72,7 @@ def batch_from_server(
     return batch
 
 
-def as_long_as_planned(server: ServerSession, work: Work) -> Work:
+def as_long_as_planned(server: ServerSession, work: Work[Batch]) -> Work[Batch]:
     """The same work, which fails before its COMMIT if the batch's entry is not the one that was read at first."""
 
     def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:

@@ -63,7 +63,7 @@ _NAMED_IN_ERROR = 5
 _LONGEST_VALUE = 100
 
 
-def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) -> Work:
+def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) -> Work[Batch | None]:
     """The work of a commit that writes ``rows``; the sink has the name that the user gave it, or one of its own."""
     # The tables as they were found when the sink was named, for the same transaction.
     found: Sequence[ResolvedName] | None = None
@@ -73,7 +73,7 @@ def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) ->
         named, found = named_sink(driver_connection(connection), sink_name, where)
         return named
 
-    def write(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
+    def write(connection: Connection, batch: Batch | None, stored: Offsets | None) -> Published:
         return write_batch_in_tx(driver_connection(connection), where, rows, batch, stored, found, is_last=True)
 
     return Work(name_sink, write, has_several_tables=isinstance(where, Routes))

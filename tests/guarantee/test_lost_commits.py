@@ -29,8 +29,9 @@ from support.sent_rows import arrow_rows
 from support.sparse_query import Planned, SparseQuery, Topic
 from support.two_servers import two_servers
 
-from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -253,13 +254,13 @@ class Failover:
 def job(url: str, key: str) -> JobVerdict:
     """Run a batch job that appends one row."""
 
-    def publish(connection: Any) -> Published:
+    def publish(connection: Any, *_: None) -> Published:
         where = destination("jobs", "append", (), None)
         write_batch_in_tx(driver_connection(connection), where, rows({"kept": 1, "lost": 2}[key]))
         return Published(1, "inline")
 
     settings = CommitSettings(url, lock_timeout=2, retry_timeout=20)
-    return commit_job(settings, Job(key, uuid.uuid4()), JobWork(lambda _: "public.jobs", publish))
+    return commit_job(settings, Job(key, uuid.uuid4()), Work(lambda _: "public.jobs", publish)).verdict
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ from support.rows import given_rows
 from support.sent_rows import arrow_rows
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
-from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -346,7 +346,7 @@ class Restoring(RuleBasedStateMachine):
         body = CopyEncoder(JOB).encode(arrow_rows(JOB, [(key, 1), (key, 2)]))
         rows = given_rows(encoded_columns(JOB), 2, lambda: [body])
 
-        def publish(connection: Connection) -> Published:
+        def publish(connection: Connection, *_: None) -> Published:
             write_batch_in_tx(driver_connection(connection), destination("jobs", "append", (), None), rows)
             if dies:
                 raise Killed
@@ -355,7 +355,8 @@ class Restoring(RuleBasedStateMachine):
         settings = CommitSettings(self.database.url, Remedies(), lock_timeout=2, retry_timeout=10)
         verdict = None
         with suppress(Killed):
-            verdict = commit_job(settings, Job(key, uuid.uuid4()), JobWork(lambda _: "public.jobs", publish))
+            work = Work(lambda _: "public.jobs", publish)
+            verdict = commit_job(settings, Job(key, uuid.uuid4()), work).verdict
         note(f"job {key} {dies=}: {verdict}")
         if key in self.jobs:
             assert verdict is JobVerdict.SKIPPED

@@ -25,8 +25,9 @@ from typer.testing import CliRunner, Result
 
 from pgonce.cli.main import app
 from pgonce.cli.terms import ExitCode
-from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants, ledgers_seen, migrate
@@ -171,9 +172,9 @@ def put_aside(url: str) -> None:
 
 def run_batch_jobs(url: str, key: str) -> None:
     """Publish a batch job, skip it, give one up that has staged rows, sweep, and look."""
-    work = JobWork(lambda _: "sales.orders", lambda _: Published(0, "inline"))
+    work = Work(lambda _: "sales.orders", lambda *_: Published(0, "inline"))
     for verdict in (JobVerdict.PUBLISHED, JobVerdict.SKIPPED):
-        assert commit_job(CommitSettings(url, retry_timeout=0), Job(key, uuid4()), work) is verdict
+        assert commit_job(CommitSettings(url, retry_timeout=0), Job(key, uuid4()), work).verdict is verdict
     with connect(url, autocommit=True) as connection:
         give_up_job(connection, StagingTable(OF_JOB + key, "sales.orders", str(uuid4()), 0))
         sweep_jobs(connection, "sales.orders", "sales.orders")

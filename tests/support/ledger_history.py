@@ -9,8 +9,9 @@ from typing import Any
 from sqlalchemy import insert
 from support.batches import make_batch
 
-from pgonce.offsets_store.commit.batch_job import JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.settings import CommitSettings
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger import record
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
@@ -106,6 +107,6 @@ def hear(
 def publish_job(url: str, key: str) -> Job:
     """Publish, or skip, a batch job of 7 rows with this key."""
     job = Job(key, uuid.uuid4())
-    work = JobWork(lambda _: "public.orders", lambda _: Published(7, "inline", targets={"public.orders": 1}))
+    work = Work(lambda _: "public.orders", lambda *_: Published(7, "inline", targets={"public.orders": 1}))
     commit_job(CommitSettings(url, lock_timeout=2, retry_timeout=0), job, work)
     return job

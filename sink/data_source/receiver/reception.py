@@ -163,9 +163,9 @@ class Reception:
         assert self._origin is not None  # noqa: S101 (rows have come, and with them their origin)
         return planned_batch(self._options, self._origin, attempt=self._token)
 
-    def _work(self, planned: PlannedBatch) -> Work:
+    def _work(self, planned: PlannedBatch) -> Work[Batch]:
         options = self._options
-        work = work_into(options.sink_name, options.destination, self._rows(planned))
+        work: Work[Batch] = work_into(options.sink_name, options.destination, self._rows(planned))
 
         def publish(connection: Connection, batch: Batch, stored: Offsets | None) -> Published:
             self._arrived.refuse_over()

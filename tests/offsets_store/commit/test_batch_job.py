@@ -19,9 +19,10 @@ from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
 
-from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import CommitError, PgonceError, RefusedBatch
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -48,12 +49,12 @@ def job(key="monday", content_hash=None):
 def writing(*of, mode="append", then=lambda: None, sink="public.events"):
     """The work that writes rows with these ids into ``events``, and then does something more before COMMIT."""
 
-    def publish(connection):
+    def publish(connection, *_):
         write_batch_in_tx(driver_connection(connection), destination("events", mode), rows(*of))
         then()
         return Published(len(of), "inline", targets={"public.events": 1})
 
-    return JobWork(lambda _: sink, publish)
+    return Work(lambda _: sink, publish)
 
 
 def test_names_with_dots_are_two(admin, url):
@@ -64,19 +65,19 @@ def test_names_with_dots_are_two(admin, url):
         admin.execute(f"CREATE TABLE {table} (id bigint, name text)".encode())
 
     def into(table):
-        def publish(connection):
+        def publish(connection, *_):
             result = write_batch_in_tx(driver_connection(connection), destination(table), rows(1))
             return Published(1, "inline", targets=result.targets)
 
         def name(connection):
             return resolve_table(driver_connection(connection), table).qualified_name
 
-        return JobWork(name, publish)
+        return Work(name, publish)
 
     for table in tables:
-        assert commit_job(settings(url), job(), into(table)) is JobVerdict.PUBLISHED
+        assert commit_job(settings(url), job(), into(table)).verdict is JobVerdict.PUBLISHED
         assert admin.execute(f"SELECT id FROM {table}".encode()).fetchall() == [(1,)]
-    assert commit_job(settings(url), job(), into(tables[0])) is JobVerdict.SKIPPED
+    assert commit_job(settings(url), job(), into(tables[0])).verdict is JobVerdict.SKIPPED
     found = admin.execute("SELECT sink_name FROM pgonce.batch_jobs ORDER BY committed_at").fetchall()
     assert [name for (name,) in found] == list(tables)
 
@@ -89,7 +90,7 @@ def skips(admin):
 def test_rows_and_key_are_written_together(admin, url):
     """A new key leaves its rows and its record, and no streaming writer."""
     first = job()
-    assert commit_job(settings(url), first, writing(1, 2)) is JobVerdict.PUBLISHED
+    assert commit_job(settings(url), first, writing(1, 2)).verdict is JobVerdict.PUBLISHED
     assert ids(admin) == [1, 2]
     recorded = admin.execute(
         "SELECT sink_name, batch_key, attempt, rows, transport, content_hash, targets FROM pgonce.batch_jobs"
@@ -102,9 +103,9 @@ def test_the_same_key_again_is_skipped_and_counted(admin, url):
     """Each run that is skipped counts once, with any rows; another key, or another sink, is another job."""
     commit_job(settings(url), job(), writing(1))
     for _ in range(2):
-        assert commit_job(settings(url), job(), writing(2, 3)) is JobVerdict.SKIPPED
+        assert commit_job(settings(url), job(), writing(2, 3)).verdict is JobVerdict.SKIPPED
     for key, sink in [("tuesday", "public.events"), ("monday", "other")]:
-        assert commit_job(settings(url), job(key), writing(4, sink=sink)) is JobVerdict.PUBLISHED
+        assert commit_job(settings(url), job(key), writing(4, sink=sink)).verdict is JobVerdict.PUBLISHED
     assert ids(admin) == [1, 4, 4]
     assert skips(admin) == 2
 
@@ -117,7 +118,7 @@ def test_an_error_leaves_no_key(admin, url):
 
     with pytest.raises(RuntimeError):
         commit_job(settings(url), job(), writing(1, then=fail))
-    assert commit_job(settings(url), job(), writing(1)) is JobVerdict.PUBLISHED
+    assert commit_job(settings(url), job(), writing(1)).verdict is JobVerdict.PUBLISHED
     assert ids(admin) == [1]
 
 
@@ -126,7 +127,7 @@ def test_a_cut_line_leaves_the_rows_written_once(fault, admin, url, proxy):
     """Wherever the line is cut, the next try finds its own attempt, or writes; it never counts itself as skipped."""
     ensure_ledger(url)
     getattr(proxy, fault)(touching="events")
-    verdict = commit_job(settings(proxy.url), job(), writing(1, 2))
+    verdict = commit_job(settings(proxy.url), job(), writing(1, 2)).verdict
     assert proxy.hits[fault] == 1
     if fault == "cut_after_commit":
         assert verdict is JobVerdict.LANDED
@@ -139,7 +140,7 @@ def test_a_skip_whose_answer_was_lost_counts_once(admin, url, proxy):
     """The second try finds that its attempt was counted."""
     commit_job(settings(url), job(), writing(1))
     proxy.cut_after_commit(touching="batch_job_skips")
-    assert commit_job(settings(proxy.url), job(), writing(1)) is JobVerdict.SKIPPED
+    assert commit_job(settings(proxy.url), job(), writing(1)).verdict is JobVerdict.SKIPPED
     assert proxy.hits["cut_after_commit"] == 1
     assert skips(admin) == 1
 
@@ -153,7 +154,7 @@ def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy
     with pytest.raises(CommitError, match="COMMIT_UNKNOWN.*batch job 'monday'.*run the job again"):
         commit_job(settings(proxy.url, retry_timeout=2), job(), writing(1))
     lost.join()
-    assert commit_job(settings(url), job(), writing(1)) in (JobVerdict.SKIPPED, JobVerdict.PUBLISHED)
+    assert commit_job(settings(url), job(), writing(1)).verdict in (JobVerdict.SKIPPED, JobVerdict.PUBLISHED)
     assert ids(admin) == [1]
 
 
@@ -168,7 +169,7 @@ class TestTwoAtOnce:
         verdicts = []
 
         def run(work):
-            verdicts.append(commit_job(patient, job(), work))
+            verdicts.append(commit_job(patient, job(), work).verdict)
 
         first = threading.Thread(target=run, args=[writing(1, then=lambda: (begun.set(), go_on.wait(60)))])
         first.start()
@@ -193,7 +194,7 @@ class TestTwoAtOnce:
             )
             first.execute(claim, [uuid.uuid4()])
             threading.Timer(0.5, first.rollback).start()
-            assert commit_job(settings(url, lock_timeout=30), job(), writing(1)) is JobVerdict.PUBLISHED
+            assert commit_job(settings(url, lock_timeout=30), job(), writing(1)).verdict is JobVerdict.PUBLISHED
         assert ids(admin) == [1]
 
     def test_a_stranger_that_holds_the_key_is_waited_for_and_named(self, admin, url):
@@ -217,7 +218,7 @@ class TestTwoAtOnce:
                 "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
             )
             frozen.execute(claim, [uuid.uuid4()])
-            assert commit_job(settings(url, retry_timeout=20), job(), writing(1)) is JobVerdict.PUBLISHED
+            assert commit_job(settings(url, retry_timeout=20), job(), writing(1)).verdict is JobVerdict.PUBLISHED
             with pytest.raises(psycopg.OperationalError):
                 frozen.execute("SELECT 1")
         assert ids(admin) == [1]
@@ -263,7 +264,7 @@ class TestHashes:
             commit_job(settings(url), job(content_hash="1:bb"), writing(2))
         assert ids(admin) == [1]
         assert skips(admin) == 0
-        assert commit_job(settings(url), job(content_hash="1:aa"), writing(1)) is JobVerdict.SKIPPED
+        assert commit_job(settings(url), job(content_hash="1:aa"), writing(1)).verdict is JobVerdict.SKIPPED
 
     def test_a_job_that_was_not_hashed_cannot_be_compared(self, admin, url):
         """That is refused as well. Without the option a run is skipped, whether or not the recorded one has a hash."""
@@ -271,15 +272,15 @@ class TestHashes:
         with pytest.raises(RefusedBatch, match="BATCH_NOT_HASHED"):
             commit_job(settings(url), job(content_hash="1:bb"), writing(2))
         commit_job(settings(url), job("hashed", "1:aa"), writing(3))
-        assert commit_job(settings(url), job("hashed"), writing(4)) is JobVerdict.SKIPPED
+        assert commit_job(settings(url), job("hashed"), writing(4)).verdict is JobVerdict.SKIPPED
         assert ids(admin) == [1, 3]
 
 
 def test_a_stream_and_batch_jobs_write_one_table(admin, url):
     """Neither is the other's rival, and the ledger of the one says nothing to the other."""
-    assert commit_job(settings(url), job(), writing(1)) is JobVerdict.PUBLISHED
+    assert commit_job(settings(url), job(), writing(1)).verdict is JobVerdict.PUBLISHED
     assert commit_batch(settings(url), make_batch(0), appending(2)) is Verdict.NEW
-    assert commit_job(settings(url), job("tuesday"), writing(3)) is JobVerdict.PUBLISHED
+    assert commit_job(settings(url), job("tuesday"), writing(3)).verdict is JobVerdict.PUBLISHED
     assert commit_batch(settings(url), make_batch(1), appending(4)) is Verdict.NEW
     assert ids(admin) == [1, 2, 3, 4]
 

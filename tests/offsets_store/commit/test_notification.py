@@ -10,7 +10,7 @@ import pytest
 from support.batches import make_planned_batch
 from support.committed_rows import TABLE, appending, settings
 
-from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.notification import payload, refuse_unfit_channel, tables_of
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -88,9 +88,10 @@ def test_it_comes_after_the_rows_can_be_seen(url, listener, observer):
 
 def test_batch_jobs(url, listener):
     """A batch job that is published is told by its key; one that is skipped is not."""
-    work = JobWork(lambda _: "public.events", lambda _: Published(7, "inline", targets={"public.events": 1}))
-    verdicts = [commit_job(settings(url, notify_channel="batches"), Job("monday", uuid.uuid4()), work) for _ in "ab"]
-    assert verdicts == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
+    work = Work(lambda _: "public.events", lambda *_: Published(7, "inline", targets={"public.events": 1}))
+    told = settings(url, notify_channel="batches")
+    done = [commit_job(told, Job("monday", uuid.uuid4()), work) for _ in "ab"]
+    assert [each.verdict for each in done] == [JobVerdict.PUBLISHED, JobVerdict.SKIPPED]
     assert heard(listener) == [
         {"sink": "public.events", "batch_key": "monday", "rows": 7, "tables": {"public.events": 7}}
     ]

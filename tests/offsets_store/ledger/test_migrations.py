@@ -21,7 +21,7 @@ from support.batches import make_planned_batch
 from support.ledger_history import publish
 from support.made_up_migration import made_up, upgrade_pgonce
 
-from pgonce.offsets_store.commit.batch_job import JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
@@ -176,7 +176,7 @@ class TestVersions:
         with pytest.raises(LedgerError) as batch:
             publish(url, 1, {"0": 2})
         with pytest.raises(LedgerError) as job:
-            commit_job(CommitSettings(url), Job("a key", uuid4()), JobWork(lambda _: "public.events", pytest.fail))
+            commit_job(CommitSettings(url), Job("a key", uuid4()), Work(lambda _: "public.events", pytest.fail))
         assert batch.value.code == job.value.code == "LEDGER_TOO_NEW"
         assert observer.execute("SELECT max(batch_id) FROM pgonce.batches").fetchone() == (0,)
         assert observer.execute("SELECT count(*) FROM pgonce.batch_jobs").fetchone() == (0,)

@@ -17,8 +17,9 @@ from support.committed_rows import rows, settings
 from support.recoveries import noted
 
 from pgonce.cli.terms import ExitCode
-from pgonce.offsets_store.commit.batch_job import JobVerdict, JobWork, commit_job
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
@@ -58,15 +59,14 @@ def job(url, key, table, *ids, sink_name=None, inside=lambda: None):
         found[:] = [resolve_table(driver_connection(connection), table)]
         return sink_name or found[0].qualified_name
 
-    def publish(connection):
+    def publish(connection, *_):
         inside()
         how = destination(table)
         result = write_batch_in_tx(driver_connection(connection), how, rows(*ids), found=found)
         return Published(len(ids), "inline", targets=result.targets)
 
-    return commit_job(
-        settings(url, lock_timeout=10, retry_timeout=0), Job(key, uuid.uuid4()), JobWork(name_sink, publish)
-    )
+    how = settings(url, lock_timeout=10, retry_timeout=0)
+    return commit_job(how, Job(key, uuid.uuid4()), Work(name_sink, publish)).verdict
 
 
 def in_tables(admin):
