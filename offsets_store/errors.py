@@ -89,12 +89,40 @@ class OldLedgerError(LedgerError):
     """The ledger lacks a migration that this code needs."""
 
 
+class LockedLedgerError(LedgerError):
+    """A lock on the ledger did not become free in time. The same may succeed later."""
+
+
 class OffsetsError(PgonceError):
     """The stored offsets cannot answer the question."""
 
 
+class NotFoundError(OffsetsError):
+    """No query, sink, dead letter or table of dead letters has the name or the id that was given, or several have."""
+
+
+class BrokersError(OffsetsError):
+    """Kafka's brokers could not be asked."""
+
+
+class UnreachableBrokersError(BrokersError):
+    """Kafka's brokers gave no answer. The same may succeed later."""
+
+
+class GroupError(OffsetsError):
+    """A consumer group that may belong to another reader."""
+
+
+class GroupInUseError(GroupError):
+    """A consumer reads with the group. The same may succeed once it has stopped."""
+
+
 class RecoveryError(PgonceError):
     """A checkpoint that cannot be repaired from the ledger, or a command of a person that a writer does not allow."""
+
+
+class RunningQueryError(RecoveryError):
+    """The query seems to run, or another session is recovering it."""
 
 
 class UnknownQueryError(RecoveryError):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
-from ..errors import UNCHANGED, NotInstalledError, OffsetsError
+from ..errors import UNCHANGED, BrokersError, NotInstalledError, UnreachableBrokersError
 from .settings import Brokers
 
 _Answer = TypeVar("_Answer")
@@ -99,7 +99,7 @@ RIGHTS = {
 _ABOUT_LOGIN = ("_AUTHENTICATION", "_SSL", "_INVALID_ARG", "_UNSUPPORTED_FEATURE", "SASL_AUTHENTICATION_FAILED")
 
 
-def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsError:
+def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersError:
     from confluent_kafka import KafkaError
 
     cause = error.args[0] if error.args and isinstance(error.args[0], KafkaError) else None
@@ -110,7 +110,7 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsE
         "; ".join(dict.fromkeys(each.str() for each in [*(refusals or reasons)[-1:], cause] if each)) or str(error)
     )
     if refusals:
-        return OffsetsError(
+        return BrokersError(
             "KAFKA_REFUSED",
             f"The brokers {brokers.servers} did not let this client in, or its settings cannot work: {words}.",
             UNCHANGED,
@@ -118,14 +118,14 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> OffsetsE
             "Spark has them, kafka.security.protocol and so on (`pgonce explain options`).",
         )
     if cause is not None and cause.name() in RIGHTS:
-        return OffsetsError(
+        return BrokersError(
             "KAFKA_REFUSED",
             f"The brokers {brokers.servers} let this client in, but do not let it do this: {words}.",
             UNCHANGED,
             f"Give its user the right {RIGHTS[cause.name()]}, as an ACL of Kafka. To ask for offsets takes DESCRIBE on "
             "the topics, and to set a group READ on the topics and on the group.",
         )
-    return OffsetsError(
+    return UnreachableBrokersError(
         "KAFKA_UNREACHABLE",
         f"The brokers {brokers.servers} gave no answer: {words}.",
         UNCHANGED,

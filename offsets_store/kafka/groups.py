@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..errors import OffsetsError
+from ..errors import BrokersError, GroupInUseError, OffsetsError
 from .broker import RIGHTS, TopicPartition, asked, at_topic, partitions_of, with_consumer
 from .settings import Brokers
 
@@ -127,9 +127,9 @@ def move_group(group: str, offsets: Mapping[TopicPartition, int], metadata: str,
         raise _refusal(group, refused)
 
 
-def group_in_use(group: str) -> OffsetsError:
+def group_in_use(group: str) -> GroupInUseError:
     """The error for a group that a consumer reads with."""
-    return OffsetsError(
+    return GroupInUseError(
         "GROUP_IN_USE",
         f"The consumer group {group!r} has a member: a consumer that reads with it and stores its own offsets.",
         "Nothing was changed: the broker does not let another client move such a group.",
@@ -151,7 +151,7 @@ def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsEr
             "Check that these are the right brokers, and where the query reads now.",
         )
     words = "; ".join(sorted({error.str() for _, error in refused}))
-    return OffsetsError(
+    return BrokersError(
         "KAFKA_REFUSED",
         f"The broker did not set {where} of group {group!r}: {words}.",
         "The group's other partitions were set.",

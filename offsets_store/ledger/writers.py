@@ -19,7 +19,7 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, func, literal, or_, select, text
 
-from ..errors import NOTHING, UNCHANGED, LedgerError, OffsetsError
+from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError
 from ..postgres import search_path
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
@@ -186,6 +186,9 @@ WHERE last_batch_id IS NOT NULL
 def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Writer, ...]:
     """
     The other queries that feed the batch's sink or tables, and the one to be replaced, even if it is no longer living.
+
+    :raises LedgerError: LEDGER_MALFORMED, because what such a query has read cannot be known, and the new query might
+        write the same rows once more.
     """
     replaced = and_(writers.c.sink_name == batch.sink_name, writers.c.query_id == literal(replaces))
     by_name = feeds({batch.sink_name: None, **batch.tables})
@@ -238,7 +241,7 @@ def replaced_query_in_tx(connection: Connection, batch: Batch, given: str) -> st
         )
         for writer in sorted(found, key=lambda writer: writer.updated_at, reverse=True)
     )
-    raise OffsetsError(
+    raise NotFoundError(
         "QUERY_AMBIGUOUS",
         f"replaces={given} could be any of {len(ids)} queries that have written into sink {batch.sink_name!r}.",
         NOTHING,

@@ -12,7 +12,7 @@ import re
 import psycopg
 import sqlalchemy.exc
 
-from ..errors import NOTHING, ConnectError, LedgerError, PgonceError
+from ..errors import NOTHING, ConnectError, LedgerError, LockedLedgerError, PgonceError
 from ..log_lines import scrub
 
 # What passes by itself. Source: appendix A of Postgres's manual, "PostgreSQL Error Codes".
@@ -158,7 +158,7 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
             "A role that only reads needs less: `pgonce explain security` has its grants.",
         )
     if error.sqlstate == "55P03":
-        return LedgerError(
+        return LockedLedgerError(
             "LEDGER_LOCKED",
             f"A lock on the ledger did not become free while {doing}: {text}.",
             "Nothing was written.",

@@ -19,7 +19,7 @@ import psycopg
 import sqlalchemy.exc
 from sqlalchemy import Connection, Table, delete, insert, select, text, tuple_
 
-from ..errors import UNCHANGED, LedgerError, OffsetsError
+from ..errors import UNCHANGED, LedgerError, NotFoundError
 from ..ledger.session import reading, writing
 from ..ledger.tables import interventions, writers
 from ..log_lines import scrub
@@ -82,7 +82,7 @@ def letters_in_tx(connection: Connection, choice: Choice, *, lock: bool, with_ro
         letters = as_letters(connection, wanted.with_for_update() if lock else wanted)
     missing = choice.ids - {letter.dead_letter_id for letter in letters}
     if missing:
-        raise OffsetsError(
+        raise NotFoundError(
             "DEAD_LETTER_NOT_FOUND",
             f"{choice.table.fullname} has no dead letter {', '.join(map(str, sorted(missing)))} of this query"
             + (f" with the code {choice.code}." if choice.code else "."),

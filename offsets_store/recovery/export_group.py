@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import UNCHANGED, OffsetsError
+from ..errors import UNCHANGED, GroupError, OffsetsError
 from ..kafka.broker import TopicPartition
 from ..kafka.groups import GroupOffset, group_in_use, group_offsets, has_members, log_ends, move_group
 from ..kafka.settings import Brokers
@@ -154,10 +154,10 @@ def strangers(
     return sorted(place for place in ends if place in group and group[place].metadata not in marks)
 
 
-def not_ours(name: str, group: Mapping[TopicPartition, GroupOffset], strange: Sequence[TopicPartition]) -> OffsetsError:
+def not_ours(name: str, group: Mapping[TopicPartition, GroupOffset], strange: Sequence[TopicPartition]) -> GroupError:
     """The error for a group without a reader, in which another consumer has stored the ``strange`` offsets."""
     some = ", ".join(f"{topic}-{partition} at {group[topic, partition].offset}" for topic, partition in strange[:3])
-    return OffsetsError(
+    return GroupError(
         "GROUP_NOT_OURS",
         f"The consumer group {name!r} has offsets that this query has not set ({some}): it may belong to a reader "
         "that is stopped now, and would then go on from the wrong place.",

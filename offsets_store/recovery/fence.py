@@ -26,7 +26,7 @@ import sqlalchemy.exc
 from sqlalchemy import Connection, Row, extract, func, insert, select, text, update
 
 from ..checkpoint.writer import CheckpointWriter
-from ..errors import RecoveryError
+from ..errors import RunningQueryError
 from ..ledger.session import reading, writing
 from ..ledger.tables import batches, interventions, replays, writers
 from ..postgres.lock_watch import LockWatch
@@ -165,7 +165,7 @@ def lock_writer_row(connection: Connection, writer_id: int, sink_name: str, url:
     except sqlalchemy.exc.DBAPIError as error:
         if not _is_locked(error):
             raise
-        raise RecoveryError(
+        raise RunningQueryError(
             "RECOVERY_RUNNING",
             f"The query seems to run: the row of its sink {sink_name!r} in the ledger is locked; {watch.holders}.",
             NOTHING_CHANGED,
@@ -177,9 +177,9 @@ def _is_locked(error: sqlalchemy.exc.DBAPIError) -> bool:
     return isinstance(driver_error(error), psycopg.errors.LockNotAvailable)
 
 
-def _moved(what: str, data: str = NOTHING_CHANGED) -> RecoveryError:
+def _moved(what: str, data: str = NOTHING_CHANGED) -> RunningQueryError:
     """Something has changed between the reading and the writing."""
-    return RecoveryError(
+    return RunningQueryError(
         "RECOVERY_RUNNING",
         f"The query seems to run, or another session is recovering it: {what} has moved since it was read.",
         data,
@@ -221,7 +221,7 @@ def refuse_running(
         if not signs:
             return
         if time.monotonic() >= deadline:
-            raise RecoveryError(
+            raise RunningQueryError(
                 "RECOVERY_RUNNING",
                 f"Query {query_id} seems to run: {'; '.join(signs)}.",
                 NOTHING_CHANGED,

@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from sqlalchemy import Connection, MetaData, Select, Table, Text, cast, literal, select, tuple_
 
-from ..errors import UNCHANGED, OffsetsError
+from ..errors import UNCHANGED, NotFoundError
 from ..ledger.tables import dead_letters
 from ..postgres.connect import connect
 from ..postgres.translate import ledger_error
@@ -145,8 +145,8 @@ def as_letters(connection: Connection, chosen: Select[Any]) -> list[StoredLetter
     return [StoredLetter(**row) for row in connection.execute(chosen).mappings()]
 
 
-def _no_such_table(what: str, remedy: str | None = None) -> OffsetsError:
-    return OffsetsError(
+def _no_such_table(what: str, remedy: str | None = None) -> NotFoundError:
+    return NotFoundError(
         "DEAD_LETTERS_TABLE",
         what,
         UNCHANGED,

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from ..errors import UNCHANGED, OffsetsError
+from ..errors import UNCHANGED, NotFoundError, OffsetsError
 from ..ledger.writers import is_meant
 from ..offsets import CurrentOffset, Offsets, as_current, same
 from ..verdict.facts import Guarantee
@@ -149,7 +149,7 @@ def find_writers(writers: Sequence[StoredWriter], query: str, sink: str | None =
         return found
     chosen = [writer for writer in found if writer.sink_name == sink]
     if not chosen:
-        raise OffsetsError(
+        raise NotFoundError(
             "SINK_NOT_FOUND",
             f"Query {query!r} has no sink {sink!r} in this ledger.",
             UNCHANGED,
@@ -197,7 +197,7 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
     candidates = [writer for writer in in_place if writer.retired_at is None] or in_place or named
     ids = sorted({writer.query_id for writer in candidates})
     if len(ids) > 1:
-        raise OffsetsError(
+        raise NotFoundError(
             "QUERY_AMBIGUOUS",
             f"{len(ids)} queries have the name {name!r}, or an id that begins so.",
             UNCHANGED,
@@ -205,7 +205,7 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
         )
     if not ids:
         there = "; ".join(sorted({f"{writer.query_id} ({writer.query_name or 'no name'})" for writer in writers}))
-        raise OffsetsError(
+        raise NotFoundError(
             "QUERY_NOT_FOUND",
             f"No query of this ledger has the name or id {name!r}, or an id that begins so.",
             UNCHANGED,
@@ -214,9 +214,9 @@ def _by_name(writers: Sequence[StoredWriter], name: str) -> list[StoredWriter]:
     return [writer for writer in writers if writer.query_id == ids[0]]
 
 
-def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> OffsetsError:
+def _sink_needed(found: Sequence[StoredWriter], query: str, what: str) -> NotFoundError:
     sinks = "; ".join(f"{writer.sink_name} (batch {writer.batch_id})" for writer in found)
-    return OffsetsError(
+    return NotFoundError(
         "SINK_NEEDED",
         f"Query {query!r} has {what}: {sinks}.",
         UNCHANGED,

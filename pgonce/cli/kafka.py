@@ -15,7 +15,15 @@ from typing import Annotated
 
 import typer
 
-from pgonce.offsets_store.errors import UNCHANGED, NotInstalledError, PgonceError, bad_option
+from pgonce.offsets_store.errors import (
+    UNCHANGED,
+    GroupInUseError,
+    LockedLedgerError,
+    NotInstalledError,
+    PgonceError,
+    UnreachableBrokersError,
+    bad_option,
+)
 from pgonce.offsets_store.kafka.settings import PREFIX, Brokers, brokers
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.translate import passes
@@ -107,7 +115,7 @@ def parse_properties(text: str) -> dict[str, str]:
 
 
 # Errors that may be gone at the next look.
-_PASSING = {"KAFKA_UNREACHABLE", "GROUP_IN_USE", "LEDGER_LOCKED"}
+_PASSING = (UnreachableBrokersError, GroupInUseError, LockedLedgerError)
 
 
 def export(
@@ -133,7 +141,7 @@ def export(
             try:
                 found = export_group(query, group, brokers, url, sink=sink, take_over=take_over)
             except PgonceError as error:
-                if not (follow and (error.code in _PASSING or passes(error))):
+                if not (follow and (isinstance(error, _PASSING) or passes(error))):
                     raise
                 said = _say_once(scrub(f"{error} Trying again."), said)
             else:

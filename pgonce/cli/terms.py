@@ -18,12 +18,16 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from pgonce.offsets_store.errors import (
+    BrokersError,
     CheckpointError,
     ConfigurationError,
+    GroupError,
+    NotFoundError,
     NotInstalledError,
     OffsetsError,
     PgonceError,
     RecoveryError,
+    RunningQueryError,
 )
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
@@ -59,15 +63,19 @@ EXIT_CODES = {
     ExitCode.RUNNING: "the query seems to run",
     ExitCode.NOT_FIT: "check: a promise would not hold on this server",
 }
-_NOT_FOUND = {
-    "QUERY_NOT_FOUND",
-    "QUERY_AMBIGUOUS",
-    "SINK_NOT_FOUND",
-    "SINK_NEEDED",
-    "DEAD_LETTER_NOT_FOUND",
-    "DEAD_LETTERS_TABLE",
-}
-_FOR_A_PERSON = {"GROUP_IN_USE", "GROUP_NOT_OURS"}
+# The first family that an error belongs to says its exit code.
+BY_FAMILY: tuple[tuple[type[PgonceError], ExitCode], ...] = (
+    (NotInstalledError, ExitCode.FAILED),
+    (ConfigurationError, ExitCode.USAGE),
+    (RunningQueryError, ExitCode.RUNNING),
+    (RecoveryError, ExitCode.NEEDS_PERSON),
+    (CheckpointError, ExitCode.UNREADABLE),
+    (BrokersError, ExitCode.FAILED),
+    (GroupError, ExitCode.NEEDS_PERSON),
+    (NotFoundError, ExitCode.NOT_FOUND),
+    (OffsetsError, ExitCode.NO_ANSWER),
+    (PgonceError, ExitCode.FAILED),
+)
 
 Url = Annotated[
     str,
@@ -114,17 +122,7 @@ def _fail(error: PgonceError) -> NoReturn:
 
 def exit_code(error: PgonceError) -> ExitCode:
     """The exit code for an error: it says which kind of error it was."""
-    if isinstance(error, ConfigurationError):
-        return ExitCode.FAILED if isinstance(error, NotInstalledError) else ExitCode.USAGE
-    if isinstance(error, RecoveryError):
-        return ExitCode.RUNNING if error.code == "RECOVERY_RUNNING" else ExitCode.NEEDS_PERSON
-    if error.code in _FOR_A_PERSON:
-        return ExitCode.NEEDS_PERSON
-    if isinstance(error, CheckpointError):
-        return ExitCode.UNREADABLE
-    if not isinstance(error, OffsetsError) or error.code in {"KAFKA_UNREACHABLE", "KAFKA_REFUSED"}:
-        return ExitCode.FAILED
-    return ExitCode.NOT_FOUND if error.code in _NOT_FOUND else ExitCode.NO_ANSWER
+    return next(code for family, code in BY_FAMILY if isinstance(error, family))
 
 
 PasswordFrom = Annotated[

@@ -235,5 +235,5 @@ def _note(letters: Sequence[StoredLetter]) -> str:
 
 
 def _said(error: psycopg.Error | TargetError) -> str:
-    refused = error if isinstance(error, TargetError) else target_error(error)
-    return f"[{refused.code}] {refused.what.replace('Postgres refused the batch', 'Postgres refuses the row')}"
+    refused = error if isinstance(error, TargetError) else target_error(error, "the row")
+    return f"[{refused.code}] {refused.what}"

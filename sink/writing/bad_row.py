@@ -36,6 +36,11 @@ class BadRow:
     column_name: str | None = None
     is_proven: bool = False
 
+    @property
+    def breaks_constraint(self) -> bool:
+        """Whether each value fits its column, and a constraint refuses the row (SQLSTATE class 23)."""
+        return self.code.startswith("23")
+
 
 class RowsRefusedError(Exception):
     """

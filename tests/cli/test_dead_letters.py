@@ -116,6 +116,7 @@ class TestReplay:
         put_aside(admin, {"id": 2}, None, code="ROUTE_UNKNOWN")
         assert command("--replay").exit_code == ExitCode.NEEDS_PERSON
         assert command("--replay", "--id", 99).exit_code == ExitCode.NOT_FOUND
+        assert command("--table", "nowhere").exit_code == ExitCode.NOT_FOUND
 
     def test_each_letter_is_tried_before(self, admin, command):
         """Without --yes it shows which rows would be refused, and why, and that none would be written."""

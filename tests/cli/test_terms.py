@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from pgonce import OffsetsStore, PostgresUrl
 from pgonce.cli.main import app
+from pgonce.cli.terms import BY_FAMILY, exit_code
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.ledger.migrations import grants, migrate
 from pgonce.offsets_store.recovery.by_hand import retire_sink
@@ -37,6 +38,12 @@ def test_every_command_with_a_url_has_the_option():
     told = {name for name, command in commands.items() if "password_from" in {p.name for p in command.params}}
     assert having == told
     assert {"status", "doctor", "recover", "init", "dead-letters", "swap"} <= told
+
+
+def test_each_family_of_errors_has_its_exit_code():
+    """In the table of families, none stands behind a more general one, which would give its errors another code."""
+    for family, code in BY_FAMILY:
+        assert exit_code(family("CODE", "What.", "Data.", "Help.")) is code
 
 
 @pytest.mark.parametrize(

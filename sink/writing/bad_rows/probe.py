@@ -85,12 +85,12 @@ def _refused(probe: _Probe, gathered: GatheredRows) -> Iterator[BadRow]:
     # A delete need not have the other columns, so NOT NULL and CHECK do not say anything about it.
     compared = [column for column in probe.columns if column in (*upsert.keys, upsert.order_by)]
     is_deleted = gathered.only(sql.SQL("NOT ({})").format(that_write(changes)))
-    refused = {row.place: row for row in probe.walk(is_deleted, compared) if not row.code.startswith("23")}
+    refused = {row.place: row for row in probe.walk(is_deleted, compared) if not row.breaks_constraint}
     yield from refused.values()
     # Its other values are not assigned, but they are cast. So what is found here is tried by itself.
     cast = [column for column in probe.columns if column in compared or column.fitting.fit is Fit.CAST]
     for row in probe.walk(is_deleted, cast):
-        if not row.code.startswith("23") and row.place not in refused:
+        if not row.breaks_constraint and row.place not in refused:
             yield replace(row, is_proven=False)
 
 
@@ -98,7 +98,7 @@ def _name_columns(probe: _Probe, gathered: GatheredRows, bad: dict[str, BadRow])
     """Postgres does not say whose type refuses a value: unless it can be one column only, they are tried one by one."""
     columns = [column for column in probe.columns if may_refuse_value(column)]
     for place, row in bad.items():
-        if row.column_name is not None or row.code.startswith("23"):
+        if row.column_name is not None or row.breaks_constraint:
             continue
         alone = gathered.only(at(place))
         is_it = (column for column in columns if len(columns) == 1 or probe.refuses(alone, column, row.code))
