@@ -26,9 +26,9 @@ from ..postgres.lock_watch import LockWatch
 from ..recovery.by_hand import refuse_no_reason
 from ..recovery.fence import lock_writer_row
 from .described_table import Table, describe_table, find_table, obstacles
-from .exchange import differences, exchange
-from .feeding import Feeding, NotComparableError, feeding, follow, missing, refused_feeding
-from .moved_records import (
+from .exchange import (
+    differences,
+    exchange,
     exchange_keys,
     exchange_letters,
     follow_sink,
@@ -37,6 +37,7 @@ from .moved_records import (
     lock_letters,
     refused_keys,
 )
+from .feeding import Feeding, NotComparableError, feeding, follow, missing, refused_feeding
 
 LOCK_SECONDS = 10.0
 """How long it waits for each lock. Behind the last ones, those of the tables, readers wait too."""

@@ -1,7 +1,7 @@
 """
 Two tables are exchanged into which batch jobs write: a key is skipped where its rows are, and published elsewhere.
 
-Covers: offsets_store.rebuild.moved_records.
+Covers: offsets_store.rebuild.exchange.
 """
 
 from __future__ import annotations

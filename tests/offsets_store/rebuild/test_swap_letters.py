@@ -1,7 +1,7 @@
 """
 Two tables are exchanged whose queries have put rows aside: each letter stays with its query and its table.
 
-Covers: offsets_store.rebuild.moved_records.
+Covers: offsets_store.rebuild.exchange.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
 Types of extensions, and types of the user's own, hold what Spark held: round trips on real servers.
 
-Covers: sink.writing.fitting.composite_fit, sink.writing.fitting.fit_column, sink.writing.fitting.fit.
+Covers: sink.writing.fitting.fit_column, sink.writing.fitting.fit_column, sink.writing.fitting.fit.
 """
 
 from __future__ import annotations
