@@ -231,8 +231,8 @@ def _write_gathered_in_tx(connection: psycopg.Connection, gathered: GatheredRows
 
         def by_key(rows: GatheredRows) -> Counts | None:
             if needs_changes(upsert, written.changes):
-                return apply_in_tx(connection, rows.source, rows.wanted, written)
-            upsert_in_tx(connection, rows.source, rows.wanted, written.table, written.plan, upsert, rows.count)
+                return apply_in_tx(connection, rows, written)
+            upsert_in_tx(connection, rows, written)
             return None
 
         return write_in_order_in_tx(connection, replace(gathered, staged=None), written, by_key)

@@ -29,6 +29,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 
 from ...options.destination import Changes
+from ..gathered import GatheredRows
 from ..table.catalogue import TargetTable
 from .change_table import ChangeTable
 from .deciding_changes import (
@@ -69,20 +70,20 @@ def needs_changes(upsert: Upsert, changes: Changes | None) -> bool:
     return changes is not None or existing.only_newer or existing.keep_where is not None or has_first_values
 
 
-def apply_in_tx(
-    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, written: Written
-) -> dict[str, int]:
+def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> dict[str, int]:
     """
-    Apply the wanted rows of ``source``, and return how many came to each of :data:`STAGES`.
+    Apply the changes that ``rows`` are, and return how many came to each of :data:`STAGES`.
 
     :raises TargetError: if rows lack keys or an order, keys are doubled, or the table cannot be written in this way.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     table, changes = written.table, written.changes
-    batch = ChangeTable(_name(), table, written.plan, written.columns, _uncompared(written.upsert), changes)
-    found, compared = compare_in_tx(connection, table, batch.upsert, batch.facts(source, wanted))
+    upsert = written.by_key
+    uncompared = ComparedUpsert(upsert.keys, upsert.order_by, upsert.existing)
+    batch = ChangeTable(_name(), table, written.plan, written.columns, uncompared, changes)
+    found, compared = compare_in_tx(connection, table, upsert, batch.facts(rows))
     batch = replace(batch, upsert=compared)
-    rows, deletes = _checked_rows(found, compared, table)
+    count, deletes = _checked_rows(found, compared, table)
     refuse_soft_column(table, changes, compared)
     traced = compared.existing.only_newer and is_traceable(batch)
     tombstones: tuple[Tombstones, ...] = ()
@@ -95,16 +96,16 @@ def apply_in_tx(
     counts = dict.fromkeys(STAGES, 0)
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
     has_deletes = deletes > counts["ignored"]
-    if has_deletes and may_merge_changes(connection, batch, rows):
-        merged = merge_changes_in_tx(connection, replace(batch, name=_name()), source, wanted, rows)
+    if has_deletes and may_merge_changes(connection, batch, count):
+        merged = merge_changes_in_tx(connection, replace(batch, name=_name()), rows, count)
         if merged is not None:
             return {**counts, **merged}
     kept, counts["passed_over"], reduced = _reduce_in_tx(
-        connection, batch, source, wanted, has_deletes=has_deletes, tombstones=tombstones
+        connection, batch, rows, has_deletes=has_deletes, tombstones=tombstones
     )
-    counts["superseded"] = rows - counts["ignored"] - counts["passed_over"] - kept
+    counts["superseded"] = count - counts["ignored"] - counts["passed_over"] - kept
     if counts["superseded"] and compared.order_by is None:
-        one = doubled_key(connection, source, wanted_changes(batch, wanted), compared)
+        one = doubled_key(connection, wanted_changes(batch, rows), compared)
         raise _doubled(compared, counts["superseded"], one)
     left = kept - pass_over_in_tx(connection, batch, tombstones)
     counts["passed_over"] += kept - left
@@ -116,7 +117,7 @@ def apply_in_tx(
         delete_in_tx(connection, batch, deletes, counts, traced=traced)
     outcome.look_before_in_tx()
     counts[WRITTEN] = write_in_tx(connection, batch, left - deletes)
-    if batch.unread and (unread := refuse_unread_in_tx(connection, batch, reduced, source)):
+    if batch.unread and (unread := refuse_unread_in_tx(connection, batch, reduced, rows.source)):
         counts[UNREAD] = unread
     counts["passed_over"] += left - deletes - counts[WRITTEN]
     if deletes and batch.deletes_softly:
@@ -127,12 +128,6 @@ def apply_in_tx(
 
 def _name() -> sql.Identifier:
     return sql.Identifier("pg_temp", f"pgonce_changes_{next(_counter)}")
-
-
-def _uncompared(upsert: Upsert | None) -> ComparedUpsert:
-    if upsert is None:
-        raise TypeError("rows are applied by key")
-    return ComparedUpsert(upsert.keys, upsert.order_by, upsert.existing)
 
 
 def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: TargetTable) -> tuple[int, int]:
@@ -162,8 +157,7 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: 
 def _reduce_in_tx(
     connection: psycopg.Connection,
     batch: ChangeTable,
-    source: sql.Identifier,
-    wanted: sql.Composable,
+    rows: GatheredRows,
     *,
     has_deletes: bool,
     tombstones: tuple[Tombstones, ...],
@@ -174,11 +168,11 @@ def _reduce_in_tx(
     :return: how many these are, how many were passed over before, and the changes that they were chosen from.
     """
     if not (batch.puts_together and batch.upsert.newer_by):
-        created = connection.execute(create_deciding(batch, source, wanted, deletes_matter=has_deletes), prepare=False)
-        return created.rowcount, 0, all_changes(batch, source, wanted)
+        created = connection.execute(create_deciding(batch, rows, deletes_matter=has_deletes), prepare=False)
+        return created.rowcount, 0, all_changes(batch, rows)
     # What is older than the stored row, or than its delete, must not say anything of a newer change.
     given = replace(batch, name=_name())
-    connection.execute(create_of_all(given, source, wanted), prepare=False)
+    connection.execute(create_of_all(given, rows), prepare=False)
     _lock_rows_in_tx(connection, given, deletes=has_deletes)
     older = pass_over_in_tx(connection, given, tombstones)
     older += _pass_over_stored_in_tx(connection, given)

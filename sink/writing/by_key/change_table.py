@@ -23,6 +23,7 @@ from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Changes
 from ..checked_table import ColumnPlan
 from ..fitting.fit import Fit, Fitting
+from ..gathered import GatheredRows
 from ..table.catalogue import TargetColumn, TargetTable
 from .keys import ComparedUpsert
 from .statements import key_order, not_older, unread_columns, value_as_assigned, value_if_read
@@ -76,8 +77,8 @@ class ChangeTable:
         """Whether a written row has values of several changes of its key."""
         return bool(self.unread or self.frozen)
 
-    def facts(self, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
-        """How many rows are wanted; of these, how many delete, lack a key, and lack an order that is needed."""
+    def facts(self, rows: GatheredRows) -> sql.Composed:
+        """How many ``rows`` there are; of these, how many delete, lack a key, and lack an order that is needed."""
         nulls = [sql.SQL("{} IS NULL").format(sql.Identifier(key.source)) for key in self.upsert.keys]
         order = self.upsert.order_by if self.upsert.newer_by else None
         return sql.SQL(
@@ -87,8 +88,8 @@ class ChangeTable:
             self.is_delete,
             sql.SQL(" OR ").join(nulls),
             sql.SQL("{} IS NULL").format(sql.Identifier(order.source)) if order else sql.SQL("false"),
-            source,
-            wanted,
+            rows.source,
+            rows.wanted,
         )
 
     def same_key(self, change: str = "change") -> sql.Composable:
@@ -128,6 +129,8 @@ class ChangeTable:
             keys=tuple(own[key.target] for key in self.upsert.keys),
             order_by=own.get(order.target) if order else None,
             existing=existing,
+            # The keys have nearly the target's types here, which is not enough for a MERGE if they needed a cast.
+            by_equality=self.upsert.finds_by_index,
             is_one_each=True,
         )
 

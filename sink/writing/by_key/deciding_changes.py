@@ -18,30 +18,29 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...options.destination import OPERATION
 from ..bad_row import BadRow, RowsRefusedError
+from ..gathered import GatheredRows
 from .change_table import DELETED, NEW, ORDER, ChangeTable
 from .keys import execute_joined
 
 _log = logging.getLogger("pgonce")
 
 
-def create_deciding(
-    table: ChangeTable, source: sql.Identifier, wanted: sql.Composable, *, deletes_matter: bool
-) -> sql.Composed:
+def create_deciding(table: ChangeTable, rows: GatheredRows, *, deletes_matter: bool) -> sql.Composed:
     """
-    The statement that fills ``table`` from the wanted rows of ``source``; its answer counts the changes.
+    The statement that fills ``table`` from ``rows``; its answer counts the changes.
 
     :param deletes_matter: whether a delete counts if a write of the same key follows it.
     """
     # Without an order, rows of one key are refused, and each change is the last one.
     is_last_enough = not table.unread and (table.upsert.order_by is None or not (table.frozen or deletes_matter))
     if is_last_enough:
-        return _created(table, _last_of_each(table, source, wanted))
-    return _created(table, _deciding(table, all_changes(table, source, wanted)))
+        return _created(table, _last_of_each(table, rows))
+    return _created(table, _deciding(table, all_changes(table, rows)))
 
 
-def create_of_all(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
-    """The statement that fills ``table`` with every wanted row of ``source``, several of a key among them."""
-    return _created(table, _all(table, source, wanted))
+def create_of_all(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
+    """The statement that fills ``table`` with each of ``rows``, several of a key among them."""
+    return _created(table, _all(table, rows))
 
 
 def create_from(table: ChangeTable, given: ChangeTable) -> sql.Composed:
@@ -49,9 +48,9 @@ def create_from(table: ChangeTable, given: ChangeTable) -> sql.Composed:
     return _created(table, _deciding(table, given.name))
 
 
-def all_changes(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composable:
-    """Every wanted row of ``source`` as a relation, with what it lacks and its place."""
-    return sql.SQL("({})").format(_all(table, source, wanted))
+def all_changes(table: ChangeTable, rows: GatheredRows) -> sql.Composable:
+    """Each of ``rows`` as a relation, with what it lacks and its place."""
+    return sql.SQL("({})").format(_all(table, rows))
 
 
 def changes_since_deleted(table: ChangeTable, changes: sql.Composable) -> sql.Composed:
@@ -65,29 +64,29 @@ def _created(table: ChangeTable, query: sql.Composable) -> sql.Composed:
     return sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS {}").format(table.name, query)
 
 
-def wanted_changes(table: ChangeTable, wanted: sql.Composable) -> sql.Composable:
-    """The condition that picks the changes among which one can decide."""
+def wanted_changes(table: ChangeTable, rows: GatheredRows) -> GatheredRows:
+    """The changes among which one can decide."""
     if table.changes is None or table.changes.deletes != "ignore":
-        return wanted
+        return rows
     # Before the last change of a key is looked for: the row stays as the last write before the delete left it.
-    return sql.SQL("({}) AND NOT {}").format(wanted, table.is_delete)
+    return rows.only(sql.SQL("NOT {}").format(table.is_delete))
 
 
-def _last_of_each(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+def _last_of_each(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
     return sql.SQL("SELECT DISTINCT ON ({}) {} FROM {} WHERE {} ORDER BY {}, {}ctid DESC").format(
         _keys(table),
         sql.SQL(", ").join(table.values()),
-        source,
-        wanted_changes(table, wanted),
+        rows.source,
+        wanted_changes(table, rows).wanted,
         table.keys_in_order(),
         _latest_first(table),
     )
 
 
-def _all(table: ChangeTable, source: sql.Identifier, wanted: sql.Composable) -> sql.Composed:
+def _all(table: ChangeTable, rows: GatheredRows) -> sql.Composed:
     unread = [sql.SQL("{} AS {}").format(is_unread, table.unread[name]) for name, is_unread in table.is_unread.items()]
     return sql.SQL('SELECT {}, ctid AS "pgonce: place" FROM {} WHERE {}').format(
-        sql.SQL(", ").join([*table.values(), *unread]), source, wanted_changes(table, wanted)
+        sql.SQL(", ").join([*table.values(), *unread]), rows.source, wanted_changes(table, rows).wanted
     )
 
 
@@ -195,10 +194,7 @@ _INSERTS = ("c", "r")
 
 
 def refuse_unread_in_tx(
-    connection: psycopg.Connection,
-    batch: ChangeTable,
-    changes: sql.Composable,
-    source: sql.Identifier,
+    connection: psycopg.Connection, batch: ChangeTable, changes: sql.Composable, source: sql.Identifier
 ) -> int:
     """
     Refuse the changes that have inserted a row without one of its values.

@@ -36,7 +36,7 @@ from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by, unique
 from ..checked_table import ColumnPlan
 from ..gathered import GatheredRows
 from ..savepoints import BACK
-from .keys import ComparedUpsert, Upsert, Written, delete_action, deletes_act_on_itself
+from .keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
 from .statements import that_write, value_as_assigned, value_of
 from .upsert import compare_in_tx
 
@@ -161,7 +161,7 @@ class _InOrder:
         self._written = written
         self._write = write
         self._table = sql.Identifier("pg_temp", f"pgonce_turns_{next(_counter)}")
-        _, compared = compare_in_tx(connection, written.table, _by_key(written), sql.SQL("SELECT"))
+        _, compared = compare_in_tx(connection, written.table, written.by_key, sql.SQL("SELECT"))
         connection.execute(_numbered(self._table, gathered, written, compared), prepare=False)
         # Of a million rows, lists of Python's numbers would take a hundred times as much memory.
         self.turns = array("q", (turn for (turn,) in self._selected("turn")))
@@ -278,9 +278,3 @@ def _numbered(table: sql.Identifier, gathered: GatheredRows, written: Written, u
         source=gathered.source,
         wanted=gathered.wanted,
     )
-
-
-def _by_key(written: Written) -> Upsert:
-    if written.upsert is None:
-        raise TypeError("rows are written in order by key")
-    return written.upsert

@@ -266,6 +266,13 @@ class Written:
     most_bad: int = 1
 
     @property
+    def by_key(self) -> Upsert:
+        """How the rows are written by key, where they are."""
+        if self.upsert is None:
+            raise TypeError("rows are not written by key")
+        return self.upsert
+
+    @property
     def telling(self) -> list[str]:
         """The columns of the rows that tell one row from another: keys, else positions, else the primary key."""
         if self.upsert is not None:

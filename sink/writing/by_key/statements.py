@@ -21,6 +21,7 @@ from psycopg import sql
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Changes
 from ..checked_table import ColumnPlan
+from ..gathered import GatheredRows
 from ..table.catalogue import TargetTable
 from .keys import ComparedUpsert, Upsert
 
@@ -43,15 +44,14 @@ def insert_statement(
 
 
 def merge_statement(
-    source: sql.Identifier,
-    wanted: sql.Composable,
+    rows: GatheredRows,
     table: TargetTable,
     plan: Sequence[ColumnPlan],
     upsert: ComparedUpsert,
     bounds: tuple[int, int] | None,
 ) -> sql.Composed:
     """
-    ``MERGE`` of the wanted rows of ``source`` by key; there must be columns that are not keys.
+    ``MERGE`` of ``rows`` by key; there must be columns that are not keys.
 
     :param bounds: least and greatest value of the first key, both inclusive: the index need not be read beyond.
     """
@@ -69,7 +69,7 @@ def merge_statement(
         "WHEN NOT MATCHED THEN INSERT ({}) VALUES ({})"
     ).format(
         table.identifier,
-        selected(source, wanted, plan, upsert),
+        selected(rows.source, rows.wanted, plan, upsert),
         sql.SQL(" AND ").join(conditions),
         sql.SQL(" AND {}").format(not_older(upsert, "source")) if upsert.newer_by else sql.SQL(""),
         sql.SQL(", ").join(assignments),
@@ -78,11 +78,9 @@ def merge_statement(
     )
 
 
-def key_facts_statement(
-    source: sql.Identifier, wanted: sql.Composable, upsert: Upsert, *, bounded: bool
-) -> sql.Composed:
+def key_facts_statement(rows: GatheredRows, upsert: Upsert, *, bounded: bool) -> sql.Composed:
     """
-    How many of the wanted rows have NULL in a key; if ``bounded``, also the first key's least and greatest value.
+    How many of ``rows`` have NULL in a key; if ``bounded``, also the first key's least and greatest value.
 
     Rows with NULL in a key conflict with nothing, so each replay would add another.
     """
@@ -91,12 +89,12 @@ def key_facts_statement(
         sql.Identifier(upsert.keys[0].source)
     )
     return sql.SQL("SELECT pg_catalog.count(*) FILTER (WHERE {}), {} FROM {} WHERE {}").format(
-        is_null, bounds, source, wanted
+        is_null, bounds, rows.source, rows.wanted
     )
 
 
-def doubled_key_statement(source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert) -> sql.Composed:
-    """A key that several of the wanted rows have: how many do, and its values as texts; no row if all differ."""
+def doubled_key_statement(rows: GatheredRows, upsert: ComparedUpsert) -> sql.Composed:
+    """A key that several of ``rows`` have: how many do, and its values as texts; no row if all differ."""
     texts = (
         sql.SQL('pg_catalog.min({}::pg_catalog.text COLLATE pg_catalog."C")').format(sql.Identifier(key.source))
         for key in upsert.keys
@@ -106,8 +104,8 @@ def doubled_key_statement(source: sql.Identifier, wanted: sql.Composable, upsert
         "HAVING pg_catalog.count(*) OPERATOR(pg_catalog.>) 1 LIMIT 1"
     ).format(
         sql.SQL(", ").join(texts),
-        source,
-        wanted,
+        rows.source,
+        rows.wanted,
         sql.SQL(", ").join(value_as_assigned(key, upsert) for key in upsert.keys),
     )
 

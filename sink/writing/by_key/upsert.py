@@ -24,10 +24,11 @@ from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ..checked_table import ColumnPlan
 from ..fitting.fit import Fit
+from ..gathered import GatheredRows
 from ..savepoints import BACK, RELEASE, SAVEPOINT, fail_in_tx
 from ..table.catalogue import TargetTable
 from .key_comparison import ComparedColumn, compared_statement, comparisons, has_index_by_equality, has_unique_index
-from .keys import ComparedUpsert, Upsert, execute_by_index, shortened_value
+from .keys import ComparedUpsert, Upsert, Written, execute_by_index, shortened_value
 from .statements import doubled_key_statement, insert_statement, key_facts_statement, merge_statement
 
 MERGED_ROWS = 50_000
@@ -59,27 +60,22 @@ SELECT EXISTS (
 """
 
 
-def upsert_in_tx(
-    connection: psycopg.Connection,
-    source: sql.Identifier,
-    wanted: sql.Composable,
-    table: TargetTable,
-    plan: Sequence[ColumnPlan],
-    upsert: Upsert,
-    row_count: int,
-) -> int:
+def upsert_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Written) -> int:
     """
-    Insert the wanted rows of ``source``, or update those with the same keys; return how many rows were written.
+    Insert ``rows``, or update those with the same keys; return how many rows were written.
 
     :raises TargetError: NULL_KEYS; DOUBLED_KEYS, if orderBy cannot choose.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
-    bounded = is_large(row_count) and _has_integer_first(table, upsert)
-    facts = key_facts_statement(source, wanted, upsert, bounded=bounded)
-    found, compared = compare_in_tx(connection, table, upsert, facts)
-    bounds = _checked_keys(found, upsert)
-    may_be_merged = is_large(row_count) and upsert.has_plain_keys
-    return write_by_key_in_tx(connection, source, wanted, table, plan, compared, bounds, may_be_merged=may_be_merged)
+    table, upsert = written.table, written.by_key
+    bounded = is_large(rows.count) and _has_integer_first(table, upsert)
+    found, compared = compare_in_tx(connection, table, upsert, key_facts_statement(rows, upsert, bounded=bounded))
+    nulls, *bounds = found or (0, None, None)
+    if nulls:
+        raise null_keys(nulls, upsert)
+    return write_by_key_in_tx(
+        connection, rows, table, written.plan, compared, None if bounds[0] is None else (bounds[0], bounds[1])
+    )
 
 
 def compare_in_tx(
@@ -115,23 +111,24 @@ def compare_in_tx(
 
 def write_by_key_in_tx(
     connection: psycopg.Connection,
-    source: sql.Identifier,
-    wanted: sql.Composable,
+    rows: GatheredRows,
     table: TargetTable,
     plan: Sequence[ColumnPlan],
     upsert: ComparedUpsert,
     bounds: tuple[int, int] | None = None,
-    *,
-    may_be_merged: bool,
 ) -> int:
-    """Insert the wanted rows of ``source`` or update those of their keys, by the faster of the two statements."""
-    if may_be_merged and upsert.by_equality and may_merge(connection, table, plan, upsert):
-        count = merged(connection, merge_statement(source, wanted, table, plan, upsert, bounds))
+    """
+    Insert ``rows`` or update those of their keys, by the faster of the two statements.
+
+    :param bounds: the first key's least and greatest value, where they are known.
+    """
+    if is_large(rows.count) and upsert.finds_by_index and may_merge(connection, table, plan, upsert):
+        count = merged(connection, merge_statement(rows, table, plan, upsert, bounds))
         if count is not None:
             connection.execute(RELEASE)
             return count
     try:
-        insert = insert_statement(source, wanted, table, plan, upsert)
+        insert = insert_statement(rows.source, rows.wanted, table, plan, upsert)
         return connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False).rowcount
     except psycopg.errors.CardinalityViolation as error:
         # A user's trigger may raise it too.
@@ -139,7 +136,7 @@ def write_by_key_in_tx(
         if error.diag.source_function != "ExecOnConflictUpdate":
             raise
         if not is_single:
-            note_doubled(connection, error, source, wanted, upsert)
+            note_doubled(connection, error, rows, upsert)
             raise
         raise _doubled_by_table(table, upsert) from None
 
@@ -153,14 +150,6 @@ def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
         NOTHING,
         "Change keys in Spark as the trigger does, so that orderBy can choose among them, or keep one of the indexes.",
     )
-
-
-def _checked_keys(facts: tuple[Any, ...] | None, upsert: Upsert) -> tuple[int, int] | None:
-    """The first key's least and greatest value, where they were asked for."""
-    nulls, least, greatest = facts or (0, None, None)
-    if nulls:
-        raise null_keys(nulls, upsert)
-    return None if least is None else (least, greatest)
 
 
 def null_keys(count: int, upsert: Upsert) -> NullKeyError:
@@ -238,14 +227,12 @@ _FOR_ON_CONFLICT = (
 _BOUNDED = sql.SQL("SET LOCAL statement_timeout = '60s'")
 
 
-def doubled_key(
-    connection: psycopg.Connection, source: sql.Identifier, wanted: sql.Composable, upsert: ComparedUpsert
-) -> str:
-    """The text of a key that several of the wanted rows have; empty if none is found. The transaction is as before."""
+def doubled_key(connection: psycopg.Connection, rows: GatheredRows, upsert: ComparedUpsert) -> str:
+    """The text of a key that several of ``rows`` have; empty if none is found. The transaction is as before."""
     try:
         with connection.transaction() as look:
             connection.execute(_BOUNDED)
-            found = connection.execute(doubled_key_statement(source, wanted, upsert), prepare=False).fetchone()
+            found = connection.execute(doubled_key_statement(rows, upsert), prepare=False).fetchone()
             raise psycopg.Rollback(look)
     except psycopg.Error:
         return ""
@@ -257,16 +244,12 @@ def doubled_key(
 
 
 def note_doubled(
-    connection: psycopg.Connection,
-    error: psycopg.Error,
-    source: sql.Identifier,
-    wanted: sql.Composable,
-    upsert: ComparedUpsert,
+    connection: psycopg.Connection, error: psycopg.Error, rows: GatheredRows, upsert: ComparedUpsert
 ) -> None:
-    """Add a note to ``error``: a key that several of the wanted rows have. The transaction stays failed."""
+    """Add a note to ``error``: a key that several of ``rows`` have. The transaction stays failed."""
     with suppress(psycopg.Error):
         connection.execute(BACK)
-        found = doubled_key(connection, source, wanted, upsert)
+        found = doubled_key(connection, rows, upsert)
         if found:
             add_note(error, found)
     fail_in_tx(connection)

@@ -20,6 +20,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...options.destination import Changes
+from ..gathered import GatheredRows
 from ..savepoints import RELEASE
 from ..table.catalogue import TargetTable
 from .change_table import DELETED, NEW, ChangeTable
@@ -123,12 +124,10 @@ def write_in_tx(connection: psycopg.Connection, batch: ChangeTable, writes: int)
         return written
     return write_by_key_in_tx(
         connection,
-        batch.name,
-        sql.SQL("NOT {}").format(DELETED),
+        GatheredRows(batch.name, sql.SQL("NOT {}").format(DELETED), writes),
         batch.target,
         batch.written,
         batch.reduced_upsert,
-        may_be_merged=is_large(writes) and batch.upsert.has_plain_keys,
     )
 
 
@@ -216,16 +215,16 @@ def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: 
 
 
 def merge_changes_in_tx(
-    connection: psycopg.Connection, batch: ChangeTable, source: sql.Identifier, wanted: sql.Composable, rows: int
+    connection: psycopg.Connection, batch: ChangeTable, rows: GatheredRows, count: int
 ) -> dict[str, int] | None:
     """
-    Write and delete what the ``rows`` wanted ones of ``source`` say; return how many came to which stage.
+    Write and delete what ``rows`` say, of which there are ``count``; return how many came to which stage.
 
     None if nothing was written, because other statements are needed, or can tell better what is wrong.
     """
-    create = create_deciding(batch, source, wanted, deletes_matter=False)
+    create = create_deciding(batch, rows, deletes_matter=False)
     kept = connection.execute(create, prepare=False).rowcount
-    is_doubled = kept < rows and batch.upsert.order_by is None
+    is_doubled = kept < count and batch.upsert.order_by is None
     deletes = count_deletes_in_tx(connection, batch)
     writes = kept - deletes
     changed = None if is_doubled else merged(connection, _merge(batch))
@@ -237,7 +236,7 @@ def merge_changes_in_tx(
         # MERGE passes a row that another session has deleted and inserted again while it waited for that session.
         deleted += delete_rows_in_tx(connection, batch)
     connection.execute(RELEASE)
-    return {"written": writes, "deleted": deleted, "superseded": rows - kept, "not_found": deletes - deleted}
+    return {"written": writes, "deleted": deleted, "superseded": count - kept, "not_found": deletes - deleted}
 
 
 def _merge(batch: ChangeTable) -> sql.Composed:
