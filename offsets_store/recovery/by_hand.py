@@ -23,7 +23,7 @@ from ..ledger.tables import writers
 from ..postgres.text import QUALIFIED_NAME
 from ..status.store import OffsetsStore
 from ..verdict.decide import ACCEPTABLE, Verdict
-from .fence import QUIET_SECONDS, holding, note, refuse_running
+from .fence import QUIET_SECONDS, StoppedQuery, holding, note, refuse_running
 from .next_start import next_start, verdict_on
 from .read_stopped_query import read_checkpoint, read_neighbours, read_sinks
 from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts, no_checkpoint
@@ -251,16 +251,9 @@ def forget_query(
     if not living:
         refuse_gone(sinks[0])
     if not dry_run:
-        writer, checkpoint = _checkpoint(found[0].checkpoint_location, found[0].query_id)
-        refuse_running(
-            url,
-            writer,
-            checkpoint,
-            living,
-            found[0].query_id,
-            quiet_seconds=quiet_seconds,
-            wait_seconds=wait_seconds,
-        )
+        query_id = found[0].query_id
+        checkpoint = _checkpoint(found[0].checkpoint_location, query_id)
+        refuse_running(StoppedQuery(url, query_id, living, quiet_seconds, wait_seconds, *checkpoint))
         put_out_of_the_way(url, living, "forget", reason)
     return forgetting
 

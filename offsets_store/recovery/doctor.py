@@ -19,7 +19,16 @@ from ..ledger.session import reading
 from ..offsets import Offsets
 from ..verdict.decide import PUBLISH, Verdict
 from ..verdict.facts import Writer
-from .next_start import FirstContact, NextStart, begins_at, first_contacts, goes_on, next_start, verdict_on
+from .next_start import (
+    FirstContact,
+    NextStart,
+    begins_at,
+    first_contacts,
+    goes_on,
+    next_start,
+    planned_entry,
+    verdict_on,
+)
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, read_neighbours, with_state
 from .stopped_query import CheckpointFacts, SinkFacts, no_checkpoint
@@ -128,7 +137,7 @@ def _diagnosis(
     checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], remarks: Sequence[str], finding: Finding, advice: str
 ) -> Diagnosis:
     start = next_start(checkpoint)
-    entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
+    entry = planned_entry(checkpoint, start)
     return Diagnosis(
         location=checkpoint.location,
         query_id=checkpoint.query_id,

@@ -32,7 +32,7 @@ from ..ledger.tables import batches, interventions, replays, writers
 from ..postgres.lock_watch import LockWatch
 from ..postgres.translate import driver_error
 from .read_stopped_query import read_checkpoint, with_state
-from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts, no_checkpoint
+from .stopped_query import NOTHING_CHANGED, CheckpointFacts, SinkFacts
 
 RECOVERY = "recovery-"
 """Begins the run id that a recovery gives to a writer, so that the run before it is refused."""
@@ -43,39 +43,46 @@ _LOCK_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class StoppedQuery:
-    """A query that should not run, and what was read of it."""
+    """
+    A query that should not run, and what was read of it: its sinks, and its checkpoint if there is one.
+
+    ``quiet_seconds`` says how long nothing may have been written, and ``wait_seconds`` how long to wait for that.
+    """
 
     url: str
-    writer: CheckpointWriter
-    checkpoint: CheckpointFacts
+    query_id: str
     sinks: Sequence[SinkFacts]
     quiet_seconds: float
     wait_seconds: float
+    writer: CheckpointWriter | None = None
+    checkpoint: CheckpointFacts | None = None
+
+    @property
+    def living(self) -> list[SinkFacts]:
+        """The sinks that it still feeds."""
+        return [sink for sink in self.sinks if sink.is_living]
+
+    def has_changed(self) -> bool:
+        """Whether the checkpoint is another one than was read."""
+        if self.writer is None or self.checkpoint is None:
+            return False
+        files = self.writer.files
+        return with_state(files, read_checkpoint(files), self.sinks) != self.checkpoint
 
 
-def take_over(stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any]) -> str:
+def take_over(
+    stopped: StoppedQuery, kind: str, stands_at: int | None, details: dict[str, Any], entry: str | None = None
+) -> str:
     """
     Make sure that the query does not run, and that no run continues from what was read; return the new owner's id.
 
+    :param entry: the text of ``offsets/`` to record with each sink's newest batch, where none is recorded.
     :raises RecoveryError: RECOVERY_RUNNING.
     """
-    query_id = stopped.checkpoint.query_id
-    if query_id is None:
-        raise no_checkpoint(stopped.checkpoint)
-    living = [sink for sink in stopped.sinks if sink.is_living]
-    refuse_running(
-        stopped.url,
-        stopped.writer,
-        stopped.checkpoint,
-        living,
-        query_id,
-        quiet_seconds=stopped.quiet_seconds,
-        wait_seconds=stopped.wait_seconds,
-    )
-    owner = fence(stopped.url, living, kind, stands_at, details)
+    refuse_running(stopped)
+    owner = fence(stopped.url, stopped.living, kind, stands_at, details, entry)
     # After the fence: from here on no batch can be published, but one may have been planned until now.
-    files = stopped.writer.files
-    if with_state(files, read_checkpoint(files), stopped.sinks) != stopped.checkpoint:
+    if stopped.has_changed():
         raise _moved(
             "the checkpoint",
             "No file was changed. The ledger has taken the query from its run, which is refused at its next batch.",
@@ -199,53 +206,37 @@ is silent for as long as it waits; it has no batch under way, and the fence refu
 _POLL_SECONDS = 0.2
 
 
-def refuse_running(
-    url: str,
-    writer: CheckpointWriter | None,
-    checkpoint: CheckpointFacts | None,
-    sinks: Sequence[SinkFacts],
-    query_id: str,
-    *,
-    quiet_seconds: float,
-    wait_seconds: float,
-) -> None:
+def refuse_running(stopped: StoppedQuery) -> None:
     """
-    Wait until nothing shows that the query runs, at most ``wait_seconds``.
+    Wait until nothing shows that the query runs.
 
     :raises RecoveryError: RECOVERY_RUNNING, with what shows it.
     """
-    deadline = time.monotonic() + wait_seconds
-    sessions = Sessions(quiet_seconds)
+    deadline = time.monotonic() + stopped.wait_seconds
+    sessions = _Sessions(stopped.quiet_seconds)
     while True:
-        signs = signs_of_life(url, writer, checkpoint, sinks, query_id, quiet_seconds, sessions)
+        signs = _signs_of_life(stopped, sessions)
         if not signs:
             return
         if time.monotonic() >= deadline:
             raise RunningQueryError(
                 "RECOVERY_RUNNING",
-                f"Query {query_id} seems to run: {'; '.join(signs)}.",
+                f"Query {stopped.query_id} seems to run: {'; '.join(signs)}.",
                 NOTHING_CHANGED,
-                f"Stop the query everywhere, wait {quiet_seconds:g} seconds (--wait does that), and try again. A "
-                "session that a dead host has left is ended once it has waited for its client for so long.",
+                f"Stop the query everywhere, wait {stopped.quiet_seconds:g} seconds (--wait does that), and try again. "
+                "A session that a dead host has left is ended once it has waited for its client for so long.",
             )
         time.sleep(_POLL_SECONDS)
 
 
-def signs_of_life(
-    url: str,
-    writer: CheckpointWriter | None,
-    checkpoint: CheckpointFacts | None,
-    sinks: Sequence[SinkFacts],
-    query_id: str,
-    quiet_seconds: float,
-    sessions: Sessions,
-) -> list[str]:
+def _signs_of_life(stopped: StoppedQuery, sessions: _Sessions) -> list[str]:
     """The texts for the signs that the query runs; empty if there is no sign."""
-    signs = ["it is active in this very process"] if _is_active_here(query_id) else []
-    with reading(url) as connection:
-        signs += sessions.alive(connection, sinks) + _young_rows(connection, sinks, quiet_seconds)
-    if writer is not None and checkpoint is not None:
-        signs += _young_files(writer, checkpoint, quiet_seconds)
+    living, quiet = stopped.living, stopped.quiet_seconds
+    signs = ["it is active in this very process"] if _is_active_here(stopped.query_id) else []
+    with reading(stopped.url) as connection:
+        signs += sessions.alive(connection, living) + _young_rows(connection, living, quiet)
+    if stopped.writer is not None and stopped.checkpoint is not None:
+        signs += _young_files(stopped.writer, stopped.checkpoint, quiet)
     return signs
 
 
@@ -266,7 +257,7 @@ def _is_active_here(query_id: str) -> bool:
 
 
 @dataclass
-class Sessions:
+class _Sessions:
     """The sessions that the query's runs commit in, looked at repeatedly to see which of them are alive."""
 
     quiet_seconds: float

@@ -11,6 +11,7 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..checkpoint.log_entries import parse_offset_log
 from ..checkpoint.writer import CheckpointWriter
@@ -19,7 +20,7 @@ from ..ledger.session import reading
 from ..offsets import Offsets, same, tells_which_rows
 from ..status.store import OffsetsStore
 from ..verdict.decide import stored_end
-from .fence import QUIET_SECONDS, fence, refuse_running
+from .fence import QUIET_SECONDS, StoppedQuery, take_over
 from .next_start import goes_on, next_start
 from .plan import FIRST_COMMIT, METADATA_LINE
 from .read_stopped_query import read_sinks
@@ -71,10 +72,7 @@ def write_new_checkpoint(
     :raises RecoveryError: PATH_NOT_EMPTY; RECOVERY_RUNNING; or where the ledger does not prove what to write.
     :raises OffsetsError: if no query, or several, have that name.
     """
-
-    def once() -> NewCheckpoint:
-        return _write(query, path, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
-
+    once = partial(_write, query, path, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
     return recovered(once, query, wait_seconds)
 
 
@@ -97,10 +95,9 @@ def _write(
     plan = plan_new_checkpoint(query_id, sinks)
     if dry_run:
         return plan
-    living = [sink for sink in sinks if sink.is_living]
-    refuse_running(url, None, None, living, query_id, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
+    stopped = StoppedQuery(url, query_id, sinks, quiet_seconds, wait_seconds)
     details = {"location": writer.location, "files": [name for name, _ in plan.files]}
-    fence(url, living, "new-checkpoint", plan.stands_at, details, plan.entry)
+    take_over(stopped, "new-checkpoint", plan.stands_at, details, plan.entry)
     for name, text in plan.files:
         writer.put(name, (text or "").encode())
     return plan

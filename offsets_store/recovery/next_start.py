@@ -15,9 +15,10 @@ is. Then the answer says that it does not know.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from ..checkpoint.log_entries import OffsetLog
 from ..offsets import Offsets, Span
 from ..verdict.decide import ACCEPTABLE, PUBLISH, SKIP, Verdict, decide
 from ..verdict.facts import Batch, Ledger, Remedies, Writer, rivals_of, what_speaks_against
@@ -61,28 +62,18 @@ def verdict_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -
 
     A batch that is not planned yet is judged by where it begins, because its end is not known yet.
     """
-    entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
-    previous = None if start.after is None else checkpoint.offsets[start.after]
-    begins = begins_at(checkpoint, start)
-    ends = entry.offsets if entry else begins
-    batch = Batch(
-        query_id=checkpoint.query_id or NO_QUERY_ID,
-        sink_name=sink.sink_name,
-        run_id=str(uuid4()),
-        batch_id=start.batch_id,
-        attempt=uuid4(),
-        offset_log=entry.text if entry else _NOT_PLANNED,
-        previous_offset_log=previous.text if previous else None,
-        start=begins,
-        end=ends,
-        stateful=checkpoint.is_stateful,
+    batch = _batch(checkpoint, start, sink.sink_name)
+    batch = replace(
+        batch,
+        offset_log=_NOT_PLANNED if batch.offset_log is None else batch.offset_log,
+        previous_offset_log=None if start.after is None else checkpoint.offsets[start.after].text,
         guarantee=sink.guarantee,
         previous_batch_id=start.after,
-        resumes_at=begins,
-        span=Span(begins or {}, ends or {}) if sink.drops_by_position else None,
+        resumes_at=batch.start,
+        span=Span(batch.start or {}, batch.end or {}) if sink.drops_by_position else None,
     )
     verdict = decide(sink.ledger(start.batch_id, start.after), batch, Remedies())
-    if verdict is Verdict.REPLAY and entry is None:
+    if verdict is Verdict.REPLAY and batch.offset_log == _NOT_PLANNED:
         # Judged by its number alone (offsetsFrom=listener), it would be skipped with any rows.
         verdict = Verdict.CHANGED
     if verdict in ACCEPTABLE and start.batch_id in sink.accepted:
@@ -101,6 +92,11 @@ def goes_on(checkpoint: CheckpointFacts, sink: SinkFacts, start: NextStart) -> b
     if verdict is Verdict.REPLAY and not sink.drops_by_position:
         return start.batch_id == sink.last_batch_id
     return verdict in PUBLISH | SKIP
+
+
+def planned_entry(checkpoint: CheckpointFacts, start: NextStart) -> OffsetLog | None:
+    """The entry of the first batch of the next run; None if Spark still has to plan it."""
+    return checkpoint.offsets.get(start.batch_id) if start.runs_again else None
 
 
 def begins_at(checkpoint: CheckpointFacts, start: NextStart) -> Offsets | None:
@@ -154,17 +150,15 @@ def first_contacts(
     ]
 
 
-def _batch(checkpoint: CheckpointFacts, start: NextStart, sink_name: str, query_name: str | None) -> Batch:
-    entry = checkpoint.offsets.get(start.batch_id) if start.runs_again else None
-    begins = begins_at(checkpoint, start)
+def _batch(checkpoint: CheckpointFacts, start: NextStart, sink_name: str, query_name: str | None = None) -> Batch:
+    """The first batch of the next run, as far as its checkpoint tells it."""
+    entry, begins = planned_entry(checkpoint, start), begins_at(checkpoint, start)
     return Batch(
         query_id=checkpoint.query_id or NO_QUERY_ID,
         sink_name=sink_name,
         run_id=str(uuid4()),
         batch_id=start.batch_id,
-        attempt=uuid4(),
         offset_log=entry.text if entry else None,
-        previous_offset_log=None,
         start=begins,
         end=entry.offsets if entry else begins,
         stateful=checkpoint.is_stateful,

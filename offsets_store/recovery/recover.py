@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from ..checkpoint.writer import CheckpointWriter
@@ -26,7 +27,7 @@ from .backup import Kept, keep_aside, kept_folder, mark_undone, newest_kept, und
 from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over
 from .plan import plan_recovery
 from .read_stopped_query import known_sinks, read_checkpoint, with_state
-from .stopped_query import NOTHING_CHANGED, SinkFacts
+from .stopped_query import NOTHING_CHANGED, SinkFacts, query_id_of
 
 _log = logging.getLogger("pgonce")
 
@@ -94,17 +95,15 @@ def recover_checkpoint(
     :raises LedgerError: if the ledger cannot be read or written.
     :raises ConnectError: if Postgres stays unavailable.
     """
-
-    def once() -> Recovery:
-        return _recover(
-            checkpoint_location,
-            url,
-            dry_run=dry_run,
-            quiet_seconds=quiet_seconds,
-            wait_seconds=wait_seconds,
-            approve=approve,
-        )
-
+    once = partial(
+        _recover,
+        checkpoint_location,
+        url,
+        dry_run=dry_run,
+        quiet_seconds=quiet_seconds,
+        wait_seconds=wait_seconds,
+        approve=approve,
+    )
     return recovered(once, checkpoint_location, retry_timeout)
 
 
@@ -148,7 +147,7 @@ def _recover(
     # A checkpoint that will be adopted may be repaired before there is a ledger.
     ensure_ledger(url)
     folder = kept_folder()
-    stopped = StoppedQuery(url, writer, checkpoint, sinks, quiet_seconds, wait_seconds)
+    stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
     details = {"does": plan.does, "files": [name for name, _ in plan.changes], "kept_in": folder}
     owner = take_over(stopped, "recover", plan.stands_at, details)
     repaired = checkpoint.after(plan.changes)
@@ -174,10 +173,9 @@ def undo_recovery(
 
     :raises RecoveryError: NOTHING_TO_UNDO, also where the query has run since; RECOVERY_RUNNING.
     """
-
-    def once() -> Recovery:
-        return _undo(checkpoint_location, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds)
-
+    once = partial(
+        _undo, checkpoint_location, url, dry_run=dry_run, quiet_seconds=quiet_seconds, wait_seconds=wait_seconds
+    )
     return recovered(once, checkpoint_location, retry_timeout)
 
 
@@ -200,7 +198,7 @@ def _undo(checkpoint_location: str, url: str, *, dry_run: bool, quiet_seconds: f
     if dry_run:
         return undo
     details = {"undone": kept.recovery, "files": [name for name, _ in files], "kept_in": kept.folder}
-    stopped = StoppedQuery(url, writer, checkpoint, sinks, quiet_seconds, wait_seconds)
+    stopped = StoppedQuery(url, query_id_of(checkpoint), sinks, quiet_seconds, wait_seconds, writer, checkpoint)
     owner = take_over(stopped, "undo", None, details)
     for name, data in files:
         writer.put(name, data)

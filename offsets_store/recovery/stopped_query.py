@@ -193,6 +193,13 @@ def no_checkpoint(checkpoint: CheckpointFacts) -> NoCheckpointError:
     )
 
 
+def query_id_of(checkpoint: CheckpointFacts) -> str:
+    """:raises NoCheckpointError: if the file ``metadata`` is missing."""
+    if checkpoint.query_id is None:
+        raise no_checkpoint(checkpoint)
+    return checkpoint.query_id
+
+
 def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> list[SinkFacts]:
     """
     The sinks that may publish.
