@@ -32,8 +32,7 @@ from ..positions import bodies_not_stored, is_stored
 from ..staging.table import StagedRows, StagingTable, sweep, sweep_jobs
 from ..writing.rows import Rows
 from ..writing.write_batch import work_into
-from .content_hash import content_hash
-from .parcel import Inline, Parcel, Received, Staged, open_parcels
+from .parcel import Inline, Parcel, Received, Staged, content_hash, open_parcels
 from .receiver.messages import Promise
 
 _log = logging.getLogger("pgonce")

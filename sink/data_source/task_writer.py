@@ -30,8 +30,7 @@ from ..options.position_columns import PositionColumns, written_type
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach, reach, reach_of, widen
 from ..staging.stager import Stager
-from .content_hash import RowSum
-from .parcel import Inline, Parcel, Received, Staged, inline_cap
+from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
 from .receiver.client import Receiver
 
 

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as t
 
-from pgonce.sink.data_source.content_hash import RowSum, content_hash
+from pgonce.sink.data_source.parcel import RowSum, content_hash
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 
