@@ -153,22 +153,19 @@ class TestReplayed:
 
 
 class TestRefusedAgain:
-    @pytest.mark.parametrize(
-        ("row", "code", "says"),
-        [
+    def test_all_or_nothing(self, url, admin):
+        """A row that the table still refuses keeps all of them out, and the error says which it is."""
+        for row, code, says in (
             ({"id": 2, "name": "too long"}, "VALUE_NOT_STORABLE", "id = 2"),
             ({"id": 2, "name": "bad"}, "CHECK_VIOLATION", "id = 2"),
             ({"id": 1, "name": "again"}, "UNIQUE_VIOLATION", ")=(1)"),
-        ],
-    )
-    def test_all_or_nothing(self, url, admin, row, code, says):
-        """A row that the table still refuses keeps all of them out, and the error says which it is."""
-        put_aside(admin, {"id": 1, "name": "n1"})
-        put_aside(admin, row)
-        said = refused(code, url)
-        assert says in said
-        assert "start the query again" not in said
-        assert (in_table(admin), len(letters(admin)), noted(admin)) == ([], 2, [])
+        ):
+            ids = [put_aside(admin, {"id": 1, "name": "n1"}), put_aside(admin, row)]
+            said = refused(code, url)
+            assert says in said
+            assert "start the query again" not in said
+            assert (in_table(admin), letters(admin), noted(admin)) == ([], ids, [])
+            admin.execute("DELETE FROM pgonce.dead_letters")
 
     def test_at_commit(self, url, admin):
         """What a deferred constraint refuses is refused in the same words."""
@@ -208,25 +205,22 @@ class TestByKey:
         """A letter whose row has a key and a sequence."""
         return put_aside(admin, {"id": 1, "name": "old", "seq": 5, **row}, where, SEQ, days_ago=days_ago)
 
-    @pytest.mark.parametrize(
-        ("where", "says"),
-        [
+    def test_refused_where_it_could_undo_something(self, url, admin):
+        """Without onlyNewer nothing tells what happened to the key since."""
+        for where, says in (
             (by_key(), "onlyNewer"),
             (by_key(on_conflict="ignore"), "onConflict=ignore"),
             (by_key("apply", delete_when="name"), "onlyNewer"),
             (destination("public.events", "complete"), "replaces all rows"),
-        ],
-        ids=["upsert", "ignore", "apply", "complete"],
-    )
-    def test_refused_where_it_could_undo_something(self, url, admin, where, says):
-        """Without onlyNewer nothing tells what happened to the key since."""
-        letter = self.put(admin, where)
-        said = refused("REPLAY_UNSAFE", url)
-        assert says in said
-        assert f"Dead letter {letter} " in said
-        assert "--discard" in said
-        assert len(letters(admin)) == 1
-        refused("REPLAY_UNSAFE", url, dry_run=True)
+        ):
+            letter = self.put(admin, where)
+            said = refused("REPLAY_UNSAFE", url)
+            assert says in said
+            assert f"Dead letter {letter} " in said
+            assert "--discard" in said
+            assert letters(admin) == [letter]
+            refused("REPLAY_UNSAFE", url, dry_run=True)
+            admin.execute("DELETE FROM pgonce.dead_letters")
 
     def test_what_is_newer_stays(self, url, admin):
         """With onlyNewer, a row is written if it is the newest of its key; if it is not, its letter stays, and why."""
@@ -295,7 +289,8 @@ class TestByKey:
         """In any order of putting them aside, also together with one that stays."""
         where = by_key("apply", only_newer=True, delete_when="gone")
         changes = [(1, "a", 3, False), (1, None, 4, True), (1, "c", 5, False), (2, "old", 1, False)]
-        for order in itertools.permutations(range(4)):
+        for first, second, third in itertools.permutations(range(3)):
+            order = (first, 3, second, third)
             admin.execute("TRUNCATE events, pgonce.dead_letters, pgonce.tombstones, pgonce.tombstone_sets")
             admin.execute("INSERT INTO events VALUES (2, 'new', 9)")
             ids = {}

@@ -53,9 +53,9 @@ quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCh
 
 
 @pytest.fixture
-def connection(url: str) -> Iterator[psycopg.Connection]:
+def connection(shared_url: str) -> Iterator[psycopg.Connection]:
     """A connection whose rows are never committed."""
-    with psycopg.connect(url, options=PLAIN) as connection:
+    with psycopg.connect(shared_url, options=PLAIN) as connection:
         yield connection
         connection.rollback()
 

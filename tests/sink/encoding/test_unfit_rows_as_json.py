@@ -26,9 +26,9 @@ OLD_INTERVAL = (2**31 - 1) * 3_600_000_000
 
 
 @pytest.fixture
-def connection(url: str) -> Iterator[psycopg.Connection]:
+def connection(shared_url: str) -> Iterator[psycopg.Connection]:
     """A connection whose rows are never committed."""
-    with psycopg.connect(url) as connection:
+    with psycopg.connect(shared_url) as connection:
         yield connection
         connection.rollback()
 

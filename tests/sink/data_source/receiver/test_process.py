@@ -15,6 +15,7 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,21 @@ def in_copy(target):
     """Wait for a COPY of the run that is open; the transaction's id."""
     assert wait_until(lambda: transactions(target))
     return transactions(target)
+
+
+def kill(process):
+    """With SIGKILL; it is gone afterwards."""
+    process.kill()
+    process.wait()
+
+
+@contextmanager
+def commit_under_way(settings, receiver, hold):
+    """A commit whose COMMIT is held while the block runs; what comes of it."""
+    with ThreadPoolExecutor() as pool:
+        committing = pool.submit(commit_parcels, settings, encoded_columns(STRUCT), parcels(receiver), 1)
+        hold.wait()
+        yield committing
 
 
 def is_gone(process, seconds=10):
@@ -175,8 +191,7 @@ def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(target, rec
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     in_copy(target)
-    started_receivers[0].kill()
-    started_receivers[0].wait()
+    kill(started_receivers[0])
     assert send(receiver, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         receiver.finish(origin(), SENT)
@@ -189,8 +204,7 @@ def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(target, rec
 def test_the_next_batch_gets_another_receiver_where_one_was_killed(target, receiver_options, started_receivers):
     """The planner's worker starts a new process, and the batch is run again through it."""
     send(receiver_for(receiver_options(), STRUCT), 1, 2)
-    started_receivers[0].kill()
-    started_receivers[0].wait()
+    kill(started_receivers[0])
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     assert receiver.finish(origin(), SENT) is Verdict.NEW
@@ -222,13 +236,8 @@ def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(
     receiver = receiver_for(receiver_options(url=proxy.url), STRUCT)
     hold = getattr(proxy, moment)(touching="events")
     send(receiver, 1, 2)
-    with ThreadPoolExecutor() as pool:
-        committing = pool.submit(
-            commit_parcels, receiver_options(url=proxy.url), encoded_columns(STRUCT), parcels(receiver), 1
-        )
-        hold.wait()
-        started_receivers[0].kill()
-        started_receivers[0].wait()
+    with commit_under_way(receiver_options(url=proxy.url), receiver, hold) as committing:
+        kill(started_receivers[0])
         hold.cut()
         if moment == "hold_after_commit":
             assert committing.result() is Verdict.LANDED
@@ -244,12 +253,9 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     receiver = receiver_for(small, STRUCT)
     hold = proxy.hold_after_commit(touching="events")
     send(receiver, 1, 2)
-    with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit_parcels, small, encoded_columns(STRUCT), parcels(receiver), 1)
-        hold.wait()
+    with commit_under_way(small, receiver, hold) as committing:
         proxy.stop()
-        started_receivers[0].kill()
-        started_receivers[0].wait()
+        kill(started_receivers[0])
         with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*is unknown") as unknown:
             committing.result()
     assert "Nothing" not in str(unknown.value)
@@ -281,15 +287,12 @@ def test_a_committed_batch_is_found_whatever_else_has_gone(gone, target, proxy, 
     receiver = receiver_for(settings, STRUCT)
     hold = proxy.hold_after_commit(touching="events")
     send(receiver, 1, 2)
-    with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit_parcels, settings, encoded_columns(STRUCT), parcels(receiver), 1)
-        hold.wait()
+    with commit_under_way(settings, receiver, hold) as committing:
         if gone == "the table":
             target.execute("DROP TABLE events")
         else:
             shutil.rmtree(settings.checkpoint_location)
-        started_receivers[0].kill()
-        started_receivers[0].wait()
+        kill(started_receivers[0])
         hold.cut()
         assert committing.result() is Verdict.LANDED
 
@@ -302,12 +305,9 @@ def test_a_lost_receiver_and_a_checkpoint_that_has_gone_leave_an_unknown_outcome
     receiver = receiver_for(settings, STRUCT)
     hold = proxy.hold_before_commit(touching="events")
     send(receiver, 1, 2)
-    with ThreadPoolExecutor() as pool:
-        committing = pool.submit(commit_parcels, settings, encoded_columns(STRUCT), parcels(receiver), 1)
-        hold.wait()
+    with commit_under_way(settings, receiver, hold) as committing:
         shutil.rmtree(settings.checkpoint_location)
-        started_receivers[0].kill()
-        started_receivers[0].wait()
+        kill(started_receivers[0])
         with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
             committing.result()
     hold.cut()
@@ -324,7 +324,7 @@ def test_what_the_ledger_is_asked_of_a_done_batch_is_one_statement(target, url, 
     assert recorded_attempt(url, "another", "events", 1, receiver.token) == RecordedAttempt(False, False, False)
 
 
-def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_options):
+def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_options, started_receivers):
     """An attempt that could not reach the receiver stages; where Spark chooses another, its rows do not stay."""
     settings, columns = receiver_options(), encoded_columns(STRUCT)
     for number in (1, 2):
@@ -336,6 +336,8 @@ def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_option
         assert commit_parcels(settings, columns, [parcel], number) is Verdict.NEW
         assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
     assert ids(target) == [10, 11, 20, 21]
+    # One process receives one batch after another.
+    assert len(started_receivers) == 1
 
 
 def test_a_commit_that_means_another_batch_than_the_tasks_is_refused(target, receiver_options):
@@ -359,8 +361,7 @@ def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
     again, restarted = receiver_for(settings, STRUCT), replace(origin(), run_id="run 2")
     again.send_rows(restarted, 0, 1, map(body, (1, 2)))
     assert wait_until(lambda: target.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
-    started_receivers[0].kill()
-    started_receivers[0].wait()
+    kill(started_receivers[0])
     staged = Parcel(restarted, 0, 2, Staged(((7, 2),)), receiver=again)
     assert commit_parcels(settings, columns, [staged], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
@@ -399,16 +400,6 @@ def test_where_spark_keeps_no_workers_there_is_no_receiver(receiver_options, sta
     monkeypatch.delenv("SPARK_REUSE_WORKER")
     assert receiver_for(receiver_options(), STRUCT) is None
     assert started_receivers == []
-
-
-def test_batches_one_after_another_are_received_by_one_process(target, receiver_options, started_receivers):
-    """The second batch costs no process, and follows the first in the ledger."""
-    for batch_id in (1, 2):
-        receiver = receiver_for(receiver_options(), STRUCT)
-        send(receiver, 10 * batch_id, 10 * batch_id + 1, batch_id=batch_id)
-        assert receiver.finish(origin(batch_id), SENT) is Verdict.NEW
-    assert ids(target) == [10, 11, 20, 21]
-    assert len(started_receivers) == 1
 
 
 @pytest.mark.parametrize("how", ["given up", "planned again"])
