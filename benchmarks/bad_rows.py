@@ -35,7 +35,7 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.write_batch import work_into
 
 _TABLE = (

@@ -25,10 +25,10 @@ from rich.console import Console
 from rich.table import Table
 from run import POSTGRES
 
+from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
+from pgonce.sink.staging import ATTEMPT_COLUMN, StagingTable
 
 _BATCH_ROWS = 10_000
 _NAMES = ", ".join(STRUCT.names)

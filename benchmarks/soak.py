@@ -34,7 +34,7 @@ from soak_driver import WAYS, Job, tables
 from soak_watch import CATALOGUE, Sample, catalogue, sample
 
 from pgonce.offsets_store.ledger.migrations import migrate
-from pgonce.sink.staging.table import drop_staging_table
+from pgonce.sink.staging import drop_staging_table
 
 RESULTS = Path(__file__).parent / "results"
 _ROWS = 10

@@ -29,7 +29,7 @@ from ..identity.planned_batch import planned_batch, staging_table
 from ..options.position_columns import PositionColumns
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import bodies_not_stored, is_stored
-from ..staging.table import StagedRows, StagingTable, sweep, sweep_jobs
+from ..staging import StagedRows, StagingTable, sweep, sweep_jobs
 from ..writing.rows import Rows
 from ..writing.write_batch import work_into
 from .parcel import Inline, Parcel, Received, Staged, content_hash, open_parcels

@@ -38,7 +38,7 @@ from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import planned_batch, planned_entry, staging_table
 from ..options.position_columns import written_type
 from ..options.sink_options import JobOptions, SinkOptions, parse_job_options, parse_options
-from ..staging.table import OF_JOB, drop_staging_table, give_up_job
+from ..staging import OF_JOB, drop_staging_table, give_up_job
 from ..writing.first_batch import refuse_first_batch
 from ..writing.first_look import look_once
 from .commit_parcels import commit_job_parcels, commit_parcels

@@ -29,9 +29,9 @@ from ..identity.planned_batch import staging_table
 from ..options.position_columns import PositionColumns, written_type
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach, reach, reach_of, widen
-from ..staging.stager import Stager
 from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
 from .receiver.client import Receiver
+from .stager import Stager
 
 
 @dataclass(frozen=True)

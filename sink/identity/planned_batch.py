@@ -27,7 +27,7 @@ from pgonce.offsets_store.verdict.facts import PlannedBatch
 from ..errors import SparkError
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach
-from ..staging.table import StagingTable
+from ..staging import StagingTable
 from .from_checkpoint import WAIT_FOR_OFFSETS_SECONDS, Origin, batch_by_id, batch_from_checkpoint
 
 

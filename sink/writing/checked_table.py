@@ -22,9 +22,9 @@ from ..encoding.encoded_types import EncodedColumn
 from ..options.destination import Destination
 from .evolution.alter import lock_with_new_columns
 from .evolution.new_columns import Change, alter_statement, left_out, without_extra
-from .fitting.fit import Fit, Fitting
-from .fitting.fit_column import fit_column
 from .table.catalogue import TargetColumn, TargetTable
+from .table.fit import Fit, Fitting
+from .table.fit_column import fit_column
 from .table.lock import lock_table
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
 

@@ -24,12 +24,11 @@ from pgonce.offsets_store.postgres.refused_rows import add_note
 
 from ..encoding.encoded_types import EncodedColumn
 from ..options.routes import Route, Routes, twice
-from ..staging.table import check_staged_rows
+from ..staging import check_staged_rows
 from .bad_rows.recorded_destination import written_as
 from .empty_table import replace_all_in_tx
 from .evolution.alter import lock_with_new_columns
-from .gathered import GatheredRows, Gathering
-from .rows import Rows
+from .rows import GatheredRows, Gathering, Rows
 from .table.lock import lock_tables, take_turns_in_tx
 from .table.table_name import ResolvedName, resolve_tables
 from .write_table import RowsForTable

@@ -42,7 +42,6 @@ from .bad_rows.recorded_destination import recorded
 from .by_key.apply import WRITTEN
 from .by_key.keys import refuse_actions_between
 from .empty_table import StartOver
-from .gathered import Gathering
 from .routes import (
     RowsByRoute,
     gather_by_route_in_tx,
@@ -52,8 +51,7 @@ from .routes import (
     said_of,
     written_as_listed,
 )
-from .rows import Rows
-from .savepoints import whole_or_failed
+from .rows import Gathering, Rows, whole_or_failed
 from .table.table_name import ResolvedName, resolve_table
 from .write_table import RowsForTable, TableOutcome, write_table_in_tx
 

@@ -20,7 +20,7 @@ from pgonce.offsets_store.verdict.facts import Batch
 
 from ..encoding.unfit_rows import UnfitRow
 from ..options.destination import DeadLetters, Destination
-from ..staging.table import check_staged_rows
+from ..staging import check_staged_rows
 from .bad_row import BadRow, RowsRefusedError, may_be_a_rows
 from .bad_rows.bounds import of_one, too_many
 from .bad_rows.letters import COUNTED, Letters
@@ -36,11 +36,9 @@ from .by_key.upsert import upsert_in_tx
 from .checked_table import ColumnPlan, not_durable, target_for
 from .empty_table import StartOver, replace_all_in_tx
 from .evolution.too_narrow import written_to_wider
-from .fitting.fit import Fit
-from .gathered import GatheredRows, Gathering, copy_rows
-from .rows import Rows
-from .savepoints import RELEASE, SAVEPOINT, fail_in_tx, whole_or_failed
+from .rows import RELEASE, SAVEPOINT, GatheredRows, Gathering, Rows, copy_rows, fail_in_tx, whole_or_failed
 from .table.catalogue import TargetTable
+from .table.fit import Fit
 from .table.lock import unsafe_partition
 from .table.table_name import ResolvedName
 

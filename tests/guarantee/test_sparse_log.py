@@ -16,14 +16,14 @@ from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel, Staged
+from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.sink_options import parse_options
 from pgonce.sink.positions import reach
-from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN
+from pgonce.sink.staging import ATTEMPT_COLUMN
 
 _tables = itertools.count()
 

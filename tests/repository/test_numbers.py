@@ -17,10 +17,10 @@ from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
+from pgonce.sink.data_source.stager import COPY_BYTES
 from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.foreach_batch.early_commit import PATIENCE_SECONDS
 from pgonce.sink.options.definitions import OPTIONS
-from pgonce.sink.staging.stager import COPY_BYTES
 
 MIB = 1024 * 1024
 DOCS = Path(__file__).parents[2] / "docs"

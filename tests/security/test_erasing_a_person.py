@@ -14,11 +14,11 @@ from support.typed_rows import commit_typed, struct_of
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
+from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagingTable
+from pgonce.sink.staging import ATTEMPT_COLUMN, StagingTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 PERSON = "ann@example.com"

@@ -37,7 +37,7 @@ from pgonce.offsets_store.progress.event import Heard, store_progress_in_tx
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.table import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
+from pgonce.sink.staging import OF_JOB, StagingTable, give_up_job, sweep, sweep_jobs
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "security.md"
 LEDGER_PAGE = DOCUMENT.with_name("ledger.md")

@@ -7,7 +7,7 @@ import pytest
 from psycopg import sql
 from support.ledger_history import KAFKA, QUERY, publish
 
-from pgonce.sink.staging.table import StagingTable, sweep
+from pgonce.sink.staging import StagingTable, sweep
 
 
 @pytest.fixture

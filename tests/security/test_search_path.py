@@ -41,7 +41,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
 from pgonce.sink.foreach_batch.transactional_batch import BatchTransaction
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.table import sweep
+from pgonce.sink.staging import sweep
 from pgonce.sink.writing import routes as by_route
 from pgonce.sink.writing.write_batch import work_into, write_batch_in_tx
 

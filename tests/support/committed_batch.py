@@ -20,11 +20,11 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
+from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
-from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into
 

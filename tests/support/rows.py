@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 
 from pgonce.sink.encoding.encoded_types import EncodedColumn
 from pgonce.sink.options.position_columns import PositionColumns
-from pgonce.sink.staging.table import StagedRows
+from pgonce.sink.staging import StagedRows
 from pgonce.sink.writing.rows import Rows
 
 

@@ -13,11 +13,11 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from support.batches import make_batch
 from support.rows import given_rows
 
+from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 _batch_ids = itertools.count()

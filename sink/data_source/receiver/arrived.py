@@ -17,7 +17,7 @@ from pgonce.offsets_store.commit.retrying import NotNowError
 
 from ...encoding.encoded_types import EncodedColumn
 from ...spool import Spool
-from ...staging.table import StagedRows
+from ...staging import StagedRows
 from ...writing.rows import Rows
 from .messages import Promise, without_rows
 

@@ -27,7 +27,7 @@ from ...encoding.encoded_types import encoded_columns
 from ...identity.from_checkpoint import Origin
 from ...identity.planned_batch import planned_batch, staging_table
 from ...options.sink_options import SinkOptions
-from ...staging.table import StagedRows
+from ...staging import StagedRows
 from ...writing.rows import Rows
 from ...writing.write_batch import work_into
 from .arrived import Arrived, Sending, guessed_rows, promised_rows

@@ -20,7 +20,7 @@ from ..by_key.statements import (
     that_write,
     value_of,
 )
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 
 
 def conflicting_rows(

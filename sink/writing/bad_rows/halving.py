@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 
 from ..bad_row import BadRow, refused_as
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 
 # Operators, functions and types are qualified, because the user's search_path is in force: triggers of the target run.
 _FUNCTION = """

@@ -25,10 +25,10 @@ from ...encoding.encoded_types import EncodedColumn
 from ...encoding.unfit_rows import UnfitRow
 from ...options.destination import DeadLetters, Destination
 from ...options.position_columns import PositionColumns
-from ...staging.table import ATTEMPT_COLUMN
+from ...staging import ATTEMPT_COLUMN
 from ..bad_row import BadRow
 from ..checked_table import check_table, not_durable
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from ..table.lock import lock_table, unsafe_partition
 from ..table.table_name import ResolvedName

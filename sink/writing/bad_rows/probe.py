@@ -31,10 +31,10 @@ from ..by_key.statements import (
     value_of,
 )
 from ..checked_table import ColumnPlan
-from ..fitting.fit import (
+from ..rows import GatheredRows
+from ..table.fit import (
     Fit,
 )
-from ..gathered import GatheredRows
 from .bounds import SearchBound
 
 PROBE = "pgonce_probe"

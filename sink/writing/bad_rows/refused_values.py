@@ -30,8 +30,8 @@ from ...encoding.copy_encoder import body_fields, body_rows
 from ..by_key.keys import Written
 from ..by_key.statements import value_of
 from ..checked_table import ColumnPlan
-from ..fitting.fit import Fit
-from ..savepoints import BACK, fail_in_tx
+from ..rows import BACK, fail_in_tx
+from ..table.fit import Fit
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.
 _MOST_SECONDS = 60

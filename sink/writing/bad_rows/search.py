@@ -36,7 +36,7 @@ from ..by_key.in_order import (
 )
 from ..by_key.keys import Written
 from ..by_key.statements import insert_statement
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 from .bounds import SearchBound
 from .conflicts import conflicting_rows
 from .halving import BETWEEN, refused_by_halves

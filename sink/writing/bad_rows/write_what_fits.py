@@ -17,11 +17,10 @@ from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
-from ...staging.table import check_staged_rows
+from ...staging import check_staged_rows
 from ..bad_row import BadRow, RowsRefusedError, at, may_be_a_rows, refused_by, without
 from ..by_key.keys import Written
-from ..gathered import GatheredRows
-from ..savepoints import whole_or_failed
+from ..rows import GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
 from .bounds import SearchBound, of_one, refuse_too_many
 from .refused_values import note_gathered

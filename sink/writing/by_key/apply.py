@@ -29,7 +29,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, NullOrderError, TargetError
 
 from ...options.destination import Changes
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from .change_table import ChangeTable
 from .deciding_changes import (

@@ -22,9 +22,9 @@ from psycopg import sql
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Changes
 from ..checked_table import ColumnPlan
-from ..fitting.fit import Fit, Fitting
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 from ..table.catalogue import TargetColumn, TargetTable
+from ..table.fit import Fit, Fitting
 from .keys import ComparedUpsert
 from .statements import key_order, not_older, unread_columns, value_as_assigned, value_if_read
 

@@ -18,7 +18,7 @@ from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...options.destination import OPERATION
 from ..bad_row import BadRow, RowsRefusedError
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 from .change_table import DELETED, NEW, ORDER, ChangeTable
 from .keys import execute_joined
 

@@ -34,8 +34,7 @@ from pgonce.offsets_store.postgres import search_path
 
 from ..bad_row import BadRow, RowsRefusedError, is_of_target, refused_by, unique_columns
 from ..checked_table import ColumnPlan
-from ..gathered import GatheredRows
-from ..savepoints import BACK
+from ..rows import BACK, GatheredRows
 from .keys import ComparedUpsert, Written, delete_action, deletes_act_on_itself
 from .statements import that_write, value_as_assigned, value_of
 from .upsert import compare_in_tx

@@ -23,8 +23,8 @@ from ...options.definitions import BY_KEY
 from ...options.destination import Changes, Destination, Existing
 from ...options.position_columns import PositionColumns
 from ..checked_table import ColumnPlan, nested_key
-from ..fitting.fit import Fit, Fitting
 from ..table.catalogue import TargetTable
+from ..table.fit import Fit, Fitting
 
 
 @dataclass(frozen=True)

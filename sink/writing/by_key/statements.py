@@ -21,7 +21,7 @@ from psycopg import sql
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Changes
 from ..checked_table import ColumnPlan
-from ..gathered import GatheredRows
+from ..rows import GatheredRows
 from ..table.catalogue import TargetTable
 from .keys import ComparedUpsert, Upsert
 

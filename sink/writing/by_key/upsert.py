@@ -23,10 +23,9 @@ from pgonce.offsets_store.postgres.refused_rows import add_note
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ..checked_table import ColumnPlan
-from ..fitting.fit import Fit
-from ..gathered import GatheredRows
-from ..savepoints import BACK, RELEASE, SAVEPOINT, fail_in_tx
+from ..rows import BACK, RELEASE, SAVEPOINT, GatheredRows, fail_in_tx
 from ..table.catalogue import TargetTable
+from ..table.fit import Fit
 from .key_comparison import ComparedColumn, compared_statement, comparisons, has_index_by_equality, has_unique_index
 from .keys import ComparedUpsert, Upsert, Written, execute_by_index, shortened_value
 from .statements import doubled_key_statement, insert_statement, key_facts_statement, merge_statement

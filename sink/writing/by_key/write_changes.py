@@ -20,8 +20,7 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NOTHING, TargetError
 
 from ...options.destination import Changes
-from ..gathered import GatheredRows
-from ..savepoints import RELEASE
+from ..rows import RELEASE, GatheredRows
 from ..table.catalogue import TargetTable
 from .change_table import DELETED, NEW, ChangeTable
 from .deciding_changes import create_deciding

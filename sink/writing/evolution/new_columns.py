@@ -18,9 +18,9 @@ from pgonce.offsets_store.errors import NOTHING, NotAlteredError
 from ...encoding.encoded_types import EncodedColumn
 from ...options.definitions import BY_KEY
 from ...options.destination import Destination
-from ..fitting.fit import Fit, fit
-from ..fitting.fit_column import fit_column
 from ..table.catalogue import TargetColumn, TargetTable
+from ..table.fit import Fit, fit
+from ..table.fit_column import fit_column
 
 # An array of any of these is rewritten, and so is a char(n), and a numeric that gets more digits after the point.
 _FRACTIONS_OF_SECONDS = (

@@ -19,8 +19,7 @@ from pgonce.offsets_store.postgres import search_path
 from ...encoding.encoded_types import EncodedColumn
 from ...options.destination import Destination
 from ..bad_row import may_be_a_rows
-from ..gathered import Gathering
-from ..savepoints import whole_or_failed
+from ..rows import Gathering, whole_or_failed
 from ..table.catalogue import TargetColumn, TargetTable, look_up_table
 from .alter import refuse_what_stands_in_the_way
 from .new_columns import changes_for, is_limited

@@ -19,7 +19,7 @@ from psycopg import sql
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
-from ..fitting.fit import FIRST_OF_USERS, UserType, read_user_types
+from .fit import FIRST_OF_USERS, UserType, read_user_types
 from .table_name import NOT_A_NAME, QualifiedName, ResolvedName, resolve_statement, resolved
 
 

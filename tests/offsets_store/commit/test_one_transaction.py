@@ -20,8 +20,8 @@ from support.patience import PATIENCE_SECONDS
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.data_source.stager import Stager
+from pgonce.sink.staging import StagingTable
 
 
 def wait_for_line(caplog, text, waiting, times=1):

@@ -13,8 +13,8 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import migrate
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Remedies
-from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.data_source.stager import Stager
+from pgonce.sink.staging import StagingTable
 
 
 @pytest.fixture

@@ -26,9 +26,9 @@ from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.postgres.connect import driver_connection
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import StagingTable, sweep
+from pgonce.sink.staging import StagingTable, sweep
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STAGED = StagingTable("query", "events", "run", 7)

@@ -25,8 +25,8 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.data_source.stager import Stager
+from pgonce.sink.staging import StagingTable
 
 
 @pytest.fixture

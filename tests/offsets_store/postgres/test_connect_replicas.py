@@ -44,9 +44,9 @@ from pgonce.offsets_store.preflight.check import check_server
 from pgonce.offsets_store.recovery.new_checkpoint import write_new_checkpoint
 from pgonce.offsets_store.status.store import OffsetsStore
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.stager import Stager
-from pgonce.sink.staging.table import StagingTable
+from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 

@@ -12,9 +12,9 @@ from support.received_batch import body, origin
 
 from pgonce.sink.data_source import commit_parcels as module
 from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
-from pgonce.sink.staging.stager import Stager
 
 
 @pytest.fixture

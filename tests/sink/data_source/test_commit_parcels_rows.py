@@ -17,7 +17,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.options.position_columns import position_columns
-from pgonce.sink.staging.table import StagedRows, StagingTable
+from pgonce.sink.staging import StagedRows, StagingTable
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 TABLE = StagingTable("q1", "events", "r1", 7)

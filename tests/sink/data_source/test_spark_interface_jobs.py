@@ -15,7 +15,7 @@ from support.meanwhile import meanwhile
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.postgres.connect import connect
-from pgonce.sink.staging.table import sweep_jobs
+from pgonce.sink.staging import sweep_jobs
 
 pytestmark = pytest.mark.spark
 

@@ -21,10 +21,10 @@ from support.typed_rows import typed_rows
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.options.routes import where_to
-from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing import routes as by_route
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 

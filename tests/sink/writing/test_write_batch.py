@@ -18,11 +18,11 @@ from support.sent_rows import arrow_rows, publish
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging.stager import stage_rows
-from pgonce.sink.staging.table import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
+from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 STRUCT = t.StructType([

@@ -48,10 +48,10 @@ from pgonce.sink.data_source.receiver.messages import (
     lost,
 )
 from pgonce.sink.data_source.receiver.process import Receptions
+from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
-from pgonce.sink.staging.stager import Stager
 
 HOST = "127.0.0.1"
 

@@ -26,11 +26,11 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.receiver.messages import Promise, promise_as_message, promise_from_message
 from pgonce.sink.data_source.receiver.reception import Reception
+from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.sink_options import parse_options
-from pgonce.sink.staging.stager import Stager
 
 OTHER_RUN = "bbbbbbbb-1111-4111-8111-111111111111"
 # Promised of partition 0: two rows of attempt 1.

@@ -1,7 +1,7 @@
 """
 A table gets its new columns in the batch's transaction, even if others use it, or the batch is refused with a reason.
 
-Covers: sink.writing.gathered.
+Covers: sink.writing.rows.
 """
 
 from __future__ import annotations

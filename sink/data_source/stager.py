@@ -33,7 +33,7 @@ from ..encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import StagingError
-from .table import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions
+from ..staging import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions
 
 _log = logging.getLogger("pgonce.staging")
 

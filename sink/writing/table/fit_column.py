@@ -1,7 +1,7 @@
 """
 Decide whether a Spark column may go into a column of the table, for each of Postgres's types.
 
-Pure; runs on the driver. Invariant: that of :mod:`pgonce.sink.writing.fitting.fit`. Composite types and the types of
+Pure; runs on the driver. Invariant: that of :mod:`pgonce.sink.writing.table.fit`. Composite types and the types of
 extensions (pgvector, hstore, PostGIS) are looked at before those that come with Postgres. Every field of a struct goes
 into an attribute that takes it as a column would, or the struct is refused. Structs are encoded as JSON. Postgres makes
 the composite value from it with the attributes' input functions, lengths and precisions: a text that is too long
@@ -68,7 +68,7 @@ _TEXTS = (t.StringType, t.CharType, t.VarcharType)
 
 
 def _fit_extension(encoded: EncodedColumn, full_type: str, user_type: UserType) -> Fitting | None:
-    """Like :func:`~pgonce.sink.writing.fitting.fit.fit`; None if that decides: nothing special is known of the type."""
+    """Like :func:`~pgonce.sink.writing.table.fit.fit`; None if that decides: nothing special is known of the type."""
     if user_type.is_of("vector", "vector", "halfvec", "sparsevec"):
         return _vector(encoded, full_type, user_type)
     if user_type.is_of("hstore", "hstore") and encoded.postgres_type == "jsonb":

@@ -1,7 +1,7 @@
 """
 Types of extensions, and types of the user's own, hold what Spark held: round trips on real servers.
 
-Covers: sink.writing.fitting.fit_column, sink.writing.fitting.fit_column, sink.writing.fitting.fit.
+Covers: sink.writing.table.fit_column, sink.writing.table.fit_column, sink.writing.table.fit.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from support.ways_in import WAYS, Sink
 from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.encoding.encoded_types import encoded_column
-from pgonce.sink.writing.fitting.fit_column import (
+from pgonce.sink.writing.table.catalogue import look_up_table
+from pgonce.sink.writing.table.fit_column import (
     fit_column,
 )
-from pgonce.sink.writing.table.catalogue import look_up_table
 
 TEXT, LONG, INT, DOUBLE, FLOAT = t.StringType(), t.LongType(), t.IntegerType(), t.DoubleType(), t.FloatType()
 BINARY = t.BinaryType()

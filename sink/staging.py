@@ -22,9 +22,9 @@ from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 
-from ..encoding.encoded_types import EncodedColumn
-from ..errors import StagingError
-from ..options.position_columns import PositionColumns
+from .encoding.encoded_types import EncodedColumn
+from .errors import StagingError
+from .options.position_columns import PositionColumns
 
 _log = logging.getLogger("pgonce.staging")
 

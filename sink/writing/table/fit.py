@@ -22,7 +22,6 @@ from psycopg.rows import dict_row
 from pgonce.offsets_store.postgres import search_path
 
 if TYPE_CHECKING:
-    # The commands look at a table without pyspark, which this one imports.
     from ...encoding.encoded_types import EncodedColumn
 
 _MICROSECONDS = 6

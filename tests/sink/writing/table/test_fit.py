@@ -10,7 +10,7 @@ from pgonce.sink.writing.by_key.statements import (
     value_of,
 )
 from pgonce.sink.writing.checked_table import ColumnPlan
-from pgonce.sink.writing.fitting.fit import (
+from pgonce.sink.writing.table.fit import (
     Fit,
     fit,
 )

@@ -1,1 +1,0 @@
-"""Stage rows that are too many for a commit message."""

@@ -1,1 +1,0 @@
-"""Decide which types of the table take a column's values, and how."""
