@@ -42,8 +42,9 @@ def refuse_outside(span: Span, batch: PlannedBatch) -> None:
             _, topic, partition = place
             raise EncodingError(
                 "POSITION_OUTSIDE",
-                f"Rows say that they are records {first} to {last} of partition {partition} of topic {topic!r}, but "
-                f"the batch reads from {begin}" + (f" and ends before {end}." if batch.end is not None else " on."),
+                f"By their position columns, rows are records {first} to {last} of partition {partition} of topic "
+                f"{topic!r}, but the batch reads that partition from {begin}"
+                + (f" and ends before {end}." if batch.end is not None else " on."),
                 NOTHING,
                 "Name the columns that hold topic, partition and offset as the Kafka source gives them, unchanged.",
             )

@@ -51,7 +51,7 @@ class CheckpointWriter:
             done = self._write_by_arrow(name, unfinished, data)
         if not done:
             # A reader takes a folder that is a file for a missing one; here it is an error.
-            raise _not_written(f"{self.location}/{name}", "its folder is not a folder")
+            raise _not_written(f"{self.location}/{name}", "its parent is not a folder")
 
     def remove(self, name: str) -> None:
         """Remove a file, if it is there."""
@@ -100,7 +100,7 @@ def _not_written(path: str, said: str) -> CheckpointError:
     return CheckpointError(
         "CHECKPOINT_NOT_WRITTEN",
         f"The checkpoint's {path} could not be written: {said}.",
-        "What was written before stays. Give the same command again, and it goes on from there.",
+        "Files that were written before stay. If you give the same command again, it goes on from there.",
         "Let the user that runs this write to the checkpoint. Credentials for stores other than disks come from the "
         "environment, not from Spark's settings.",
     )

@@ -143,14 +143,14 @@ def _refused(sink_name: str, job: Job, recorded: RecordedJob) -> RefusedBatch:
         return RefusedBatch(
             "BATCH_NOT_HASHED",
             f"{was}, but without batchHash, so it is unknown whether it had the same rows as this job.",
-            "Nothing of this job was written; the rows of that one are in the table.",
-            "Leave batchHash out, and the job is skipped; or use another batchKey, and its rows are added.",
+            "Nothing of this job was written; the rows of the earlier job are in the table.",
+            "Leave batchHash out, to skip the job; or use another batchKey, to add its rows.",
         )
     return RefusedBatch(
         "BATCH_CHANGED",
         f"{was} with {recorded.rows} rows, and they are not the rows of this job: batchHash is set, and the hashes "
         "differ.",
-        "Nothing of this job was written; the rows of that one are in the table.",
+        "Nothing of this job was written; the rows of the earlier job are in the table.",
         "Find out why the input has changed. If the new rows are right, write them under another batchKey: with "
         '.mode("overwrite") or mode=upsert they replace the old ones.',
     )

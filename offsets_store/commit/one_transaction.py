@@ -306,10 +306,10 @@ def _refuse_ended(connection: Connection, *_: object) -> None:
 def _ended() -> CommitError:
     return CommitError(
         "TRANSACTION_ENDED",
-        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so that rows and offsets "
-        "would no longer be one.",
-        "Nothing that went through tx before was written, and the stored offsets have not moved; what the SQL then "
-        "committed by itself is there.",
+        "The batch's transaction was ended by SQL inside the function (ROLLBACK or COMMIT), so rows and offsets "
+        "would no longer be committed together.",
+        "Nothing that went through tx before was written, and the stored offsets have not moved. But what the SQL "
+        "itself has committed since then stays committed.",
         "Remove transaction control from your SQL and from procedures it calls; use tx.connection.begin_nested() "
         "for what may fail.",
     )

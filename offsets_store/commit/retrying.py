@@ -80,7 +80,7 @@ def what_became_of(settings: CommitSettings, planned: PlannedBatch, name_sink: N
     return tried(settings, named(planned), once, Outcome())
 
 
-_BEGINS_AGAIN = "batch %s begins again when its rows are there: %s"
+_BEGINS_AGAIN = "batch %s begins again when all its rows have arrived: %s"
 
 
 class NotNowError(Exception):
@@ -193,7 +193,7 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
         return _translated(error, settings.url, in_ledger=outcome.in_ledger)
     return CommitError(
         "RETRIES_EXHAUSTED",
-        f"{what.begins} could not be committed within {seconds:g} s; the last reason: {reason}.",
+        f"{what.begins} could not be committed within {seconds:g} s. The last error was: {reason}.",
         NOTHING,
         f"Repair the cause and {what.again}; retryTimeout sets for how long a batch is tried.",
     )
@@ -202,7 +202,8 @@ def _given_up(error: Exception, what: Named, settings: CommitSettings, watch: Lo
 def _unknown(what: Named, error: Exception) -> UnknownOutcomeError:
     reason = error.what.rstrip(".") if isinstance(error, PgonceError) else in_one_line(error)
     return unknown_outcome(
-        f"The connection was lost while {what.short} was committed, and Postgres could not be asked since: {reason}.",
+        f"The connection was lost while {what.short} was committed, and Postgres could not be asked afterwards: "
+        f"{reason}.",
         what.again,
     )
 
@@ -213,5 +214,6 @@ def unknown_outcome(what: str, again: str = "start the query again") -> UnknownO
         "COMMIT_UNKNOWN",
         what,
         "Whether the batch was committed is unknown. Its rows and its offsets were committed together, or not at all.",
-        f"When Postgres can be reached, {again}: the ledger knows, and no row is lost or doubled.",
+        f"When Postgres can be reached, {again}: the ledger shows whether the batch was committed, and no row is "
+        "lost or doubled.",
     )

@@ -112,7 +112,7 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
     if refusals:
         return BrokersError(
             "KAFKA_REFUSED",
-            f"The brokers {brokers.servers} did not let this client in, or its settings cannot work: {words}.",
+            f"The brokers {brokers.servers} refused this client's login, or its settings cannot work: {words}.",
             UNCHANGED,
             "Check security.protocol, sasl.mechanism, user, password and certificates: they are Kafka's settings as "
             "Spark has them, kafka.security.protocol and so on (`pgonce explain options`).",
@@ -120,14 +120,14 @@ def _no_answer(brokers: Brokers, error: Exception, heard: list[Any]) -> BrokersE
     if cause is not None and cause.name() in RIGHTS:
         return BrokersError(
             "KAFKA_REFUSED",
-            f"The brokers {brokers.servers} let this client in, but do not let it do this: {words}.",
+            f"The brokers {brokers.servers} accepted this client's login, but its user lacks a permission: {words}.",
             UNCHANGED,
-            f"Give its user the right {RIGHTS[cause.name()]}, as an ACL of Kafka. To ask for offsets takes DESCRIBE on "
-            "the topics, and to set a group READ on the topics and on the group.",
+            f"Give its user the permission {RIGHTS[cause.name()]}, as an ACL of Kafka. Asking for offsets needs "
+            "DESCRIBE on the topics; setting a group needs READ on the topics and on the group.",
         )
     return UnreachableBrokersError(
         "KAFKA_UNREACHABLE",
-        f"The brokers {brokers.servers} gave no answer: {words}.",
+        f"The brokers {brokers.servers} did not answer: {words}.",
         UNCHANGED,
         "Check the bootstrap servers (host:port, several with commas), that they are reachable from here, and whether "
         "they want TLS or a login (kafka.security.protocol).",

@@ -155,7 +155,7 @@ def _refusal(group: str, refused: list[tuple[TopicPartition, Any]]) -> OffsetsEr
         "KAFKA_REFUSED",
         f"The broker did not set {where} of group {group!r}: {words}.",
         "The group's other partitions were set.",
-        "The client needs the rights READ on the group and on the topic.",
+        "The client needs the permission READ on the group and on the topic.",
     )
 
 

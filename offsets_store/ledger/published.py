@@ -127,7 +127,7 @@ def compared_with_earlier(
             + " ".join(changes.values()),
             NOTHING,
             "If the table was replaced on purpose, start the query once with pinTable=false (pin_table=False): from "
-            "that batch on, the new table is the one that counts.",
+            "that batch on, the new table is the pinned one.",
         )
     for change in changes.values():
         _log.warning("batch %s of query %s: %s", batch.batch_id, batch.query_id, change)

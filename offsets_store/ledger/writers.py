@@ -119,8 +119,8 @@ def checked(row: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
             keys = [f"{key} {row[key]!r}" for key in ("query_id", "sink_name", "batch_key", "batch_id") if row.get(key)]
             raise LedgerError(
                 "LEDGER_MALFORMED",
-                f"In the ledger, {name} of {', '.join(keys) or 'a row'} is not a JSON object: pgonce did not write "
-                "that.",
+                f"In the ledger, {name} of {', '.join(keys) or 'a row'} is not a JSON object, so pgonce did not "
+                "write it.",
                 UNCHANGED,
                 "Find out what changed the row, and restore it from a backup.",
             )
@@ -243,7 +243,7 @@ def replaced_query_in_tx(connection: Connection, batch: Batch, given: str) -> st
     )
     raise NotFoundError(
         "QUERY_AMBIGUOUS",
-        f"replaces={given} could be any of {len(ids)} queries that have written into sink {batch.sink_name!r}.",
+        f"replaces={given} may mean any of {len(ids)} queries that have written into sink {batch.sink_name!r}.",
         NOTHING,
         f"Set replaces to the id of one of them: {candidates}.",
     )

@@ -69,8 +69,8 @@ def parse_url(url: str) -> dict[str, Any]:
 def _bad_url() -> ConfigurationError:
     return ConfigurationError(
         "BAD_URL",
-        "libpq cannot read the connection string in url as you meant it. (Its text is not shown, because it may hold a "
-        "password.)",
+        "libpq cannot read the connection string in url, or would misread it. (It is not shown here, because it may "
+        "have a password.)",
         "Nothing was written.",
         "Write a URI (postgresql://user@host:5432/database) or key=value pairs (host=... dbname=...); percent-encode "
         "special characters in a URI (%40 for @, %2F for /), and drop prefixes such as jdbc: or +psycopg.",

@@ -81,7 +81,7 @@ class LockWatch:
                         observer.execute("SELECT pg_terminate_backend(%s)", [pid])
         except (psycopg.Error, PgonceError) as error:
             # This is only for information: the bound of the commit itself decides.
-            _log.info("could not look who holds the lock: %s", error)
+            _log.info("could not find out who holds the lock: %s", error)
 
 
 WHO = (

@@ -205,12 +205,14 @@ def _no_password(given: object) -> str:
     if not isinstance(given, str):
         return f"returned a {type(given).__name__}, not a str"
     if not given.strip():
-        return "returned an empty text"
+        return "returned an empty string"
     if "\0" in given:
-        return "returned a text with a NUL, which no password has"
+        return "returned a string with a NUL, which no password can have"
     # psycopg would raise a UnicodeEncodeError, which holds the whole connection string, and shows it in its repr().
     if any("\ud800" <= character <= "\udfff" for character in given):
-        return "returned a text that is not valid Unicode (it has surrogates, as bytes that were not UTF-8 leave them)"
+        return (
+            "returned a string that is not valid Unicode (it has surrogates, which come from bytes that were not UTF-8)"
+        )
     return ""
 
 

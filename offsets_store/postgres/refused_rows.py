@@ -36,20 +36,21 @@ _REMEDIES = {
     "42P01": ("TARGET_MISSING", "Create the table, or correct its name."),
     "53100": ("DISK_FULL", "Make room on the server's disk."),
     "54011": ("TOO_MANY_COLUMNS", "Combine some columns, for example in a struct, which becomes jsonb."),
-    "54000": ("ROW_TOO_LARGE", "A value has at most 1 GB, and a text inside jsonb 256 MB: write larger ones elsewhere, "
-              "and their place here. A row must fit on a page of 8 kB, without its long texts, and an index entry on "
-              "a third of a page: shorten the value, take it out of the index, or combine columns, for example in a "
-              "struct."),
+    "54000": ("ROW_TOO_LARGE", "A value has at most 1 GB, and a text inside jsonb 256 MB: store larger values "
+                               "elsewhere and write a reference to them. A row must fit on a page of 8 kB, without "
+                               "its long texts, and an index entry on a third of a page: shorten the value, take it "
+                               "out of the index, or combine columns, for example in a struct."),
     "57014": ("CANCELLED", "The statement was cancelled (pg_cancel_backend), or a timeout that the function "
               "had set ended it: find out which, and why."),
     psycopg.errors.RaiseException.sqlstate: (
-        "TARGET_FAILED", "A trigger or a function in the database raised this: correct what it complains of."),
-    "2200H": ("SEQUENCE_EXHAUSTED", "The sequence behind a column's default is used up: make both bigint, with "
-              "ALTER SEQUENCE and ALTER TABLE."),
+        "TARGET_FAILED", "A trigger or a function in the database raised this error: remove the cause that its "
+                         "message names."),
+    "2200H": ("SEQUENCE_EXHAUSTED", "The sequence of a column's default has reached its end: make both bigint, with "
+                                    "ALTER SEQUENCE and ALTER TABLE."),
     "22P05": ("VALUE_NOT_STORABLE", "The database's encoding does not have this character: replace it in Spark, or use "
               "a database in UTF8."),
-    "22021": ("VALUE_NOT_STORABLE", "Postgres text cannot hold a NUL character: remove it in Spark, for example with "
-              "translate(column, '\\0', '')."),
+    "22021": ("VALUE_NOT_STORABLE", "Postgres cannot store a NUL character in a text: remove it in Spark, for "
+                                    "example with translate(column, '\\0', '')."),
     "22": ("VALUE_NOT_STORABLE", "Repair the value in Spark, or widen the column (`pgonce explain types`)."),
 }  # fmt: skip
 

@@ -31,7 +31,9 @@ def refuse_unstorable(**texts: str | None) -> None:
     for name, text in texts.items():
         if text is not None and not is_storable(text):
             raise bad_option(
-                "BAD_OPTION", f"{name}={text!r} contains a NUL or half a surrogate pair.", "Give a text without these."
+                "BAD_OPTION",
+                f"{name}={text!r} contains a NUL or half a surrogate pair.",
+                "Give a string without these.",
             )
 
 

@@ -121,12 +121,12 @@ def connect_error(error: psycopg.Error, *, was_let_in: bool = False, asked: bool
         )
         if asked:
             remedy = (
-                "Check user, database and TLS settings of url, and that what passwordFrom gives is "
-                "meant for this role, host and database: it is asked twice where Postgres refuses a password."
+                "Check user, database and TLS settings of url, and that the password from passwordFrom is for this "
+                "role, host and database. If Postgres refuses a password, passwordFrom is called a second time."
             )
         if was_let_in:
             remedy += (
-                " They worked earlier in this process, so they have changed since, or what the server asks for has."
+                " They worked earlier in this process, so they have changed since then, or the server's settings have."
             )
     elif _NONE_LEFT.search(text):
         remedy = (
@@ -152,7 +152,7 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
     if error.sqlstate == "42501":
         return LedgerError(
             "LEDGER_NOT_PERMITTED",
-            f"The role may not do this while {doing}: {text}.",
+            f"While {doing}, the role lacked a permission: {text}.",
             "Nothing was written.",
             "Have an administrator run `pgonce init --role <role>` (or the SQL of `pgonce init --sql --role <role>`). "
             "A role that only reads needs less: `pgonce explain security` has its grants.",
@@ -160,22 +160,22 @@ def ledger_error(error: psycopg.Error, doing: str) -> PgonceError:
     if error.sqlstate == "55P03":
         return LockedLedgerError(
             "LEDGER_LOCKED",
-            f"A lock on the ledger did not become free while {doing}: {text}.",
+            f"While {doing}, a lock on the ledger did not become free: {text}.",
             "Nothing was written.",
             "End the session that holds it, or wait for it, and try again; `SELECT * FROM pg_stat_activity` shows it.",
         )
     if error.sqlstate in ("25006", "0A000"):
         return LedgerError(
             "READ_ONLY",
-            f"The server takes no writes while {doing}: {text}.",
+            f"While {doing}, the server refused to write: {text}.",
             "Nothing was written.",
             PRIMARY_NEEDED,
         )
     return LedgerError(
         "LEDGER_FAILED",
-        f"A statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}) while {doing}: {text}.",
+        f"While {doing}, a statement was refused (SQLSTATE {error.sqlstate or 'none: by the client'}): {text}.",
         "Nothing was written.",
-        "Look the SQLSTATE up in Postgres's manual, repair its cause and start the query again.",
+        "Look the SQLSTATE up in Postgres's manual, remove its cause and start the query again.",
     )
 
 

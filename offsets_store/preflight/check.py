@@ -32,14 +32,14 @@ def check_server(url: str, *more: Question) -> list[Finding]:
         except psycopg.Error as error:
             if is_statement_pooling(error):
                 return [_statement_pooling(error)]
-            raise ledger_error(error, "looking at the server") from error
+            raise ledger_error(error, "checking the server") from error
 
 
 def _findings(asking: _Asking, more: tuple[Question, ...]) -> Iterator[Finding]:
     found = [asking.ask(question) for question in (*_OF_THE_SERVER, *role.QUESTIONS)]
     yield from found
     if not any(finding.name == "primary" and finding.holds is Holds.NO for finding in found):
-        # A server that takes no writes cannot be asked what they would do.
+        # A server that refuses to write cannot be asked what they would do.
         yield from (asking.ask(question) for question in (*transactions.questions(asking.another), *more))
 
 
@@ -74,7 +74,7 @@ class _Asking:
             question.name,
             question.promise,
             Holds.NO,
-            "the server ended the session twice when it was asked for this",
+            "the server ended the session twice when pgonce asked for this",
             "",
         )
 
@@ -113,8 +113,8 @@ def _version(connection: psycopg.Connection) -> Answer:
     if other := product(version):
         return Answer(
             Holds.UNKNOWN,
-            f"this is {other}: pgonce was never run on it. What follows was tried on it now.",
-            "Read `pgonce explain databases`, and try it with rows that you can spare.",
+            f"this is {other}, on which pgonce was never tested. The other answers below come from this server itself.",
+            "Read `pgonce explain databases`, and try pgonce with test data first.",
         )
     number = connection.info.server_version
     added = [name for (name,) in connection.execute(_EXTENSIONS.encode()).fetchall()]
@@ -123,11 +123,11 @@ def _version(connection: psycopg.Connection) -> Answer:
     if number // 10000 < _OLDEST:
         return Answer(Holds.NO, f"this is {called}", f"Use Postgres {_OLDEST} to {_NEWEST}.")
     if number // 10000 > _NEWEST:
-        return Answer(Holds.UNKNOWN, f"this is {called}, which is newer than what pgonce was tested on")
+        return Answer(Holds.UNKNOWN, f"this is {called}, which is newer than the versions on which pgonce was tested")
     if added:
         return Answer(
             Holds.UNKNOWN,
-            f"this is {called}, as {', '.join(added)} has it: pgonce was tested on Postgres alone",
+            f"this is {called}, with {', '.join(added)}: pgonce was tested only on plain Postgres",
             "Read `pgonce explain databases`.",
         )
     return Answer(Holds.YES, f"this is {called}")
@@ -138,19 +138,19 @@ def _primary(connection: psycopg.Connection) -> Answer:
     info = connection.info
     where = f"port {info.port} of {info.host}"
     if standby:
-        return Answer(Holds.NO, f"{where} is a standby, which takes no writes", PRIMARY_NEEDED)
+        return Answer(Holds.NO, f"{where} is a standby, which refuses to write", PRIMARY_NEEDED)
     if read_only == "on":
         return Answer(Holds.NO, f"{where} is a primary, but default_transaction_read_only is on", PRIMARY_NEEDED)
-    return Answer(Holds.YES, f"{where} is a primary, and takes writes")
+    return Answer(Holds.YES, f"{where} is a primary, and can write")
 
 
 def _pooler(connection: psycopg.Connection) -> Answer:
     if one_row(connection, "SELECT pg_backend_pid()")[0] == connection.info.backend_pid:
-        return Answer(Holds.YES, "no pooler stands between, or one that keeps a session for each client")
+        return Answer(Holds.YES, "there is no pooler, or it keeps a session for each client")
     return Answer(
         Holds.YES,
-        "a pooler stands between, and leaves transactions whole (pool_mode is transaction or session)",
-        "Leave it one session more than there are queries that commit at once.",
+        "there is a pooler, and it keeps each transaction in one session (pool_mode is transaction or session)",
+        "Give it at least one session more than the number of queries that commit at the same time.",
     )
 
 
@@ -161,9 +161,12 @@ def _settings(connection: psycopg.Connection) -> Answer:
     connection.execute("ROLLBACK")
     # In autocommit mode, this is a transaction of its own.
     if one_row(connection, "SELECT pg_catalog.current_setting('lock_timeout')")[0] == "1s":
-        return Answer(Holds.NO, "SET LOCAL outlives its transaction, and would reach others behind a pooler")
+        return Answer(
+            Holds.NO,
+            "SET LOCAL outlives its transaction, so behind a pooler it would change the settings of other clients",
+        )
     connection.execute("BEGIN")
-    return Answer(Holds.YES, "settings for one transaction end with it")
+    return Answer(Holds.YES, "the settings of a transaction end with it")
 
 
 _PROMISE = "Rows and offsets are written in one transaction."
@@ -175,7 +178,7 @@ def _statement_pooling(said: psycopg.Error) -> Finding:
         "pooler",
         _PROMISE,
         Holds.NO,
-        f"a pooler stands between, and forbids transactions: {' '.join(str(said).split())}",
+        f"there is a pooler, and it forbids transactions: {' '.join(str(said).split())}",
         "Set pool_mode of this database or user to transaction (or session) in PgBouncer, or let url name Postgres "
         "itself.",
     )
@@ -210,8 +213,8 @@ def _synchronous_commit(connection: psycopg.Connection) -> Answer:
     if value == "off":
         return Answer(
             Holds.NO,
-            "synchronous_commit is off for this role: COMMIT is answered before the rows are on disk, and every batch "
-            "is refused",
+            "synchronous_commit is off for this role: Postgres would answer COMMIT before the rows are on disk, so "
+            "every batch is refused",
             "Set it to on (or local) for this role or database, or in url: options=-csynchronous_commit=on.",
         )
     return Answer(Holds.YES, f"synchronous_commit is {value}")
@@ -223,10 +226,10 @@ def _disk(connection: psycopg.Connection) -> Answer:
         return Answer(Holds.YES, "fsync and full_page_writes are on")
     are_off = f"{' and '.join(off)} {'is' if len(off) == 1 else 'are'} off"
     if name := _storage_of_its_own(connection):
-        return Answer(Holds.YES, f"{are_off}, but this is {name}, whose storage keeps what is committed")
+        return Answer(Holds.YES, f"{are_off}, but this is {name}, whose storage keeps committed rows")
     return Answer(
         Holds.NO,
-        f"{are_off}: when its host loses power, the server may lose committed batches, or its data",
+        f"{are_off}: if its host loses power, the server may lose committed batches or all its data",
         "Set both to on in postgresql.conf, unless this server is for tests.",
     )
 
@@ -235,7 +238,7 @@ def _standbys(connection: psycopg.Connection) -> Answer:
     names, of_these, may_see = one_row(connection, _STANDBYS)
     commit = _setting(connection, "synchronous_commit")
     if not names and (name := _storage_of_its_own(connection)):
-        return Answer(Holds.YES, f"this is {name}: a successor goes on with the same storage")
+        return Answer(Holds.YES, f"this is {name}: after a failover, the new server uses the same storage")
     if not names:
         return Answer(
             Holds.WEAKER,
@@ -247,8 +250,8 @@ def _standbys(connection: psycopg.Connection) -> Answer:
     if not may_see:
         return Answer(
             Holds.UNKNOWN,
-            f"COMMIT waits for standbys ({names!r}), and this role may not see whether they are there",
-            "Grant the role pg_read_all_stats, and ask again.",
+            f"COMMIT waits for standbys ({names!r}), and this role may not see whether they are connected",
+            "Grant the role pg_read_all_stats, and run the check again.",
         )
     demanded, connected = demanded_standbys(str(names)), int(str(of_these))
     if connected < demanded:
@@ -256,7 +259,8 @@ def _standbys(connection: psycopg.Connection) -> Answer:
         return Answer(
             Holds.NO,
             f"COMMIT waits for {_counted(demanded)} ({names!r}), and {missing} {'is' if missing == 1 else 'are'} "
-            f"missing: every COMMIT would wait until {'it is' if missing == 1 else 'they are'} back, without an end",
+            f"missing: every COMMIT would wait, without a limit, until {'it is' if missing == 1 else 'they are'} "
+            "back",
             "`pgonce explain failures` has the section: When a synchronous standby is missing.",
         )
     are, waited_for = ("is", "it") if connected == 1 else ("are", f"{demanded} of them")
@@ -271,8 +275,12 @@ _OF_THE_SERVER = (
     Question("server", f"pgonce is tested on Postgres {_OLDEST} to {_NEWEST}.", _version),
     Question("primary", "Rows are written by this url.", _primary),
     Question("pooler", _PROMISE, _pooler),
-    Question("settings", "A commit's settings (timeouts, search_path) are its own, also behind a pooler.", _settings),
+    Question(
+        "settings",
+        "The settings of a commit (timeouts, search_path) do not affect other transactions, even behind a pooler.",
+        _settings,
+    ),
     Question("synchronous-commit", "A batch that Spark calls done is on disk.", _synchronous_commit),
-    Question("disk", "What is on disk outlasts a crash of the server's host.", _disk),
-    Question("standbys", "What is committed outlasts a failover.", _standbys),
+    Question("disk", "Rows on disk survive a crash of the server's host.", _disk),
+    Question("standbys", "Committed rows survive a failover.", _standbys),
 )

@@ -54,7 +54,9 @@ def _ledger(connection: psycopg.Connection) -> Answer:
         return Answer(Holds.NO, error.what, error.remedy)
     if missing := missing_on_ledger(connection):
         return Answer(Holds.NO, f"the role lacks {listed(missing)}", _INIT)
-    return Answer(Holds.YES, f"the ledger is there (schema {SCHEMA}), and the role has all that a commit needs on it")
+    return Answer(
+        Holds.YES, f"the ledger exists (schema {SCHEMA}), and the role has all permissions on it that a commit needs"
+    )
 
 
 Needed = tuple[str, str, str]
@@ -105,7 +107,7 @@ def _temporary(connection: psycopg.Connection) -> Answer:
         return Answer(Holds.YES, "the role may create temporary tables")
     return Answer(
         Holds.NO,
-        "the role may not create temporary tables, through which most rows go",
+        "the role may not create temporary tables, which most batches need",
         "GRANT TEMPORARY ON DATABASE <database> TO <role>.",
     )
 
@@ -113,7 +115,7 @@ def _temporary(connection: psycopg.Connection) -> Answer:
 def _connections(connection: psycopg.Connection) -> Answer:
     limit, used, of_role, of_database = (int(str(value)) for value in one_row(connection, _CONNECTIONS))
     least = min(value for value in (limit, of_role, of_database) if value >= 0)
-    says = f"max_connections leaves {limit} for everybody, {used} are in use"
+    says = f"max_connections leaves {limit} connections for ordinary roles, of which {used} are in use"
     limits = {"role": of_role, "database": of_database}
     says += "".join(f"; the {whose}'s own limit is {value}" for whose, value in limits.items() if value >= 0)
     if min(limit - used, least) < _FEW:
@@ -128,6 +130,6 @@ def _connections(connection: psycopg.Connection) -> Answer:
 
 QUESTIONS = (
     Question("ledger", "Batches can be recorded.", _ledger),
-    Question("temporary-tables", "Rows can be converted and upserted on their way.", _temporary),
+    Question("temporary-tables", "Rows can be converted and upserted.", _temporary),
     Question("connections", "There is a connection for each query that commits.", _connections),
 )

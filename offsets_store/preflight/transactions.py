@@ -50,7 +50,7 @@ _NO_SECOND = Answer(
 )
 _NO_PLACE = Answer(
     Holds.UNKNOWN,
-    "the role may create no table that another session could see, so this could not be tried",
+    "the role may not create a table that another session can see, so this could not be tried",
 )
 
 
@@ -74,8 +74,8 @@ def _isolation(connection: psycopg.Connection) -> Answer:
         return Answer(Holds.YES, "transactions are READ COMMITTED, unless a session asks for more")
     return Answer(
         Holds.WEAKER,
-        f"default_transaction_isolation is {asked}, and transactions are {real}: commits that meet are tried again "
-        "more often, and onlyNewer with deletes and startOver are refused",
+        f"default_transaction_isolation is {asked}, and transactions are {real}: commits at the same time must be "
+        "tried again more often, and pgonce refuses startOver, and onlyNewer with deletes",
         "Set it to read committed for this role or database.",
     )
 
@@ -100,11 +100,11 @@ def questions(another: OpenSession) -> tuple[Question, ...]:
     return (
         Question(
             "deferred-key",
-            "The SQL of a function of yours cannot commit rows without their offsets (transactional_batch).",
+            "The SQL in your function cannot commit rows without their offsets (transactional_batch).",
             _deferred,
         ),
         Question("isolation", "Commits see what others have committed while they waited for a lock.", _isolation),
-        Question("locks", "Two new queries of one table never pass each other unseen.", bounded(_advisory)),
+        Question("locks", "Two new queries of one table always notice each other.", bounded(_advisory)),
         Question("fresh-reads", "A commit sees what was committed while it waited.", bounded(_fresh_reads)),
     )
 
@@ -140,7 +140,10 @@ def _advisory(connection: psycopg.Connection, second: psycopg.Connection) -> Ans
 def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> Answer:
     (level,) = one_row(second, "SELECT pg_catalog.current_setting('transaction_isolation')")
     if level != "read committed":
-        return Answer(Holds.WEAKER, f"transactions are {level}, and say so: a commit begins again where it must")
+        return Answer(
+            Holds.WEAKER,
+            f"transactions are {level}, and the server says so: a commit is tried again where that is necessary",
+        )
     with _shared_table(connection) as table:
         if table is None:
             return _NO_PLACE
@@ -153,9 +156,10 @@ def _fresh_reads(connection: psycopg.Connection, second: psycopg.Connection) -> 
         return Answer(Holds.YES, "each statement sees what was committed before it")
     return Answer(
         Holds.NO,
-        "transactions call themselves read committed, and are snapshots: two new queries of one table that start "
-        "together may miss each other",
-        "Switch real READ COMMITTED on in the server, or let all transactions of this role say repeatable read.",
+        "transactions report read committed, but work on a snapshot: two new queries of one table that start at the "
+        "same time may not notice each other",
+        "Switch on real READ COMMITTED in the server, or set default_transaction_isolation to repeatable read for "
+        "this role.",
     )
 
 

@@ -94,7 +94,7 @@ def disagreement(heard: Heard, sinks: Sequence[tuple[Writer, Recorded | None]]) 
         if recorded is None:
             if writer.run_id == heard.run_id and writer.last_batch_id < heard.batch_id:
                 found.append(
-                    f"Spark has done batch {heard.batch_id}, but the last one in sink {writer.sink_name!r} is "
+                    f"Spark has finished batch {heard.batch_id}, but the last one in sink {writer.sink_name!r} is "
                     f"{writer.last_batch_id}"
                 )
         elif (end := _recorded_end(recorded)) is not None and not _same_ends(end, heard.end_offsets):

@@ -115,7 +115,7 @@ def refused_feeding(
 ) -> list[str]:
     """The texts that say why these writers cannot go on with their tables under other ``names``."""
     if not living and not new:
-        return ["pgonce feeds neither of them; to exchange tables of others, rename them"]
+        return ["no query of pgonce feeds either of them; rename such tables with ALTER TABLE instead"]
     both = {feeder.writer_id for feeder in living} & {feeder.writer_id for feeder in new}
     queries = {feeder.query_id for feeder in living} & {feeder.query_id for feeder in new}
     reasons = [f"query {query} feeds both of them" for query in sorted(queries)]
@@ -188,9 +188,9 @@ def missing(living: Sequence[Reach], new: Sequence[Reach]) -> list[str]:
         return behind
     if len(living) == len(new) == 1 and _is_same(living[0].offsets, new[0].offsets):
         if not _is_same(living[0].start, new[0].start):
-            raise NotComparableError("it is not recorded that both queries began at the same place")
+            raise NotComparableError("there is no record that both queries began at the same place")
         return []
-    raise NotComparableError("their stored offsets do not say which rows are meant")
+    raise NotComparableError("their stored offsets do not tell which rows were read")
 
 
 def _positions(ends: Iterable[Reach], choose: Callable[[int, int], int]) -> dict[tuple[str, int], int]:
@@ -205,7 +205,8 @@ def _positions(ends: Iterable[Reach], choose: Callable[[int, int], int]) -> dict
 
 def _behind(living: dict[tuple[str, int], int], new: dict[tuple[str, int], int]) -> list[str]:
     return [
-        f"{topic}-{partition} is stored to {end}, and in the new table to {new.get((topic, partition), 'nowhere')}"
+        f"{topic}-{partition} is stored up to {end}, but in the new table up to "
+        f"{new.get((topic, partition), 'nothing')}"
         for (topic, partition), end in sorted(living.items())
         if new.get((topic, partition), -1) < end
     ]
@@ -215,7 +216,7 @@ def _refuse_later_start(living: Sequence[Reach], new: Sequence[Reach]) -> None:
     """:raises NotComparableError: unless each writer of the new table began where those of the living one did."""
     starts = [dict(_by_partition(reach.start)) for reach in new if reach.start is not None]
     if len(starts) < len(new):
-        raise NotComparableError("no record tells any more where the query that fills the new table began")
+        raise NotComparableError("there is no record any more of where the query that fills the new table began")
     later = []
     for place in sorted({place for reach in living for place, _ in _by_partition(reach.offsets)}):
         # A partition that was added later is read from its beginning. Where no record tells any more when the living
@@ -224,7 +225,7 @@ def _refuse_later_start(living: Sequence[Reach], new: Sequence[Reach]) -> None:
         begins = max(start.get(place, 0) for start in starts)
         if begins > began:
             since = f"from {began} on" if all(reach.start is not None for reach in living) else "perhaps from 0 on"
-            later.append(f"{place[0]}-{place[1]} is stored {since}, and in the new table from {begins} on")
+            later.append(f"{place[0]}-{place[1]} is stored {since}, but in the new table only from {begins} on")
     if later:
         raise NotComparableError(f"its query began later: {'; '.join(later)}")
 
@@ -238,7 +239,7 @@ def _refuse_other_topics(living: Iterable[Reach], new: Iterable[Reach]) -> None:
     known = {topic: of for end in living for topic, of in end.topic_ids.items()}
     others = sorted({topic for end in new for topic, of in end.topic_ids.items() if known.get(topic, of) != of})
     if others:
-        raise NotComparableError(f"they have read different topics of the name {', '.join(others)}")
+        raise NotComparableError(f"a topic was deleted and created again between them: {', '.join(others)}")
 
 
 def _is_same(living: Offsets | None, new: Offsets | None) -> bool:

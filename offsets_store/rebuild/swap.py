@@ -196,7 +196,7 @@ def _saying_who(connection: Connection, url: str, lock_seconds: float, what: str
             raise
         raise RecoveryError(
             "SWAP_LOCKED",
-            f"For {lock_seconds:g} seconds others have held locks on {what}; {watch.holders}.",
+            f"Other sessions have held locks on {what} for {lock_seconds:g} seconds; {watch.holders}.",
             UNCHANGED,
             "Wait until they are done, or end these sessions, and try again.",
         ) from error
@@ -304,10 +304,12 @@ def _refused(reasons: Sequence[str]) -> RecoveryError:
         "SWAP_REFUSED",
         f"The tables cannot be exchanged: {'; '.join(reasons)}.",
         UNCHANGED,
-        "What depends on a table stays with it when its name changes. Remove it before the swap, and make it again "
-        "for the other table afterwards; in one transaction, if readers need it all the time.",
+        "What depends on a table stays with it when its name changes. Remove it before the swap, and create it "
+        "again for the other table afterwards; do both in one transaction if readers always need it.",
     )
 
 
 def _moved(what: str) -> RecoveryError:
-    return RecoveryError("SWAP_REFUSED", f"{what.capitalize()}.", UNCHANGED, "Look again, and try again.")
+    return RecoveryError(
+        "SWAP_REFUSED", f"{what.capitalize()}.", UNCHANGED, "Check the tables, and give the command again."
+    )

@@ -95,9 +95,9 @@ def newest_kept(writer: CheckpointWriter) -> Kept:
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
                 "CHECKPOINT_MALFORMED",
-                f"The manifest {writer.location}/{folder}/{_MANIFEST} cannot be understood.",
+                f"The manifest {writer.location}/{folder}/{_MANIFEST} is not a manifest of pgonce, or was changed.",
                 NOTHING_CHANGED,
-                "The replaced files are kept in the same folder. To pass over this recovery, move its folder out of "
+                "The replaced files are kept in the same folder. To ignore this recovery, move its folder out of "
                 f"{FOLDER}.",
             ) from error
     raise RecoveryError(

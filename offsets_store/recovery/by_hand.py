@@ -67,7 +67,7 @@ def accept_batch(
     if batch_id in chosen.accepted:
         raise RecoveryError(
             "ALREADY_ACCEPTED",
-            f"Batch {batch_id} of sink {chosen.sink_name!r} has been accepted already, and has not come yet.",
+            f"Batch {batch_id} of sink {chosen.sink_name!r} has been accepted already, and Spark has not run it yet.",
             NOTHING_CHANGED,
             "Start the query.",
         )
@@ -123,7 +123,7 @@ def refuse_no_reason(reason: str) -> None:
             "NO_REASON",
             "No reason is given.",
             NOTHING_CHANGED,
-            "Say why in --reason: the ledger keeps it for those who come after you.",
+            "Give one with --reason. The ledger keeps it.",
         )
 
 

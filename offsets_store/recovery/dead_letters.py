@@ -160,7 +160,8 @@ def _saying_what_to_grant(table: Table) -> Iterator[None]:
             raise
         raise LedgerError(
             "DEAD_LETTERS_NOT_PERMITTED",
-            f"The role may not do this with {table.fullname}: {scrub(' '.join(str(cause).split()))}.",
+            f"The role lacks a permission on {table.fullname}, or on a table of the ledger: "
+            f"{scrub(' '.join(str(cause).split()))}.",
             UNCHANGED,
             "A streaming role may only add dead letters, and read them. Give the command as the ledger's owner, or "
             "grant this role SELECT, UPDATE and DELETE on the table of the dead letters, SELECT and UPDATE on "
@@ -185,8 +186,8 @@ def _said(connection: Connection, key: Key) -> str | None:
     query_id, kind, by, when = found
     at = f"{when:%Y-%m-%d %H:%M:%S %Z}"
     if kind == "forget":
-        return f"query {query_id} was forgotten at {at} (pgonce forget), so that a new one reads everything again"
-    return f"query {by} started over from query {query_id} at {at} (startOver=truncate), and reads everything again"
+        return f"query {query_id} was forgotten at {at} (pgonce forget), so that a new query reads all rows again"
+    return f"query {by} started over from query {query_id} at {at} (startOver=truncate), and reads all rows again"
 
 
 # A sink that was renamed by a swap after it had taken another one's place is known by the name that it had before.

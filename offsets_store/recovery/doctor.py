@@ -40,7 +40,7 @@ class Finding(Enum):
     AGREE = "checkpoint and ledger agree"
     RECOVERABLE = "`pgonce recover` repairs it"
     NEEDS_PERSON = "a person must decide"
-    UNCERTAIN = "it depends on what neither checkpoint nor ledger says"
+    UNCERTAIN = "it depends on facts that neither the checkpoint nor the ledger has"
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def diagnose(
 ) -> Diagnosis:
     """The diagnosis for these facts; ``contacts`` are those of a query that the ledger does not know."""
     if checkpoint.is_empty:
-        advice = "There is no checkpoint here: a start begins a new query, with an id of its own."
+        advice = "There is no checkpoint here: a start here begins a new query with a new id."
         return _met(_diagnosis(checkpoint, sinks, [], Finding.AGREE, advice), contacts)
     start = next_start(checkpoint)
     remarks = list(_remarks(checkpoint, sinks, start))
@@ -172,8 +172,8 @@ def _met(found: Diagnosis, contacts: Sequence[FirstContact]) -> Diagnosis:
     else:
         finding = Finding.UNCERTAIN
         advice = (
-            "What happens depends on what no checkpoint says: which sink the query will write to, what its name is "
-            "(give --sink and --query-name), and which folders it reads. The possible answers are those above."
+            "What happens depends on facts that the checkpoint does not have: the query's sink and its name (give "
+            "--sink and --query-name), and the folders that it reads. The possible verdicts are those above."
         )
     return replace(found, finding=finding, advice=f"{found.advice} {advice}")
 
@@ -202,7 +202,8 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
         )
     if checkpoint.orphans:
         remarks.append(
-            f"{', '.join(checkpoint.orphans)} are there without their files: Spark's next write of these files fails."
+            f"{', '.join(checkpoint.orphans)} belong to files that are missing: Spark's next write of these files "
+            "would fail."
         )
     if checkpoint.is_continuous:
         remarks.append(
@@ -210,13 +211,13 @@ def _remarks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts], start: Nex
             "micro-batch query cannot go on from it."
         )
     if any(sink.drops_by_position for sink in sinks):
-        remarks.append("The stored rows carry positions: all this holds only if the job still sets positionColumns.")
+        remarks.append("The stored rows have positions: all this is true only if the job still sets positionColumns.")
     if checkpoint.is_stateful:
-        remarks.append("The query keeps state, which recovery moves neither forward nor back.")
+        remarks.append("The query keeps state, and recovery can move state neither forward nor back.")
     if checkpoint.unfinished and checkpoint.newest is None:
         remarks.append(
-            f"{', '.join(sorted(checkpoint.unfinished))} are there: a driver was killed while it wrote "
-            "the first entry. Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
+            f"{', '.join(sorted(checkpoint.unfinished))} exist: a driver was killed while it wrote the first entry. "
+            "Spark refuses to start (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY)."
         )
     if checkpoint.newest_commit is not None and (checkpoint.newest or -1) < checkpoint.newest_commit:
         remarks.append(

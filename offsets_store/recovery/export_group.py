@@ -101,7 +101,7 @@ def ends_to_export(living: Sequence[StoredWriter], query: str) -> dict[TopicPart
     if not held and not any(writer.positions and writer.positions[0].topic for writer in living):
         raise OffsetsError(
             "NOT_KAFKA",
-            f"Query {query!r} does not read Kafka, so there is nothing that a consumer group could say of it.",
+            f"Query {query!r} does not read Kafka, so there are no offsets that a consumer group could have.",
             UNCHANGED,
             f"`pgonce offsets {shlex.quote(query)}` shows where it stands.",
         )
@@ -129,7 +129,7 @@ def topic_is_shorter(
         "PARTITIONS_GONE",
         f"The broker has fewer records than the query has read ({some}): the topic was deleted and created again, the "
         "broker has lost records, or these are other brokers.",
-        f"{UNCHANGED} The ends in Postgres say nothing of the topic's new records.",
+        f"{UNCHANGED} The ends in Postgres say nothing about the topic's new records.",
         "Check that these are the right brokers, and where the query reads now.",
     )
 

@@ -85,7 +85,8 @@ def take_over(
     if stopped.has_changed():
         raise _moved(
             "the checkpoint",
-            "No file was changed. The ledger has taken the query from its run, which is refused at its next batch.",
+            "No file was changed. But in the ledger, the query no longer belongs to its run, whose next batch is "
+            "refused.",
         )
     return owner
 
@@ -224,7 +225,7 @@ def refuse_running(stopped: StoppedQuery) -> None:
                 f"Query {stopped.query_id} seems to run: {'; '.join(signs)}.",
                 NOTHING_CHANGED,
                 f"Stop the query everywhere, wait {stopped.quiet_seconds:g} seconds (--wait does that), and try again. "
-                "A session that a dead host has left is ended once it has waited for its client for so long.",
+                "If a dead host has left a session, pgonce ends it when it has waited for its client for that time.",
             )
         time.sleep(_POLL_SECONDS)
 
@@ -232,7 +233,7 @@ def refuse_running(stopped: StoppedQuery) -> None:
 def _signs_of_life(stopped: StoppedQuery, sessions: _Sessions) -> list[str]:
     """The texts for the signs that the query runs; empty if there is no sign."""
     living, quiet = stopped.living, stopped.quiet_seconds
-    signs = ["it is active in this very process"] if _is_active_here(stopped.query_id) else []
+    signs = ["it is active in this process"] if _is_active_here(stopped.query_id) else []
     with reading(stopped.url) as connection:
         signs += sessions.alive(connection, living) + _young_rows(connection, living, quiet)
     if stopped.writer is not None and stopped.checkpoint is not None:

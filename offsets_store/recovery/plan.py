@@ -87,11 +87,11 @@ def _before_the_first_batch(checkpoint: CheckpointFacts) -> Plan:
     if checkpoint.is_stateful:
         raise unproven(
             f"{', '.join(sorted(checkpoint.unfinished))} are in {checkpoint.location}, offsets/ has no entry, and "
-            "there is a folder state/: a driver that is killed in its first batch leaves less than that.",
+            "there is a folder state/: that cannot come from a driver that was killed in its first batch.",
             "Give the query a new checkpoint.",
         )
     leavings = sorted(checkpoint.unfinished.union(checkpoint.orphans))
-    does = "removes the beginning of the first entry: the driver was killed while it wrote it, and no row has followed"
+    does = "removes the incomplete first entry: the driver was killed while it wrote it, before any row was written"
     return Plan(tuple(Change(name, None) for name in leavings), None, does)
 
 

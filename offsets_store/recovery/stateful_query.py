@@ -127,7 +127,7 @@ def _stateful(checkpoint: CheckpointFacts) -> RecoveryError:
         "back.",
         NOTHING_CHANGED,
         "Bring back checkpoint and database of the same time. If that is impossible, `pgonce accept` lets the next "
-        "batch through by hand; `pgonce doctor` says which one it is and what the ledger thinks of it.",
+        "batch through by hand; `pgonce doctor` shows which batch that is, and its verdict.",
     )
 
 

@@ -217,7 +217,7 @@ def living_sinks(checkpoint: CheckpointFacts, sinks: Sequence[SinkFacts]) -> lis
     )
     raise RecoveryError(
         "RECOVERY_UNKNOWN_QUERY",
-        f"The ledger {known}, so it says nothing of the checkpoint {checkpoint.location}.",
+        f"The ledger {known}, so nothing is known about the checkpoint {checkpoint.location}.",
         NOTHING_CHANGED,
         "Check that url names the database that the query writes to. A query that wrote elsewhere before is taken in "
         "with adoptCheckpoint: `pgonce explain replace-your-foreachbatch`. If the database fell back to a time before "

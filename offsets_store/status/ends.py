@@ -163,7 +163,7 @@ def parse_records(offsets: RecordOffsets) -> dict[TopicPartition, int]:
     if any(type(offset) is not int or offset < 0 for offset in found.values()):
         raise ConfigurationError(
             "BAD_OFFSETS",
-            "The offsets to wait for are not topic to partition to offset.",
+            "The offsets to wait for must be a dict of topics, each with a dict of partitions and offsets.",
             UNCHANGED,
             'Give those of the records, as the producer returned them: {"orders": {0: 41}}.',
         )

@@ -16,9 +16,9 @@ from .facts import Batch, Ledger, Recorded, Remedies, Writer
 class Verdict(Enum):
     """What a batch is to its writer; docs/guarantees.md explains each name."""
 
-    LANDED = "this very attempt is recorded: the lost answer was COMMIT"
+    LANDED = "this attempt is recorded: it was committed, and only the answer was lost"
     FOREIGN = "another query feeds this sink, and nothing proves that it does so with other rows"
-    SWAPPED = "its table was exchanged for another, and has another name now"
+    SWAPPED = "its table was exchanged for another one (pgonce swap), and has another name now"
     UNKNOWN = "the ledger has never heard of this query, whose first batch here is not batch 0"
     FENCED = "this run was the owner, and another run or query is now"
     DUPLICATE = "this run published or skipped this batch already, under another attempt"
@@ -30,7 +30,7 @@ class Verdict(Enum):
     RECREATED = "a topic that it reads has been deleted and recreated"
     BACKWARD = "its range ends before it starts, or a partition of it vanished"
     OVERLAP = "some of its rows are stored; their positions tell which"
-    ACCEPTED = "a person has said that this batch may follow"
+    ACCEPTED = "a person has accepted this batch (pgonce accept)"
     NEW = "the next batch"
 
 

@@ -23,7 +23,7 @@ def refusal(verdict: Verdict, ledger: Ledger, batch: Batch, remedies: Remedies) 
 
 # With these verdicts, rows of a batch of this number are in the target, though not those that were refused.
 _OTHERS_WROTE = (Verdict.FENCED, Verdict.DUPLICATE, Verdict.CHANGED)
-_OTHERS = "Nothing was written this time; what was published before stays, rows and offsets together."
+_OTHERS = "Nothing was written this time. The rows and offsets that were published before stay."
 
 
 def _writer(batch: Batch) -> str:
@@ -32,12 +32,15 @@ def _writer(batch: Batch) -> str:
 
 def _doctor(batch: Batch) -> str:
     where = shlex.quote(batch.checkpoint_location) if batch.checkpoint_location else "<checkpoint>"
-    return f"`pgonce doctor {where}` tells where both stand, and `pgonce recover {where}` repairs what can be proven."
+    return (
+        f"`pgonce doctor {where}` shows where both are, and `pgonce recover {where}` makes every repair that is "
+        "proven to be right."
+    )
 
 
 def _repair(ledger: Ledger, batch: Batch) -> str:
     if batch.span is None and ledger.last is not None and ledger.last.positions is not None:
-        return "The stored rows carry positions: set positionColumns again."
+        return "The stored rows have positions: set positionColumns again."
     return _doctor(batch)
 
 
@@ -57,9 +60,9 @@ def _foreign(ledger: Ledger, batch: Batch, remedies: Remedies) -> tuple[str, str
             f"{_ways_on(replaced, batch) if replaced else 'Check the id: `pgonce status` shows them.'} {_BOTH}",
         )
     return (
-        f"This is batch 0 of {_writer(batch)}, which the ledger does not know; but the same {_place(ledger)} is fed "
-        f"already: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full refresh), these "
-        "would be written a second time.",
+        f"This is batch 0 of {_writer(batch)}, which the ledger does not know, but another query already feeds the "
+        f"same {_place(ledger)}: {rivals}. If both read the same rows (a checkpoint that was lost or moved, a full "
+        "refresh), these would be written a second time.",
         f"{_ways_on(ledger.rivals[0], batch)} {_BOTH}",
     )
 
@@ -87,15 +90,16 @@ def _not_over(rivals: str, ledger: Ledger, batch: Batch, remedies: Remedies) -> 
         )
     if replaced_by := named.writer.replaced_by:
         return (
-            f"{given}, but query {replaced_by} has replaced it already, and nothing is deleted twice for one "
-            "setting: the checkpoint is a new one again (lost, moved, or another full refresh).",
-            f"To start over once more, set replaces={replaced_by}. Otherwise bring back the checkpoint of that "
-            "query, and leave startOver and replaces out.",
+            f"{given}, but query {replaced_by} has replaced it already, and one setting deletes rows only once. So "
+            "this checkpoint is another new one (the last one was lost or moved, or there was another full "
+            "refresh).",
+            f"To start over again, set replaces={replaced_by}. Otherwise bring back the checkpoint of that query, "
+            "and leave startOver and replaces out.",
         )
     return (
         f"{given}, but that is not the only query that feeds it: {rivals}. The rows of all of them would be deleted.",
-        "Fill another table, and exchange both with `pgonce swap`. Or stop the other queries, and take them out of the "
-        "way with `pgonce forget`, if their rows may be deleted as well.",
+        "Fill another table, and exchange both with `pgonce swap`. Or, if the rows of the other queries may be "
+        "deleted as well, stop these queries, and remove them with `pgonce forget`.",
     )
 
 
@@ -165,8 +169,8 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     writer = ledger.writer
     if writer and writer.retired_at:
         return (
-            f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`): it was to "
-            "publish no more.",
+            f"The {_writer(batch)} was retired or forgotten by hand (`pgonce retire`, `pgonce forget`), so it may "
+            "not publish any more.",
             "Leave this query stopped, or take the sink out of it. If that was a mistake, start a new "
             f"checkpoint at the stored offsets ({_stored(batch)}).",
         )
@@ -179,8 +183,8 @@ def _fenced(ledger: Ledger, batch: Batch, _: Remedies) -> tuple[str, str]:
     return (
         f"Run {batch.run_id} of {_writer(batch)} owned this writer, but run {owner} has published since: two drivers "
         "work on one checkpoint.",
-        f"Leave this driver stopped: run {owner} goes on. `pgonce status` shows the owner. Restarting this one "
-        "while the other runs would only start the contest again.",
+        f"Leave this driver stopped: run {owner} goes on. `pgonce status` shows the owner. If you start this one "
+        "again while the other runs, the two will compete again.",
     )
 
 

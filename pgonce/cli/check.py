@@ -38,10 +38,10 @@ _WIDTH = max(len(holds.value) for holds in Holds)
 def check(
     server: Annotated[str, typer.Argument(metavar="URL", help="The same as --url.")] = "",
     url: Url = "",
-    table: Annotated[str | None, typer.Option(help="Also look whether this table may be written to.")] = None,
+    table: Annotated[str | None, typer.Option(help="Also check that the role may write to this table.")] = None,
     query: Annotated[
         str | None,
-        typer.Option(help="Also look at the tables of this query (name or id), with the columns of its last batch."),
+        typer.Option(help="Also check the tables of this query (name or id), with the columns of its last batch."),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -76,7 +76,7 @@ def _summary(found: Sequence[Finding]) -> str:
     return (
         "All promises would hold here."
         if not open_ones
-        else f"Nothing speaks against it; open: {', '.join(open_ones)}."
+        else f"No promise is broken here; not known: {', '.join(open_ones)}."
     )
 
 
@@ -86,7 +86,7 @@ def _of_query(url: str, query: str, table: str | None) -> list[Finding]:
 
     :param table: only this one, by its qualified name.
     """
-    with needing_pyspark("A table is looked at as a commit does it, with pyspark's types", "Nothing was written."):
+    with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
         from pgonce.sink.writing.last_written import look_again
     promise = f"The next batch of query {query} can be written."
     try:
@@ -105,13 +105,15 @@ def _as_finding(each: Looked) -> tuple[Holds, str, str]:
     if each.refused:
         return Holds.NO, each.refused.what, each.refused.remedy
     if each.unknown:
-        return Holds.UNKNOWN, f"{each.table} was not looked at: {each.unknown.rstrip('.')}", ""
-    says = f"{each.table} takes rows with the columns of batch {each.batch_id}; functions and triggers were not tried"
+        return Holds.UNKNOWN, f"{each.table} was not checked: {each.unknown.rstrip('.')}", ""
+    says = (
+        f"{each.table} can take rows with the columns of batch {each.batch_id}; functions and triggers were not tried"
+    )
     return Holds.YES, says, ""
 
 
 def _questions(table: str | None, *, of_query: bool) -> Iterator[Question]:
-    yield Question("catalogue", "A table is looked at, and locked, before each batch.", _catalogue)
+    yield Question("catalogue", "Each batch first checks its table and locks it.", _catalogue)
     if table is not None and not of_query:
         yield Question("table", f"Batches can be written into {table}.", lambda connection: _table(connection, table))
 
@@ -120,12 +122,12 @@ def _catalogue(connection: psycopg.Connection) -> Answer:
     connection.execute("CREATE TEMPORARY TABLE pgonce_target (id pg_catalog.int8 PRIMARY KEY) ON COMMIT DROP")
     _, found = lock_table(connection, _OWN)
     if found is None or [column.column_name for column in found.columns] != ["id"]:
-        return Answer(Holds.NO, "the catalogue does not show a table that is there")
-    return Answer(Holds.YES, "the catalogue answers what is asked before each batch")
+        return Answer(Holds.NO, "the catalogue does not show a table that exists")
+    return Answer(Holds.YES, "the catalogue answers the queries with which each batch begins")
 
 
 def _table(connection: psycopg.Connection, table: str) -> Answer:
-    with needing_pyspark("A table is looked at as a commit does it, with pyspark's types", "Nothing was written."):
+    with needing_pyspark("Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."):
         from pgonce.sink.writing.checked_table import check_table
     # Names are found along the user's own search_path.
     connection.execute("ROLLBACK")
@@ -151,11 +153,15 @@ def _writable(connection: psycopg.Connection, table: TargetTable) -> Answer:
     says = f"{name} can be written to; its primary key is {', '.join(keys)}" if keys else f"{name} can be written to"
     notes = []
     if table.row_security:
-        notes.append("row-level security decides for each row of this role, and one that it refuses stops the batch")
+        notes.append(
+            "row-level security checks each row that this role writes, and a row that it refuses stops the batch"
+        )
     always = [column.column_name for column in table.columns if column.always_generated]
     if always:
         notes.append(f"rows must not have the column {', '.join(always)}, which Postgres fills itself")
     if not keys:
-        notes.append("it has no primary key: mode=upsert needs keys with a unique index of their own")
-    notes.append("this is about the table alone, and not about the columns of a query (--query)")
+        notes.append(
+            "it has no primary key: mode=upsert needs the option keys, and a unique index on exactly these columns"
+        )
+    notes.append("only the table was checked, not the columns of a query (--query checks these)")
     return Answer(Holds.YES, "; ".join([says, *notes]))

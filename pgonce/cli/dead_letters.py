@@ -35,15 +35,17 @@ def dead_letters(
     table: Annotated[
         str | None, typer.Option(help="The table that deadLetters names, if it is not pgonce.dead_letters.")
     ] = None,
-    code: Annotated[str | None, typer.Option(help="Only letters with this SQLSTATE, or this code of pgonce.")] = None,
+    code: Annotated[
+        str | None, typer.Option(help="Only letters with this SQLSTATE or this error code of pgonce.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many letters to list, the newest first.")] = 20,
     ids: Annotated[list[int] | None, typer.Option("--id", help="Only this letter; may be given several times.")] = None,
     replay: Annotated[
-        bool, typer.Option("--replay", help="Write the rows into their tables, all or none, and take the letters out.")
+        bool, typer.Option("--replay", help="Write the rows into their tables, all or none, and delete the letters.")
     ] = False,
     each: Annotated[bool, typer.Option("--each", help="With --replay: each row in a transaction of its own.")] = False,
     discard: Annotated[bool, typer.Option("--discard", help="Delete the letters; needs --reason.")] = False,
-    reason: Annotated[str | None, typer.Option(help="Why; the ledger keeps it.")] = None,
+    reason: Annotated[str | None, typer.Option(help="The reason, which the ledger keeps.")] = None,
     as_json: Json = False,
     yes: Yes = False,
 ) -> None:
@@ -96,12 +98,12 @@ def _discarded(letters: Sequence[StoredLetter]) -> Iterator[str]:
     for (target, code), own in sorted(by_reason.items()):
         yield f"{len(own)} for {target}, refused as {code}: {_ids(own)}."
     if letters:
-        yield "Once they are discarded, their rows are nowhere any more, and no restart of the query brings them back."
+        yield "A discarded row is deleted for good: no restart of the query brings it back."
 
 
 _REFUSED = (
-    "Nothing was changed, and with --yes nothing would be, because rows are refused: repair them, choose others with "
-    "--id, or replay the others with --each."
+    "Nothing was changed, and --yes would not change anything either, because some rows are refused. Repair these "
+    "rows, leave them out with --id, or give --each, which replays the others."
 )
 
 
@@ -133,7 +135,7 @@ def _ids(letters: Sequence[StoredLetter]) -> str:
 
 
 def _replay(choice: Choice, url: str, reason: str | None, *, yes: bool) -> list[Group]:
-    with needing_pyspark("A replay needs pyspark, whose types say how the rows were to be written", UNCHANGED):
+    with needing_pyspark("A replay needs pyspark, to know the types of the rows", UNCHANGED):
         from pgonce.sink.dead_letters.replay import replay_letters
     return replay_letters(choice, url, reason=reason, dry_run=not yes)
 

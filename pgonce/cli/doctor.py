@@ -46,9 +46,11 @@ def doctor(
     url: Url = "",
     sink: Annotated[
         str | None,
-        typer.Option(help="The sink that the query will write to, if it is new to the ledger."),
+        typer.Option(help="The sink that the query will write to, if the ledger does not know the query yet."),
     ] = None,
-    query_name: Annotated[str | None, typer.Option(help="The name of such a query (queryName).")] = None,
+    query_name: Annotated[
+        str | None, typer.Option(help="The queryName of a query that the ledger does not know yet.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """
@@ -75,10 +77,12 @@ def _tables(url: str, found: Diagnosis) -> tuple[list[TableStanding], list[tuple
     if not sinks:
         return [], []
     try:
-        with needing_pyspark("Tables are looked at as a commit does it, with pyspark's types", "Nothing was written."):
+        with needing_pyspark(
+            "Tables are checked with pyspark's types, as a commit checks them", "Nothing was written."
+        ):
             from pgonce.sink.writing.last_written import look_again
     except ConfigurationError as error:
-        why = f"not looked at: {error.what}"
+        why = f"not checked: {error.what}"
         return [TableStanding(sink.sink_name, name, None, why) for sink in sinks for name in sink.tables], []
     looked = look_again(url, sinks, of_this_role=False)
     standings = [
@@ -91,7 +95,7 @@ def _tables(url: str, found: Diagnosis) -> tuple[list[TableStanding], list[tuple
 
 
 def _says(batch_id: int, unknown: str | None) -> str:
-    return f"not looked at: {unknown}" if unknown else f"it takes rows with the columns of batch {batch_id}"
+    return f"not checked: {unknown}" if unknown else f"it can take rows with the columns of batch {batch_id}"
 
 
 def _refused(found: Diagnosis, refused: Sequence[tuple[str, PgonceError]]) -> Diagnosis:
@@ -134,7 +138,7 @@ def _not_looked_at(tables: Sequence[TableStanding]) -> list[str]:
     if not tables:
         return []
     return [
-        "Not looked at: the privileges of the query's role (`pgonce check --query` asks for them), and the SQL of "
+        "Not checked: the privileges of the query's role (`pgonce check --query` checks them), and the SQL of "
         "functions and triggers."
     ]
 

@@ -124,14 +124,14 @@ def _by_heading_or_word(name: str) -> str | None:
     if not found and not codes:
         return None
     lines = [
-        f"{name!r} stands under these headings:",
+        f"{name!r} is mentioned under these headings:",
         *(f"  {section.command}" for _, section in found[:_MOST_HEADINGS]),
     ]
     if len(found) > _MOST_HEADINGS:
         lines.append(f"  and under {len(found) - _MOST_HEADINGS} others")
     if codes:
         more = f", and {len(codes) - _MOST_CODES} others" if len(codes) > _MOST_CODES else ""
-        lines.append(f"Codes whose explanation has it: {', '.join(codes[:_MOST_CODES])}{more}")
+        lines.append(f"Codes whose explanation mentions it: {', '.join(codes[:_MOST_CODES])}{more}")
     return "\n".join(lines if found else lines[1:])
 
 
@@ -175,7 +175,10 @@ def _sqlstate(sqlstate: str, found: Mapping[str, str]) -> str | None:
     except KeyError:
         return None
     code = code_of(sqlstate)
-    begins = f"{sqlstate} is Postgres's SQLSTATE for {condition}. If Postgres says so of a batch's rows, it fails with"
+    begins = (
+        f"{sqlstate} is Postgres's SQLSTATE for {condition}. If Postgres gives it for a batch's rows, the "
+        "batch fails with"
+    )
     return f"{begins} {code}.\n\n{found[code]}"
 
 

@@ -105,7 +105,7 @@ def parse_properties(text: str) -> dict[str, str]:
             if not _NAME.fullmatch(part.key):
                 raise bad_option(
                     "BAD_OPTION",
-                    f"Line {number} of the Kafka settings names none that can be used here.",
+                    f"Line {number} of the Kafka settings has no setting that can be used here.",
                     "Write name=value, with the names of `pgonce explain options`. A value goes on in the "
                     "next line if its line ends with a backslash.",
                 )
@@ -121,7 +121,7 @@ _PASSING = (UnreachableBrokersError, GroupInUseError, LockedLedgerError)
 def export(
     query: Query,
     *,
-    group: Annotated[str, typer.Option(help="The consumer group; best one that nothing else uses.")],
+    group: Annotated[str, typer.Option(help="The consumer group; preferably one that nothing else uses.")],
     bootstrap_servers: Servers = None,
     kafka_config: KafkaConfig = None,
     url: Url = "",
@@ -130,7 +130,7 @@ def export(
         bool, typer.Option("--take-over", help="Overwrite offsets in the group that this query has not set.")
     ] = False,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until this is stopped.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="With --follow, the seconds between two looks.")] = 5,
+    every: Annotated[float, typer.Option(min=0.1, help="With --follow, the seconds between two checks.")] = 5,
     as_json: Json = False,
 ) -> None:
     """Set a Kafka consumer group to what Postgres holds of a query's topics, so that lag tools see the query."""

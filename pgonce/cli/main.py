@@ -123,7 +123,9 @@ def batch_jobs(
 def init(
     url: Url = "",
     sql: Annotated[bool, typer.Option("--sql", help="Only print the SQL, for an administrator to run.")] = False,
-    role: Annotated[str | None, typer.Option(help="Also grant this role what a streaming query needs.")] = None,
+    role: Annotated[
+        str | None, typer.Option(help="Also grant this role the privileges that a streaming query needs.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Create the ledger, or bring it up to date. Run it again after each upgrade; it never changes anything twice."""

@@ -35,7 +35,9 @@ def recover(
     *,
     url: Url = "",
     yes: Yes = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Bring back what the newest recovery replaced.")] = False,
+    undo: Annotated[
+        bool, typer.Option("--undo", help="Undo the newest recovery: bring back the files that it replaced.")
+    ] = False,
     quiet_for: QuietFor = QUIET_SECONDS,
     wait: Wait = 0,
     as_json: Json = False,
@@ -57,7 +59,9 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
     for what, names in (("write", recovery.written), ("remove", recovery.removed), ("keep aside", recovery.kept)):
         lines += [f"  {what:<10} {name}" for name in names]
     if recovery.is_done:
-        lines.append(f"Done. What was replaced is kept in {recovery.kept_in}; `pgonce recover --undo` brings it back.")
+        lines.append(
+            f"Done. The replaced files are kept in {recovery.kept_in}; `pgonce recover --undo` brings them back."
+        )
     elif recovery.is_needed:
         lines.append("Nothing was changed. Stop the query everywhere, and give --yes to do it.")
     return lines
@@ -65,7 +69,7 @@ def _recovery_lines(recovery: Recovery) -> list[str]:
 
 def new_checkpoint(
     query: Query,
-    path: Annotated[str, typer.Argument(help="Where to write it; there must be nothing yet.")],
+    path: Annotated[str, typer.Argument(help="Where to write it; the path must be empty.")],
     *,
     url: Url = "",
     quiet_for: QuietFor = QUIET_SECONDS,
@@ -83,8 +87,8 @@ def new_checkpoint(
 def accept(
     query: Query,
     *,
-    batch: Annotated[int, typer.Option(min=0, help="The batch that Spark runs next, and that is refused.")],
-    reason: Annotated[str, typer.Option(help="Why this batch may follow; the ledger keeps it.")],
+    batch: Annotated[int, typer.Option(min=0, help="The batch that Spark runs next and that is refused.")],
+    reason: Annotated[str, typer.Option(help="The reason why this batch may follow, which the ledger keeps.")],
     url: Url = "",
     sink: Sink = None,
     checkpoint: Annotated[
@@ -102,8 +106,8 @@ def accept(
             [
                 f"Query {found.query_id}, sink {found.sink.sink_name}: stands at batch {stands_at}, end {end}.",
                 f"Batch {batch} would be refused as {found.verdict.name}: {found.verdict.value}.",
-                "Once it is accepted, its rows are published, whatever they are, and the stored offsets move to its "
-                "end. Nothing proves that no row is lost or doubled.",
+                "Once it is accepted, all its rows are published without a check, and the stored offsets move to "
+                "its end. Nothing proves that no row is lost or doubled.",
                 "Accepted, once: start the query." if yes else NOT_DONE,
             ]
         )
@@ -114,7 +118,7 @@ def retire(
     *,
     url: Url = "",
     sink: Sink = None,
-    reason: Annotated[str | None, typer.Option(help="Why; the ledger keeps it.")] = None,
+    reason: Annotated[str | None, typer.Option(help="The reason, which the ledger keeps.")] = None,
     yes: Yes = False,
 ) -> None:
     """Say that a sink of a query is gone for good. It is refused if it comes back, and recovery leaves it out."""
@@ -123,7 +127,7 @@ def retire(
         print_lines(
             [
                 f"Query {query_id}, sink {found.sink_name}: stands at batch {found.last_batch_id}.",
-                "Once it is retired, it is refused for good, and recovery leaves it out.",
+                "Once it is retired, it can never publish again, and recovery leaves it out.",
                 "Retired." if yes else NOT_DONE,
             ]
         )
@@ -132,7 +136,7 @@ def retire(
 def forget(
     query: Query,
     *,
-    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
+    reason: Annotated[str, typer.Option(help="The reason, which the ledger keeps.")],
     url: Url = "",
     sink: Sink = None,
     quiet_for: QuietFor = QUIET_SECONDS,
@@ -156,17 +160,18 @@ def _forget_lines(found: Forgetting) -> list[str]:
         "beginning of its source."
     )
     lines.append(
-        "The rows stay where they are, and a query that reads the same again would double "
-        "them. So empty the tables before you start it:"
+        "The rows stay in the tables, and a new query that reads the same source would write them again. So empty "
+        "the tables before you start it:"
     )
     lines += [f"  TRUNCATE {name};" for name in sorted({name for names in found.tables.values() for name in names})]
     lines += [
-        f"  (and what was written as {name}: which tables these are is not recorded)"
+        f"  (and the tables of sink {name}, whose names are not recorded)"
         for name, tables in found.tables.items()
         if not tables
     ]
     lines += [
-        f"But {name} is fed by {', '.join(others)} too: those rows would be removed with it, and would not come again."
+        f"But {name} is also fed by {', '.join(others)}: TRUNCATE would remove those rows as well, and nothing "
+        "would write them again."
         for name, others in found.others.items()
         if others
     ]
@@ -174,22 +179,30 @@ def _forget_lines(found: Forgetting) -> list[str]:
 
 
 def swap(
-    table: Annotated[str, typer.Argument(help="The living table, as SQL names it.")],
-    new_table: Annotated[str, typer.Argument(help="The table that takes its place, and gives it its own name.")],
+    table: Annotated[str, typer.Argument(help="The table in use, as SQL names it.")],
+    new_table: Annotated[str, typer.Argument(help="The new table, which exchanges names with it.")],
     *,
-    reason: Annotated[str, typer.Option(help="Why; the ledger keeps it.")],
+    reason: Annotated[str, typer.Option(help="The reason, which the ledger keeps.")],
     url: Url = "",
     caught_up: Annotated[
-        bool, typer.Option("--caught-up", help="The new table has all rows that are needed, though nothing proves it.")
+        bool,
+        typer.Option(
+            "--caught-up", help="You have checked that the new table has all rows, although nothing proves it."
+        ),
     ] = False,
     despite_differences: Annotated[
         bool, typer.Option("--despite-differences", help="The new table may have other columns, keys and indexes.")
     ] = False,
     back: Annotated[
-        bool, typer.Option("--back", help="Undo the last swap of these tables, if nothing was published since.")
+        bool, typer.Option("--back", help="Undo the last swap of these tables, if nothing was published since then.")
     ] = False,
     lock_seconds: Annotated[
-        float, typer.Option("--lock-timeout", min=0.001, help="Seconds to wait for a lock; readers wait behind it.")
+        float,
+        typer.Option(
+            "--lock-timeout",
+            min=0.001,
+            help="Seconds to wait for a lock; meanwhile, readers of the table wait as well.",
+        ),
     ] = LOCK_SECONDS,
     yes: Yes = False,
 ) -> None:
@@ -214,4 +227,7 @@ def _swap_lines(found: Swap) -> Iterator[str]:
             f"Batch jobs that were published into {living} and not into {new}: {found.jobs_behind}. Keys go with the "
             f"rows: a job that is run again with table={living} afterwards is published there."
         )
-    yield "A query that is not told so is refused at its next batch (SWAPPED, TARGET_CHANGED), and writes nothing."
+    yield (
+        "A query that still names its old table is refused at its next batch (SWAPPED, TARGET_CHANGED), and "
+        "writes nothing."
+    )

@@ -57,8 +57,8 @@ EXIT_CODES = {
     ExitCode.NOT_FOUND: "no query, sink or dead letter has that name or id, or several queries have",
     ExitCode.NO_ANSWER: "the stored offsets cannot answer this (no Kafka source, offsets unknown, query replaced)",
     ExitCode.RECOVERABLE: "doctor: the next start would be refused or fail, and `pgonce recover` repairs that",
-    ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide; with doctor "
-    "also: it depends on what neither checkpoint nor ledger says",
+    ExitCode.NEEDS_PERSON: "nothing proves what to do, or what was asked is refused: a person must decide; with "
+    "doctor also: it depends on facts that neither the checkpoint nor the ledger has",
     ExitCode.UNREADABLE: "there is no checkpoint, or it cannot be read or written",
     ExitCode.RUNNING: "the query seems to run",
     ExitCode.NOT_FIT: "check: a promise would not hold on this server",
@@ -81,7 +81,8 @@ Url = Annotated[
     str,
     typer.Option(
         envvar="PGONCE_URL",
-        help="A libpq URI or key=value string. Without it, libpq's environment counts (PGHOST, PGSERVICE, ...).",
+        help="A libpq URI or key=value string. Without it, libpq's environment variables are used (PGHOST, "
+        "PGSERVICE, ...).",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, for programs.")]
@@ -94,7 +95,7 @@ Sink = Annotated[str | None, typer.Option(help="The name of the sink, if the que
 Yes = Annotated[bool, typer.Option("--yes", help="Do it. Without this option, only show what would be done.")]
 QuietFor = Annotated[
     float,
-    typer.Option(min=0, help="Seconds for which the query must have written nothing, because a running one writes."),
+    typer.Option(min=0, help="Seconds for which the query must have written nothing: a running query would write."),
 ]
 Wait = Annotated[
     float,

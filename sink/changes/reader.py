@@ -91,8 +91,8 @@ def _reader_for_one(destination: Destination, struct_type: StructType) -> Change
 _ENVELOPE = frozenset({"before", "after", "source", OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
 _WRITES, _DELETES = pa.array(["c", "r", "u"]), "d"
 _REMEDY = (
-    "Known are c, r, u and d. Leave tombstones out before from_json (where value is not null); a record that is not "
-    "JSON of the schema also gives null. A truncate (t) must be repeated by hand."
+    "The known operations are c, r, u and d. Filter tombstones out before from_json (where value is not null). A "
+    "record that does not fit the schema of from_json also gives null. A truncate (t) must be repeated by hand."
 )
 
 

@@ -117,9 +117,12 @@ class PgonceDataSource(DataSource):
         encoded = reader_of(options.destination, schema).struct_type
         encoded_columns(encoded)
         # Refused at the first batch, not only at the first one that is too large to travel inline.
-        why = "rows may have to be staged, which takes a column more; foreachBatch with PostgresBatchWriter needs none"
+        why = (
+            "rows may have to be staged, and a staging table has one more column; foreachBatch with "
+            "PostgresBatchWriter does not need it"
+        )
         refuse_more_columns_than(encoded, STAGED_COLUMNS, why)
-        # Not for the commit: another driver may have committed this very batch, and only the ledger can tell. Not for
+        # Not for the commit: another driver may have committed this batch, and only the ledger can tell. Not for
         # an abort: if that failed, it would hide the reason and leave the staging table (seen: "Writing job failed.").
         planned = planned_entry(options) if self._plans else None
         # If Spark writes an entry for this batch, it has dated it before this moment.

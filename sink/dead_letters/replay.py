@@ -284,6 +284,6 @@ def _raise_translated(error: Exception, outcome: Outcome, watch: LockWatch) -> N
         code,
         refused.what,
         UNCHANGED,
-        "Repair what it complains of, in row_data of the letter or in the table, and give the command again. With "
-        f"--id, only the letters that you name are replayed; with --each, each by itself. (`pgonce explain {code}`)",
+        "Remove the cause, in row_data of the letter or in the table, and give the command again. With --id, only "
+        f"the letters that you name are replayed; with --each, each by itself. (`pgonce explain {code}`)",
     ) from error

@@ -54,14 +54,14 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
     if existing.on_conflict == "ignore":
         raise _unsafe(
             letters,
-            "onConflict=ignore keeps no trace of deletes, so that a row which was deleted since would come back",
+            "onConflict=ignore does not remember deletes, so the replay could bring back a row that was deleted since",
             _BY_HAND,
         )
     if not existing.only_newer:
         raise _unsafe(
             letters,
-            "without onlyNewer nothing says whether its key has been written or deleted since, so that an old row "
-            "could take the place of a newer one, or bring back one that was deleted",
+            "without onlyNewer it is unknown whether its key has been written or deleted since, so the replay could "
+            "replace a newer row, or bring back a deleted one",
             f"{_BY_HAND} With onlyNewer and orderBy, letters of later batches can be replayed.",
         )
     expired = [
@@ -70,8 +70,8 @@ def refuse_unsafe(destination: Destination, letters: Sequence[StoredLetter], now
     if expired:
         raise _unsafe(
             expired,
-            f"it was put aside {existing.tombstone_days} days ago or more, and for longer the ledger does not remember "
-            "deletes (tombstoneDays), so that it could bring back a row that was deleted since",
+            f"it was put aside {existing.tombstone_days} days ago or more, and the ledger remembers deletes only "
+            "for so long (tombstoneDays), so the replay could bring back a row that was deleted since",
             f"{_BY_HAND} A larger tombstoneDays gives more time for letters of later batches.",
         )
 
@@ -88,7 +88,8 @@ def refuse_begun_again(letters: Sequence[StoredLetter], begun_again: Mapping[tup
         if own:
             raise _unsafe(
                 own,
-                f"{what}, this row too: it has written it or put it aside again, and a replay could write it twice",
+                f"{what}, including this row: the new query has written it or put it aside again, so a replay could "
+                "write it twice",
                 "Look for the row in the table, and in the new query's letters. If it is nowhere, write it with SQL. "
                 "Then take this letter out with `pgonce dead-letters --discard`.",
             )
@@ -105,10 +106,12 @@ def refuse_other_table(letters: Sequence[StoredLetter], recorded: int | None, no
     if recorded is not None and now is not None and recorded != now:
         raise _unsafe(
             letters,
-            f"the table that it was for had the oid {recorded}, and what is called {letters[0].target} now has the oid "
-            f"{now}: it was exchanged (pgonce swap), renamed, or created again, and it may have this row already",
-            "If the table has another name now, write that into `target` and `destination` of the letter; if the row "
-            f"is wanted in the other one, its oid (`pgonce explain dead-letters`). {_DISCARD}",
+            f"{letters[0].target} now is another table (oid {now}) than the one that refused the row (oid "
+            f"{recorded}): the table was exchanged (pgonce swap), renamed, or created again, and the other one may "
+            "have this row already",
+            "If the old table has another name now, write that name into `target` and `destination` of the letter. "
+            "If the row is to go into the table that has the name now, write its oid into the letter (`pgonce "
+            f"explain dead-letters`). {_DISCARD}",
         )
 
 
@@ -122,9 +125,9 @@ def refuse_other_target(letters: Sequence[StoredLetter], table: str, qualified_n
     if letters[0].target not in (table, qualified_name):
         raise _unsafe(
             letters,
-            f"its destination names the table {table}, and no batch writes such a letter",
-            "Find out who has changed it: streaming roles can write letters (`pgonce explain security`). If the row "
-            f"is wanted, write one and the same table into `target` and `destination`. {_DISCARD}",
+            f"its destination names another table, {table}. No batch writes such a letter, so it was changed",
+            "Find out who has changed it: streaming roles can write letters (`pgonce explain security`). If the "
+            f"row is wanted, write the same table into `target` and `destination`. {_DISCARD}",
         )
 
 
@@ -142,8 +145,8 @@ def _unsafe(letters: Sequence[StoredLetter], why: str, remedy: str) -> RecoveryE
 _MOST_NAMED = 20
 
 _NO_EFFECT = {
-    "passed_over": "a row of its key that is newer is in the table, or was deleted there (onlyNewer)",
-    "not_found": "it deletes a row, and the table has none of its key",
+    "passed_over": "the table has a newer row with its key, or a newer delete is remembered (onlyNewer)",
+    "not_found": "it deletes a row, and the table has no row with its key",
     "ignored": "it deletes a row, and deletes=ignore is set",
 }
 """Why a row changes nothing, for each way in which a batch counts it."""

@@ -115,7 +115,7 @@ def _json(array: pa.Array, data_type: t.DataType) -> pa.Array:
     except UnicodeDecodeError as error:
         raise _not_utf8() from error
     except (ValueError, pa.ArrowNotImplementedError) as error:
-        raise _unencodable(f"a value that JSON cannot hold: {error}") from error
+        raise _unencodable(f"a value that JSON cannot represent: {error}") from error
 
 
 def _form(data_type: t.DataType, sent: pa.DataType) -> pa.DataType:
@@ -176,15 +176,15 @@ def _lowest_byte(texts: pa.Array) -> int | None:
 def _nul() -> UnfitValueError:
     return UnfitValueError(
         "NUL_IN_TEXT",
-        "a text with a NUL character, which Postgres cannot hold",
-        "Take it out in Spark, for example by translate(the column, char(0), ''), or write it as binary.",
+        "a string with a NUL character, which Postgres cannot store",
+        "Remove it in Spark, for example with translate(the column, char(0), ''), or write it as binary.",
     )
 
 
 def _not_utf8() -> UnfitValueError:
     return UnfitValueError(
         "TEXT_NOT_UTF8",
-        "a text that is not UTF-8",
+        "a string that is not UTF-8",
         "Repair it in Spark, for example with make_valid_utf8(the column), or write it as binary.",
     )
 

@@ -133,7 +133,7 @@ def refuse_more_columns_than(struct_type: t.StructType, most: int, why: str) -> 
             "TOO_MANY_COLUMNS",
             f"The frame has {len(struct_type)} columns, but can have at most {most} here: {why}.",
             "Nothing was written.",
-            "Put some of them together in Spark, for example in a struct, which becomes jsonb.",
+            "Combine some of them in Spark, for example in a struct, which becomes jsonb.",
         )
 
 

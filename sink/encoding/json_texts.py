@@ -201,7 +201,7 @@ def _variant(variant: t.VariantVal, forms: Forms) -> str:
     try:
         value = variant.toPython()
     except (OverflowError, OSError) as error:
-        raise ValueError("a variant holds a time outside the years 1 to 9999, which Python lacks") from error
+        raise ValueError("a variant has a time outside the years 1 to 9999, which Python cannot represent") from error
     return _python_text(value, forms)
 
 
@@ -225,4 +225,4 @@ def _python_text(value: Any, forms: Forms) -> str:
     if isinstance(value, (int, float, Decimal)):
         text = str(value)
         return _NO_NUMBERS.get(text, text)
-    raise ValueError(f"a variant holds a {type(value).__name__}, which has no JSON form")
+    raise ValueError(f"a variant has a {type(value).__name__}, which has no form in JSON")

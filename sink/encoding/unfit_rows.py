@@ -156,8 +156,8 @@ class UnfitRows:
             f"In row {row} of its task, {unfit.what} {self._most} other rows of the task cannot be written either, and "
             "no more may become dead letters (maxDeadLetters).",
             NOTHING_WRITTEN,
-            f"So many bad rows usually have one cause, which should be found first. {unfit.remedy} If they are to be "
-            "put aside nevertheless, raise maxDeadLetters.",
+            f"So many bad rows usually have one cause: find it first. {unfit.remedy} Or raise maxDeadLetters, so "
+            "that they are put aside.",
         )
 
 

@@ -54,8 +54,8 @@ def batch_from_server(
     if not server.is_only_server:
         raise SparkError(
             "NOT_EXCLUSIVE",
-            f"In a store like that of {checkpoint.location}, two servers can plan the same batch, and each believe "
-            "that its entry in offsets/ is the one that counts. Over Spark Connect nothing tells which rows this "
+            f"In the store of {checkpoint.location}, two servers can plan the same batch, and each takes its own "
+            "entry in offsets/ for the valid one. Over Spark Connect, pgonce cannot find out which rows this "
             "server has planned.",
             NOTHING,
             "Keep the checkpoint in HDFS, in Azure's storage (abfss://) or on a disk of the server's machine; or run "
@@ -170,7 +170,7 @@ class ServerSession:
         elif run_id is None:
             what = f"The server does not run {belongs}, in the session that started this function."
         else:
-            what = f"The server does not run {belongs}, as run {run_id} (any more)."
+            what = f"The server is not running {belongs}, as run {run_id}."
         return SparkError(
             "QUERY_NOT_RUNNING",
             what,
@@ -210,8 +210,8 @@ def _without_session() -> SparkError:
     return SparkError(
         "SPARK_CONNECT",
         "Over Spark Connect the writer must reach the server's worker with the function: it learns which server it "
-        "serves when the function is unpickled there. This one was created while a batch was running, or in a worker "
-        "that is unlike those of Apache Spark.",
+        "serves when the function is unpickled there. This one was created while a batch was running, or in a "
+        "worker that differs from those of Apache Spark.",
         NOTHING,
         'Create the writer outside of the function that foreachBatch is given, or use format("pgonce").',
     )

@@ -136,14 +136,16 @@ class Option:
         if not isinstance(value, str):
             names = tuple(value)
             if not all(isinstance(name, str) for name in names):
-                raise bad_option("BAD_OPTION", f"{self.name} names columns by {names!r}.", "Give a list of strings.")
+                raise bad_option(
+                    "BAD_OPTION", f"{self.name}={names!r} has an entry that is not a string.", "Give a list of strings."
+                )
         else:
             names = tuple(name.strip() for name in value.split(",") if name.strip())
             meant = _written_list(value.strip())
             if meant is not None:
                 raise bad_option(
                     "BAD_OPTION",
-                    f"{self.name}={value!r} is a Python list that was turned into text.",
+                    f"{self.name}={value!r} is a Python list that was turned into a string.",
                     f'Write the names with commas between them: "{",".join(meant)}".',
                 )
         refuse_unstorable(**{self.name: "".join(map(str, names))})

@@ -27,7 +27,7 @@ _LOGIN = (
     "(postgresql://user:password@host/database); or let passwordFrom name a function that gives it."
 )
 _TABLE = "Set table, for example to sales.orders."
-_NOT_NEEDED = "Leave it out: it is an option of Spark's jdbc writer, and pgonce does without it."
+_NOT_NEEDED = "Leave it out: it is an option of Spark's jdbc writer, which pgonce does not need."
 _OF_THE_SOURCE = "It is an option of the source: set it on spark.readStream, before load()."
 
 # Names that Spark's jdbc writer and other sinks use, in lower case.

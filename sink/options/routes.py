@@ -103,7 +103,7 @@ class Routes:
                 "ROUTE_COLUMN",
                 f"route names a column {self.column!r}, "
                 + (f"whose type is {field.dataType.simpleString()}." if field else "which the rows do not have."),
-                "Name a column of texts, whole numbers or booleans, whose values are those in tables."
+                "Name a column of strings, whole numbers or booleans that has the values in tables."
                 if field
                 else f"The rows have {', '.join(struct_type.names)}.",
             )
@@ -147,7 +147,7 @@ def where_of(given: Given) -> Destination | Routes:
     if given["unknown_routes"] == "deadLetters" and letters is None:
         raise bad_option(
             "CLASHING_OPTIONS",
-            "unknownRoutes=deadLetters is set, but deadLetters is not: nothing says where the rows go.",
+            "unknownRoutes=deadLetters is set, but deadLetters is not, so there is no table for the rows.",
             "Set deadLetters to true, or to a table.",
         )
     found = Routes(column, each, given["unknown_routes"], letters)
@@ -217,13 +217,14 @@ def _refuse_unlike_feeds(each: Sequence[Route]) -> None:
     if len(feeds) > 1:
         raise bad_option(
             "CLASHING_OPTIONS",
-            "changeFeed is set for some tables, but the frame is one: it is a change feed for all of them or for none.",
+            "changeFeed is set only for some tables, but all rows come from one frame: it is a change feed for all "
+            "tables or for none.",
             "Set mode=apply and changeFeed for the stream, and no other mode, feed or deleteWhen in tables.",
         )
     if len(found) > 1:
         raise bad_option(
             "CLASHING_OPTIONS",
-            "orderBy differs between tables, but with changeFeed it is taken out of the rows once, for all of them.",
+            "orderBy differs between tables, but with changeFeed all tables have one orderBy.",
             "Set orderBy for the stream, and not in tables.",
         )
 
@@ -231,7 +232,7 @@ def _refuse_unlike_feeds(each: Sequence[Route]) -> None:
 def twice(table: str, one: str, other: str) -> ConfigurationError:
     """The error for two routes into one table."""
     return _bad(
-        f"{one!r} and {other!r} in tables both go into {table}, and nothing says whose rows come first.",
+        f"{one!r} and {other!r} in tables both go into {table}, so it is unknown which rows come first.",
         "Give both values the same name in Spark, before the rows are written.",
     )
 

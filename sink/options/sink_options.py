@@ -251,8 +251,8 @@ def _refuse_without_replaces(url: str, given: Given) -> None:
     whose = f"This table is fed by {known}." if known else "`pgonce status` shows the queries, and what they feed."
     raise bad_option(
         "NO_REPLACES",
-        "startOver=truncate is given without replaces: nothing says whose rows are to be deleted, so a setting that "
-        "was left in place would empty the table whenever a checkpoint is lost.",
+        "startOver=truncate needs replaces, the query whose rows are to be deleted. Without it, a setting that was "
+        "left in place would empty the table whenever a checkpoint is lost.",
         f'To let batch 0 replace all rows of the table, set replaces to "{named}". {whose} To keep the rows, leave '
         "startOver out.",
     )
@@ -301,7 +301,7 @@ def _async_interval(raw: Mapping[str, str], given: Given) -> int | None:
         raise bad_option(
             "ASYNC_PROGRESS",
             "Asynchronous progress tracking is on, with an interval: Spark then writes the offset log only for some "
-            "batches, so a batch that is run again may have another range, and nothing here tells which of its rows "
+            "batches, so a batch that is run again may have another range, and pgonce cannot tell which of its rows "
             "are stored already.",
             "Either name the columns that hold Kafka's topic, partition and offset (positionColumns), so that rows "
             "that are stored already are dropped; or set asyncProgressTrackingCheckpointIntervalMs=0, so that every "

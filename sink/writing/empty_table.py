@@ -31,10 +31,13 @@ from .table.table_name import QualifiedName
 class _Kept(Enum):
     """Why rows are still there after all were deleted."""
 
-    BY_A_TRIGGER = "a trigger BEFORE DELETE has kept rows, which would stay with the new ones"
-    BY_EITHER = "a trigger BEFORE DELETE, or row-level security, has kept rows that this role sees with the new ones"
+    BY_A_TRIGGER = "a trigger BEFORE DELETE has kept old rows, which would stay in the table with the new ones"
+    BY_EITHER = (
+        "a trigger BEFORE DELETE, or row-level security, has kept old rows, which would stay in the table "
+        "with the new ones"
+    )
     BY_POLICIES = (
-        "row-level security has no policy by which this role deletes rows, so all would stay with the new ones"
+        "row-level security has no policy by which this role may delete rows, so all old rows would stay in the table"
     )
 
 
@@ -53,7 +56,7 @@ def replace_all_in_tx(connection: psycopg.Connection, table: QualifiedName, oid:
     if kept in (_Kept.BY_A_TRIGGER, _Kept.BY_EITHER):
         remedy = "Let triggers delete rows, or write with mode=append or mode=upsert, or to another table."
         raise TargetError("TRIGGER_CHANGED_ROWS", what, NOTHING, remedy)
-    remedy = "Give the role a policy FOR DELETE (or FOR ALL) by which it deletes the rows that it replaces."
+    remedy = "Give the role a policy FOR DELETE (or FOR ALL) by which it may delete the rows that it replaces."
     raise TargetError("ROWS_NOT_WRITTEN", what, NOTHING, remedy)
 
 
@@ -130,17 +133,21 @@ def _fed_by_others(feeders: Sequence[tuple[str, str]], query_id: str, sink_name:
     if len(others) == len(feeders):
         return f"the ledger does not know that query {query_id} has written to it"
     beside = ", ".join(f"query {query} (sink {sink!r})" for query, sink in others)
-    return beside and f"it is also fed by {beside}, whose rows would be deleted, and would not come again"
+    return beside and (
+        f"other queries also feed it ({beside}); their rows would be deleted as well, and nothing "
+        "would write them again"
+    )
 
 
 def _unfit_to_start_over(connection: psycopg.Connection, table: TargetTable) -> str:
     if table.row_security:
-        return "row-level security hides rows from this role, and those would stay with the new ones"
+        return "row-level security hides rows from this role, and these rows would stay in the table"
     isolation, children = _asked(connection, sql.SQL(_UNFIT_TO_START_OVER).format(oid=sql.Literal(table.oid)))
     if isolation != "read committed":
-        return f"the isolation level is {isolation}, at which rows that were committed meanwhile are not seen"
-    what = "delete or change the rows of other tables when its own are deleted"
-    return f"foreign keys point at it that {what} ({children})" if children else ""
+        return f"the isolation level is {isolation}, which does not see rows that were committed meanwhile"
+    if children:
+        return f"foreign keys of other tables refer to it, and would delete or change rows there ({children})"
+    return ""
 
 
 def _forget_deletes(connection: psycopg.Connection, table: TargetTable) -> None:
@@ -162,8 +169,8 @@ def _not_over(table: TargetTable, reason: str) -> TargetError:
         "START_OVER_REFUSED",
         f"startOver=truncate would delete all rows of {table.qualified_name}, but {reason}.",
         NOTHING,
-        "Remove the cause. Or fill another table, and exchange both with `pgonce swap`. Or empty the table yourself, "
-        "and take the old query out of the way with `pgonce forget`.",
+        "Remove the cause. Or fill another table, and exchange the two with `pgonce swap`. Or empty the table "
+        "yourself, and remove the old query with `pgonce forget`.",
     )
 
 

@@ -63,9 +63,9 @@ def refuse_first_batch(
                 _refuse_rivals(connection, settings, batch.into(named.name, named.tables))
             driver.rollback()
     except ConnectError as error:
-        _log.info("the commit will look at the ledger: %s", error)
+        _log.info("the commit will check the ledger: %s", error)
     except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
-        _log.info("the commit will look at the ledger: %s", type(error).__name__)
+        _log.info("the commit will check the ledger: %s", type(error).__name__)
 
 
 def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -> bool:

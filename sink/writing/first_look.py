@@ -78,12 +78,12 @@ def look_once(
     except ConnectError as error:
         if at_the_door and not error.may_pass:
             raise
-        _log.info("the commit will look at the target: %s", error)
+        _log.info("the commit will check the target: %s", error)
     except psycopg.errors.InsufficientPrivilege as error:
         # The table cannot even be looked up, so no batch can be written into it.
         raise target_error(error) from None
     except psycopg.Error as error:
-        _log.info("the commit will look at the target: SQLSTATE %s", error.sqlstate)
+        _log.info("the commit will check the target: SQLSTATE %s", error.sqlstate)
     else:
         _seen_to_fit.add((query, where, columns))
 
@@ -102,7 +102,7 @@ def look_when_made(url: str, where: Destination | Routes) -> None:
         try:
             _look_without_columns(url, where)
         except (ConnectError, psycopg.Error) as error:
-            _log.info("the first batch will look at the target: %s", type(error).__name__)
+            _log.info("the first batch will check the target: %s", type(error).__name__)
         except PgonceError as error:
             refused.append(error)
 

@@ -247,11 +247,11 @@ def _settle_unknown_in_tx(
         raise _unknown_routes(routes, unknown, "")
     if total > letters.most:
         raise _unknown_routes(
-            routes, unknown, f" That is more than maxDeadLetters={letters.most} of a batch may be put aside."
+            routes, unknown, f" These are more rows than maxDeadLetters={letters.most} allows in a batch."
         )
     # Such a row has no table, and so nothing says how it was to be written.
     aside = Letters(letters, batch, routes.sink_name, {})
-    why = routes.column, "ROUTE_UNKNOWN", f"The value of {routes.column} is none of those in tables."
+    why = routes.column, "ROUTE_UNKNOWN", f"The value of {routes.column} is not in tables."
     aside.write_all_in_tx(connection, gathered.of(*unknown), why, rows.columns, rows.positions)
     return {COUNTED: total}
 
@@ -264,8 +264,8 @@ def _unknown_routes(routes: Routes, unknown: dict[str | None, int], why: str) ->
         "ROUTE_UNKNOWN",
         f"Rows have values of {routes.column!r} that are not in tables: {named}{more}.{why}",
         NOTHING,
-        "Add the value to tables, or filter the rows out in Spark. Or set unknownRoutes=drop, and they are left out "
-        "and counted; or unknownRoutes=deadLetters with deadLetters, and they are put aside.",
+        "Add the value to tables, or filter the rows out in Spark. Or set unknownRoutes=drop, to leave them out and "
+        "count them; or unknownRoutes=deadLetters with deadLetters, to put them aside.",
     )
 
 

@@ -102,7 +102,7 @@ class TestTable:
             f"CREATE TABLE t (id bigint); ALTER TABLE t ENABLE ROW LEVEL SECURITY; GRANT INSERT ON t TO {login.user}"
         )
         shown = CliRunner().invoke(app, ["check", login.url, "--table", "t"]).stdout
-        assert "row-level security decides for each row" in shown
+        assert "row-level security checks each row" in shown
 
     def test_where_there_is_no_pyspark(self, url, admin):
         """The server can be asked; a table cannot, and that is said."""

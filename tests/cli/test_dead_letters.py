@@ -126,7 +126,7 @@ class TestReplay:
         assert f"2 into public.events (mode append): id {ids[0]}, {ids[2]}." in shown.stdout
         for bad in (ids[1], ids[3]):
             assert f"id {bad}: the row is refused: [VALUE_NOT_STORABLE]" in shown.stdout
-        assert "with --yes nothing would be" in shown.stdout
+        assert "--yes would not change anything either" in shown.stdout
         one = command("--replay", "--each")
         assert one.stdout.count("the row is refused") == 2
         assert command("--replay", "--id", ids[0]).exit_code == ExitCode.OK
@@ -140,11 +140,14 @@ class TestReplay:
             put_aside(admin, {"id": n, "name": "n", "seq": 1}, where, struct) for n in (1, 2)
         )  # fmt: skip
         shown = command("--replay")
-        assert f"id {older}: the row would change nothing: a row of its key that is newer" in shown.stdout
+        assert f"id {older}: the row would change nothing: the table has a newer row with its key" in shown.stdout
         for how in ([], ["--each"]):
             replayed = command("--replay", "--yes", *how)
             assert replayed.exit_code == ExitCode.FAILED
-            assert f"id {older}: the row changes nothing, so its letter stays: a row of its key" in replayed.stdout
+            assert (
+                f"id {older}: the row changes nothing, so its letter stays: the table has a newer row"
+                in replayed.stdout
+            )
         assert f"id {done}" not in replayed.stdout
         assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == [older]
         assert in_table(admin) == [1, 2]

@@ -68,10 +68,10 @@ def test_a_table_that_takes_the_next_batch(url, doctor, check):
     publish(url, destination("events", "upsert"))
     found = doctor()
     assert found.exit_code == ExitCode.OK, found.output
-    assert "  table public.events: it takes rows with the columns of batch 0." in found.stdout
-    assert "Not looked at: the privileges of the query's role" in found.stdout
+    assert "  table public.events: it can take rows with the columns of batch 0." in found.stdout
+    assert "Not checked: the privileges of the query's role" in found.stdout
     ((holds, says),) = check("--query", "orders")
-    assert (holds, "takes rows with the columns of batch 0" in says) == ("holds", True)
+    assert (holds, "can take rows with the columns of batch 0" in says) == ("holds", True)
 
 
 @pytest.mark.parametrize(
@@ -125,14 +125,14 @@ def test_each_table_of_a_route(url, admin, doctor):
     admin.execute("ALTER TABLE clicks DROP name")
     shown = doctor().stdout
     assert "table public.clicks: COLUMN_UNKNOWN" in shown
-    assert "table public.orders: it takes rows" in shown
+    assert "table public.orders: it can take rows" in shown
 
 
 def test_no_record(url, admin, doctor, check):
     """A query whose batches have left no record is not called healthy without a word."""
     publish(url, destination("events"))
     admin.execute("UPDATE pgonce.writers SET written_as = NULL")
-    assert "table public.events: not looked at: no batch has recorded how its rows were written." in doctor().stdout
+    assert "table public.events: not checked: no batch has recorded how its rows were written." in doctor().stdout
     ((holds, says),) = check("--query", "orders")
     assert (holds, "no batch has recorded" in says) == ("not known", True)
 
@@ -143,7 +143,7 @@ def test_a_record_that_makes_no_sense(url, admin, doctor):
     admin.execute("""UPDATE pgonce.writers SET written_as = '{"tables": {"public.events": {"version": 1}}}'""")
     found = doctor()
     assert found.exit_code == ExitCode.OK
-    assert "table public.events: not looked at: " in found.stdout
+    assert "table public.events: not checked: " in found.stdout
 
 
 def test_without_pyspark(url, doctor, monkeypatch):
@@ -155,7 +155,7 @@ def test_without_pyspark(url, doctor, monkeypatch):
     for name in [name for name in sys.modules if name.startswith("pgonce.sink.writing.bad_rows.recorded")]:
         monkeypatch.delitem(sys.modules, name)
     shown = doctor().stdout
-    assert "table public.events: not looked at: " in shown
+    assert "table public.events: not checked: " in shown
     assert "pyspark is not installed here" in shown
 
 
@@ -164,7 +164,7 @@ def test_check_looks_at_the_table_alone_without_a_query(url, admin, check):
     admin.execute("CREATE TABLE events (id bigint)")
     ((holds, says),) = check("--table", "events")
     assert holds == "holds"
-    assert "about the table alone, and not about the columns of a query (--query)" in says
+    assert "only the table was checked" in says
 
 
 def test_privileges_count_for_check(url, admin, doctor, check, login):

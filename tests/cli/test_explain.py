@@ -96,14 +96,14 @@ class TestWords:
         """Each is shown with the command that shows it, which works; those whose headings have the word come first."""
         code, text = explained("upsert")
         assert code == 0
-        assert "'upsert' stands under these headings:\n" in text
+        assert "'upsert' is mentioned under these headings:\n" in text
         commands = re.findall(r"^  pgonce (explain .*)$", text, re.MULTILINE)
         assert commands
         for command in commands:
             shown = CliRunner().invoke(app, shlex.split(command))
             assert shown.exit_code == 0
             assert "upsert" in shown.output.lower()
-        assert re.search(r"Codes whose explanation has it: .*NO_KEYS", text)
+        assert re.search(r"Codes whose explanation mentions it: .*NO_KEYS", text)
 
     def test_sparks_own_refusal_of_update_mode_is_found(self):
         """That error has no code of ours: its word leads to the heading, the first one."""

@@ -184,14 +184,14 @@ def test_two_sinks_one_batch_apart(way, spark, url, observer, checkpoint):
 
 
 def test_a_query_that_runs_is_seen_and_fenced(query, observer, monkeypatch):
-    """A query of this very process is seen; one that nobody saw is refused at its next batch, and goes on later."""
+    """A query of this process is seen; one that nobody saw is refused at its next batch, and goes on later."""
     query.run(3)
     running = query.stream().trigger(processingTime="3 seconds").start()
     try:
         assert wait_until(lambda: running.lastProgress or not running.isActive, PATIENCE_SECONDS)
         assert running.exception() is None
         (Path(query.checkpoint) / "offsets" / ".999.crc").touch()
-        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*active in this very process"):
+        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*active in this process"):
             query.recover()
         monkeypatch.setattr(fence, "refuse_running", lambda *_, **__: None)
         assert wait_until(lambda: is_recovered_between_batches(query), PATIENCE_SECONDS)

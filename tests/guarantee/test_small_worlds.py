@@ -532,7 +532,7 @@ def forgets_its_token(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdi
 
 
 def knows_runs_for_tokens(ledger: Ledger, batch: Batch, remedies: Remedies) -> Verdict:
-    """Takes whatever this run recorded for this very attempt."""
+    """Takes whatever this run recorded for this attempt."""
     mine = ledger.same_id and ledger.same_id.run_id == batch.run_id
     return Verdict.LANDED if mine else decide(ledger, batch, remedies)
 

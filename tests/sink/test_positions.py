@@ -49,13 +49,17 @@ def test_rows_of_the_batch_pass(known, found):
         (
             {"start": {"0": 10}, "end": {"0": 20}},
             rows("0", 9, 19),
-            "records 9 to 19 .* reads from 10 and ends before 20",
+            "records 9 to 19 .* reads that partition from 10 and ends before 20",
         ),
         ({"start": {"0": 10}, "end": {"0": 20}}, rows("0", 10, 20), "records 10 to 20 .* ends before 20"),
         ({"start": {"0": 10}, "end": {"0": 20}}, rows("2", 0, 0), "partition 2 of topic 't'.* ends before 0"),
         ({"start": {"0": 10}, "end": {"0": 20}}, rows("0", 10, 12, topic="u"), "topic 'u'"),
-        ({"resumes_at": {"0": 10}}, rows("0", 9, 12), "reads from 10 on"),
-        ({"start": {"0": 10}, "resumes_at": {"0": 5}, "end": {"0": 20}}, rows("0", 5, 12), "reads from 10"),
+        ({"resumes_at": {"0": 10}}, rows("0", 9, 12), "reads that partition from 10 on"),
+        (
+            {"start": {"0": 10}, "resumes_at": {"0": 5}, "end": {"0": 20}},
+            rows("0", 5, 12),
+            "reads that partition from 10",
+        ),
     ],
     ids=["before", "past the end", "other partition", "other topic", "before, unknown end", "before the start"],
 )

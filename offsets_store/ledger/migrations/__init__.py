@@ -123,7 +123,9 @@ def _migrate_if_needed(connection: psycopg.Connection, missing: tuple[Migration,
         # A streaming role may not change an administrator's ledger, and an upgrade must not stop its job without need.
         if any(migration.needed for migration in missing):
             raise
-        _log.info("the ledger lacks what is new for people, such as indexes: run `pgonce init` as its owner")
+        _log.info(
+            "the ledger lacks a migration that batches do not need, such as an index: run `pgonce init` as its owner"
+        )
 
 
 def migrate(connection: psycopg.Connection, watch: LockWatch | None = None) -> list[int]:
@@ -194,10 +196,10 @@ def _unreleased(applied: int) -> LedgerError:
         f"pgonce uses ledgers from version {FIRST} on.",
         "Nothing was read or written.",
         "Go on with the pgonce that made it. Or stop its jobs; run its `pgonce recover` for checkpoints with "
-        "asynchronous progress tracking, whose next batch may else begin before last_batch_id ends; note query_id, "
-        f"sink_name and last_batch_id of each row in {SCHEMA}.writers; run ALTER SCHEMA {SCHEMA} RENAME TO "
-        "pgonce_unreleased; and start each query once with adoptCheckpoint=<last_batch_id + 1>. Deletes that onlyNewer "
-        "remembers are forgotten.",
+        "asynchronous progress tracking, whose next batch could otherwise begin before the end of last_batch_id; "
+        f"note query_id, sink_name and last_batch_id of each row in {SCHEMA}.writers; run ALTER SCHEMA {SCHEMA} "
+        "RENAME TO pgonce_unreleased; and start each query once with adoptCheckpoint=<last_batch_id + 1>. Deletes "
+        "that onlyNewer remembers are forgotten.",
     )
 
 

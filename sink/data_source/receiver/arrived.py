@@ -106,13 +106,13 @@ class Arrived:
         :raises NotNowError: if it has said nothing yet.
         """
         if self.promise is None:
-            raise NotNowError("its rows ended before they were promised")
+            raise NotNowError("its rows ended before the commit said how many there are")
         return self.promise
 
     def refuse_over(self) -> None:
         """:raises NotNowError: if the batch is over."""
         if self.is_over:
-            raise NotNowError("it has failed, or its query runs another one")
+            raise NotNowError("it has failed, or its query now runs another batch")
 
     def refuse_missing(self, promise: Promise) -> None:
         """
@@ -126,7 +126,7 @@ class Arrived:
         for partition_id, (attempt_id, rows) in promise.received.items():
             sending = self._sendings.get((partition_id, attempt_id))
             if sending is None or sending.rows != rows:
-                found = "has not got all of them" if sending else "has none of them"
+                found = "did not receive all of them" if sending else "received none of them"
                 raise without_rows(
                     f"The task of partition {partition_id} promised {rows} rows, and the receiver {found}."
                 )
@@ -185,7 +185,7 @@ class _Guess:
         if promise.staged or len(promise.received) != len(guessed):
             raise NotNowError("some of its tasks have staged their rows")
         if not self.is_same_batch():
-            raise NotNowError("the checkpoint says something else of it now")
+            raise NotNowError("its entry in the checkpoint has changed")
         yield from promise.inline
 
     def _may_go_on(self, number: int, guessed: dict[int, Sending]) -> bool:
@@ -195,7 +195,7 @@ class _Guess:
         wanted = _attempts(arrived.promise) if arrived.promise else None
         for sending in guessed.values():
             if sending.broken if wanted is None else wanted.get(sending.partition_id) != sending.attempt_id:
-                raise NotNowError("a task failed, or ran twice, and rows of the wrong attempt were copied")
+                raise NotNowError("a task failed or ran twice, and rows of the wrong attempt were copied")
         if number < len(arrived) or wanted is not None:
             return True
         if time.monotonic() - arrived.heard_at > LONGEST_SILENCE_SECONDS:

@@ -129,8 +129,8 @@ class Receiver:
                 if not isinstance(failure, PerhapsCommittedError):
                     raise
                 raise unknown_outcome(
-                    f"The receiver of batch {origin.batch_id} {said.rstrip('.')}. The ledger could not be asked since: "
-                    f"{error.what}"
+                    f"The receiver of batch {origin.batch_id} {said.rstrip('.')}. After that, the ledger could not "
+                    f"be asked: {error.what}"
                 ) from None
             if verdict in PUBLISH:
                 raise failure

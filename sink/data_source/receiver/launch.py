@@ -56,7 +56,7 @@ class _Running:
     def __init__(self, host: str) -> None:
         identity = new_identity()
         with _listening(host) as listening:
-            self._process = subprocess.Popen(  # noqa: S603 (this very Python)
+            self._process = subprocess.Popen(  # noqa: S603 (the same Python)
                 [sys.executable, "-c", _RUN, str(listening.fileno())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
@@ -106,7 +106,9 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
     if options.receiver is None:
         return None
     if "SPARK_REUSE_WORKER" not in os.environ:
-        _log.warning("there is no receiver: spark.python.worker.reuse is off, and every batch would start another")
+        _log.warning(
+            "there is no receiver: spark.python.worker.reuse is off, so every batch would start one of its own"
+        )
         return None
     plan = PlannedReception(uuid4(), options, struct_type)
     try:
@@ -144,10 +146,10 @@ def _listening(host: str) -> Iterator[socket.socket]:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
         listening = socket.create_server((host, 0), family=family, backlog=128)
     except (OSError, UnicodeError) as error:
-        raise _no_host(host, f"this driver cannot listen there: {error}") from None
+        raise _no_host(host, f"this driver cannot listen at this address: {error}") from None
     if ip_address(address[0]).is_unspecified:
         listening.close()
-        raise _no_host(host, "this means every address of the host, and tasks need one that they can connect to")
+        raise _no_host(host, "this stands for all addresses of the host, and tasks need one to which they can connect")
     with listening:
         yield listening
 

@@ -39,7 +39,7 @@ _LENGTH = struct.Struct("!Q")
 _NOTICED = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 _PASSWORD_BYTES = 32
-# Valid at any time: callers know this very certificate, it ends with its receiver, and the clocks of two hosts differ.
+# Valid at any time: callers know only this certificate, it ends with its receiver, and the clocks of two hosts differ.
 _ALWAYS = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
@@ -188,7 +188,7 @@ def context_of(identity: Identity) -> ssl.SSLContext:
 
 
 def context_for(certificate: bytes) -> ssl.SSLContext:
-    """For a caller, which talks only to the process that has the key of this very certificate."""
+    """For a caller, which talks only to the process that has the key of this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     # The only certificate that is trusted names no host, because callers know the whole certificate.

@@ -27,8 +27,8 @@ from .line import SILENT, Identity
 _log = logging.getLogger("pgonce.receiver")
 
 _ASKED = (
-    "The batch was not committed when the ledger was asked. If that process is still running, it may commit the batch "
-    "yet: rows and offsets together, or neither."
+    "The batch was not committed when the ledger was asked. If that process is still running, it may still commit "
+    "the batch: rows and offsets together, or neither."
 )
 _REMEDY = "Start the query again: if the ledger does not have the batch, Spark runs it again from its source."
 

@@ -93,7 +93,7 @@ def _take_plans(receptions: Receptions) -> None:
     except EOFError:
         receptions.is_alone = True
     except Exception:  # noqa: BLE001 (without plans every task would wait in vain)
-        _log.exception("what the planner's worker sent was not understood")
+        _log.exception("the message of the planner's worker cannot be read")
         os._exit(1)
 
 
@@ -103,7 +103,7 @@ def _answer(listening: socket.socket, context: ssl.SSLContext, secret: bytes, re
             connected, _ = listening.accept()
             _beside(_converse, connected, context, secret, receptions)
         except (OSError, RuntimeError) as error:
-            _log.warning("a line was not taken: %s", error)
+            _log.warning("a connection could not be accepted: %s", error)
             time.sleep(_DEAF_SECONDS)
 
 
@@ -123,9 +123,9 @@ def _converse(connected: socket.socket, context: ssl.SSLContext, secret: bytes, 
                     receptions.end(token)
                     line.say(over=True)
     except BROKEN as error:
-        _log.info("a line broke: %s", error)
+        _log.info("a connection was lost: %s", error)
     except Exception as error:  # noqa: BLE001 (the caller notices that the line ends)
-        _log.error("what a caller sent was not understood: %s", in_words(error))
+        _log.error("the message of a caller cannot be read: %s", in_words(error))
 
 
 def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None) -> None:

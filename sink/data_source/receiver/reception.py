@@ -116,7 +116,7 @@ class Reception:
                 )
             self._arrived.refuse_missing(promise)
             if self._origin != origin:
-                raise without_rows("The rows that the receiver has belong to another batch than the one to commit.")
+                raise without_rows("The receiver has rows of another batch, not of the one to commit.")
             self._arrived.promise = promise
             self._arrived.changed.notify_all()
         if self._early is not None:
@@ -155,7 +155,7 @@ class Reception:
         try:
             self._tried = self._identified()
         except Exception as error:  # noqa: BLE001 (an error that lasts is met again)
-            _log.warning("a batch begins when all its rows are there: %s", in_words(error))
+            _log.warning("a batch is not begun early, but when all its rows have arrived: %s", in_words(error))
         else:
             self._early_try.begin(self._tried, self._work(self._tried))
 

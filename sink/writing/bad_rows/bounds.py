@@ -51,13 +51,13 @@ class SearchBound:
         if self.tries > MOST_TRIES or seconds > MOST_SECONDS:
             raise TargetError(
                 "SEARCH_TOO_LONG",
-                f"Postgres refuses rows of the batch for {self.table}, but pgonce did not find out which in "
-                f"{self.tries - tries} tries and {seconds:.0f} seconds (at most {MOST_TRIES} tries and {MOST_SECONDS} "
-                f"seconds).{self.why}",
+                f"Postgres refuses rows of the batch for {self.table}, but pgonce could not find these rows in "
+                f"{self.tries - tries} tries and {seconds:.0f} seconds (at most {MOST_TRIES} tries and "
+                f"{MOST_SECONDS} seconds).{self.why}",
                 NOTHING,
-                "Find such rows in the source or in the table, and repair them or filter them out: many at once often "
-                "have one cause. Or let batches have fewer rows (maxOffsetsPerTrigger, maxFilesPerTrigger), in which "
-                "there are fewer to find and each try is shorter.",
+                "Find such rows in the source or in the table, and repair them or filter them out: many at once "
+                "often have one cause. Or make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger): they "
+                "have fewer bad rows, and each try is shorter.",
             )
 
 
@@ -77,8 +77,8 @@ def none_fits(table: str, why: str = "") -> TargetError:
     """The error for a batch without a row that can be written; ``why`` is the reason for one of its rows."""
     return TargetError(
         "ALL_ROWS_REFUSED",
-        f"None of the rows of the batch can be written to {table}, so they are not put aside as dead letters: this is "
-        f"no fault of single rows.{why}",
+        f"No row of the batch can be written to {table}. So the cause is not in single rows, and none of them is "
+        f"put aside as a dead letter.{why}",
         NOTHING,
         "Remove the cause, in the source or in the table, and start the query again: Spark runs the batch again.",
     )

@@ -151,7 +151,7 @@ def checked_letters_table(found: ResolvedName, table: TargetTable | None) -> Tar
             f"The table {found.qualified_name}, which deadLetters names, does not exist.",
             NOTHING,
             f"CREATE TABLE {found.qualified_name} (LIKE {SCHEMA}.dead_letters INCLUDING ALL). Or set deadLetters to "
-            "true: then it is the ledger's.",
+            "true, to use the table of the ledger.",
         )
     try:
         check_table(table, Destination(table.qualified_name))
@@ -164,9 +164,9 @@ def _left_out(table: TargetTable, inserted: int, count: int) -> TargetError:
     return TargetError(
         "TRIGGER_CHANGED_ROWS",
         f"{table.qualified_name} took {inserted} of {count} dead letters: a BEFORE trigger left the others out, and "
-        "their rows would be nowhere.",
+        "their rows would be lost.",
         NOTHING,
-        "Let the table of the dead letters keep all of them: drop the trigger, or let it return every row.",
+        "Drop the trigger, or let it return every row, so that the table keeps all dead letters.",
     )
 
 
@@ -179,9 +179,10 @@ def _in_parts(rows: Sequence[UnfitRow]) -> Iterator[list[UnfitRow]]:
             raise TargetError(
                 "ROW_TOO_LARGE",
                 f"A row that cannot be written, because of {row.column_name!r} ({row.code}), is too large to be put "
-                f"aside: its {len(row.row_data):,} characters of JSON are more than jsonb holds.",
+                f"aside: its {len(row.row_data):,} characters of JSON are more than jsonb can store.",
                 NOTHING,
-                "Repair the row in the source or in Spark, or write large values elsewhere, and their place here.",
+                "Repair the row in the source or in Spark, or store large values elsewhere and write a reference to "
+                "them.",
             )
         if some and size + len(row.row_data) > _STATEMENT_CHARACTERS:
             yield some

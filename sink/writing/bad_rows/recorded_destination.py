@@ -77,10 +77,10 @@ def recalled(value: Any) -> tuple[Destination, tuple[EncodedColumn, ...]]:
         since.
     """
     if not isinstance(value, Mapping) or not value:
-        raise _impossible("it is not recorded how the row was to be written")
+        raise _impossible("there is no record of how to write the row")
     if value.get("version") != VERSION:
         raise _impossible(
-            f"how the row was to be written is recorded in version {value.get('version')!r}, and this pgonce knows "
+            f"the record of how to write the row has version {value.get('version')!r}, and this pgonce can read "
             f"version {VERSION}"
         )
     try:
@@ -111,7 +111,7 @@ def recorded_oid(value: Mapping[str, Any]) -> int | None:
     """
     oid = value.get("oid")
     if oid is not None and type(oid) is not int:
-        raise _impossible(f"what is recorded of its table makes no sense (the oid {oid!r})")
+        raise _impossible(f"the recorded oid of its table is not valid ({oid!r})")
     return oid
 
 
@@ -181,7 +181,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _makes_no_sense(why: str) -> RecoveryError:
-    return _impossible(f"what is recorded about how the row was to be written makes no sense ({why})")
+    return _impossible(f"the record of how to write the row is not valid ({why})")
 
 
 def _impossible(why: str) -> RecoveryError:

@@ -138,8 +138,8 @@ def _checked_rows(found: tuple[Any, ...] | None, upsert: ComparedUpsert, table: 
     if without_order and upsert.order_by:
         raise NullOrderError(
             "NULL_ORDER",
-            f"{without_order} rows of the batch have NULL in {upsert.order_by.source!r}, which orderBy names: with "
-            "onlyNewer nothing says whether they are newer than what is stored.",
+            f"{without_order} rows of the batch have NULL in {upsert.order_by.source!r}, which orderBy names, so "
+            "onlyNewer cannot tell whether they are newer than the stored rows.",
             NOTHING,
             "Filter these rows out, or give them a value, before they are written.",
         )
@@ -182,8 +182,8 @@ def _reduce_in_tx(
 def _doubled(upsert: Upsert, count: int, one: str) -> TargetError:
     return TargetError(
         "DOUBLED_KEYS",
-        f"{count} rows of the batch have the same key as another one ({', '.join(k.source for k in upsert.keys)}), and "
-        f"nothing says which of them is the last.{f' {one}.' if one else ''}",
+        f"{count} rows of the batch have the same key as another one ({', '.join(k.source for k in upsert.keys)}), "
+        f"and without orderBy it is unknown which of them is the last.{f' {one}.' if one else ''}",
         NOTHING,
         "Set orderBy to a column that grows with every change of a key.",
     )

@@ -266,9 +266,10 @@ def _error(batch: ChangeTable, count: int, names: list[str]) -> TargetError:
     return TargetError(
         "VALUE_NOT_READ",
         f"{count} changes of the batch lack a value that the source could not read ({', '.join(names)}), and "
-        f"{batch.target.qualified_name} has no row that holds it: the change that brings the value has not come yet, "
-        "or was put aside. Written now, the value would be lost.",
+        f"{batch.target.qualified_name} has no row with it: the change that has the value has not arrived yet, or "
+        "was put aside. If these changes were written now, the value would be lost.",
         NOTHING,
         "Write the rows of the source into the table first. Or set deadLetters, so that such changes are put aside "
-        "until their row is there. Or let the source send every value: ALTER TABLE ... REPLICA IDENTITY FULL, there.",
+        "until their row is there. Or let the source send every value: run ALTER TABLE ... REPLICA IDENTITY FULL "
+        "there.",
     )

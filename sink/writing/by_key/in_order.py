@@ -54,12 +54,12 @@ def refuse_moved_values(
     if _may_have_moved(connection, gathered, written, error):
         raise TargetError(
             "UNIQUE_VALUE_MOVED",
-            f"Constraint or index {name!r} of {table} refuses the batch. A value may have moved from one row to "
-            "another in it, and nothing says which of the two changes came first.",
+            f"Constraint or index {name!r} of {table} refuses the batch. In this batch, a value may have moved from "
+            "one row to another, and orderBy does not tell which of the two changes came first.",
             NOTHING,
-            f"Set orderBy to a column that gives each change a place of its own. Or drop {name!r} and add it again as "
-            "a constraint that is DEFERRABLE INITIALLY DEFERRED: it is then checked when all rows are there. If no "
-            "value has moved, the batch has a row whose value belongs to another row: remove it in Spark.",
+            f"Set orderBy to a column whose value is different for each change. Or drop {name!r} and add it again "
+            "as a constraint that is DEFERRABLE INITIALLY DEFERRED: it is then checked when all rows are there. If "
+            "no value has moved, the batch has a row whose value belongs to another row: remove it in Spark.",
         ) from None
 
 
@@ -242,10 +242,10 @@ class _InOrder:
 
     def _tied(self) -> TargetError:
         return delete_action(
-            f"Deleting rows of {self._written.table.qualified_name} changes other rows of it, by a foreign key with an "
-            "action, and the batch has a delete and a write with the same value of orderBy: nothing says whether a row "
-            "had moved away from its parent before the parent was deleted.",
-            "Set orderBy to a column that gives each change a place of its own. Or let",
+            f"Deleting rows of {self._written.table.qualified_name} changes other rows of it, by a foreign key with "
+            "an action, and the batch has a delete and a write with the same value of orderBy: it is unknown "
+            "whether a row had moved to another parent before its parent was deleted.",
+            "Set orderBy to a column whose value is different for each change. Or let",
         )
 
 

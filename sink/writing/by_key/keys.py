@@ -214,10 +214,10 @@ def refuse_unordered_actions(table: TargetTable, destination: Destination) -> No
     """:raises TargetError: DELETE_ACTION, if deletes change other rows of the table, and changes have no order."""
     if deletes_act_on_itself(table, destination.changes) and destination.order_by is None:
         raise delete_action(
-            f"Deleting rows of {table.qualified_name} changes other rows of it, by a foreign key with {_ACTIONS}, and "
-            "orderBy is not set: nothing says whether a row had moved away from its parent before the parent was "
+            f"Deleting rows of {table.qualified_name} changes other rows of it, by a foreign key with {_ACTIONS}, "
+            "and orderBy is not set: it is unknown whether a row had moved to another parent before its parent was "
             "deleted.",
-            "Set orderBy to a column that gives each change a place of its own. Or let",
+            "Set orderBy to a column whose value is different for each change. Or let",
         )
 
 
@@ -228,8 +228,8 @@ def refuse_actions_between(tables: Sequence[tuple[TargetTable, Changes | None]])
         if reached and _deletes_and_writes(changes):
             raise delete_action(
                 f"Deleting rows of {table.qualified_name} changes rows of {reached[0].qualified_name}, by a foreign "
-                f"key with {_ACTIONS}, and the query writes both tables. They are written one after the other, so the "
-                "delete of a parent would change a row that had moved to another parent before.",
+                f"key with {_ACTIONS}, and the query writes both tables. They are written one after the other, so "
+                "the delete of a parent could change a row that has already moved to another parent.",
                 "Let",
             )
 
@@ -240,8 +240,8 @@ def delete_action(what: str, remedy: str) -> TargetError:
         "DELETE_ACTION",
         what,
         NOTHING,
-        f"{remedy} the foreign key have no action here (ON DELETE NO ACTION DEFERRABLE INITIALLY DEFERRED): a change "
-        "feed sends the rows that the source's own foreign keys have deleted or changed as changes of their own.",
+        f"{remedy} the foreign key have no action here (ON DELETE NO ACTION DEFERRABLE INITIALLY DEFERRED): when a "
+        "foreign key of the source deletes or changes rows, the change feed sends these changes as well.",
     )
 
 

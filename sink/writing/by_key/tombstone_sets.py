@@ -85,14 +85,14 @@ def tombstones_in_tx(connection: psycopg.Connection, changes: ChangeTable, *, tr
     if others:
         raise TargetError(
             "TOMBSTONES_DIFFER",
-            f"Deletes from {changes.target.qualified_name} are remembered "
-            f"{', and '.join(str(theirs) for _, theirs, _ in others)}; rows of this batch are known {own}. So nothing "
-            "tells which of them are older than such a delete.",
+            f"Earlier deletes from {changes.target.qualified_name} are remembered "
+            f"{', and '.join(str(theirs) for _, theirs, _ in others)}, but the rows of this batch are identified "
+            f"{own}. So it is unknown which of them are older than such a delete.",
             NOTHING,
-            "Use the keys and the orderBy of before. If a column was only renamed, write its new name into key_columns "
-            "or order_column of pgonce.tombstone_sets. If no change that is older than these deletes can come any "
-            "more, forget them: DELETE FROM pgonce.tombstone_sets WHERE tombstone_set_id IN "
-            f"({', '.join(str(set_id) for set_id, _, _ in others)}). They are forgotten by themselves at "
+            "Use the same keys and orderBy as before. If a column was only renamed, write its new name into "
+            "key_columns or order_column of pgonce.tombstone_sets. If no change that is older than these deletes "
+            "can still arrive, delete what is remembered: DELETE FROM pgonce.tombstone_sets WHERE tombstone_set_id "
+            f"IN ({', '.join(str(set_id) for set_id, _, _ in others)}). pgonce itself forgets the deletes at "
             f"{max(until for _, _, until in others)} (`pgonce explain change-data`).",
         )
     return tuple(found)

@@ -70,7 +70,8 @@ def refuse_unordered(changes: ChangeTable) -> None:
     if found not in _ORDERED:
         raise TargetError(
             "ORDER_TYPE",
-            f"onlyNewer is set, and orderBy names column {name!r} of type {found}, which does not say what is newer.",
+            f"onlyNewer is set, and orderBy names column {name!r} of type {found}, whose values have no order that "
+            "shows which row is newer.",
             NOTHING,
             "Use a number, a date, a timestamp, a text or a uuid.",
         )

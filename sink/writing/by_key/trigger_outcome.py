@@ -74,8 +74,9 @@ class TriggerOutcome:
             or_policies = ", or row-level security," if batch.target.row_security else ""
             raise TargetError(
                 "TRIGGER_CHANGED_ROWS",
-                f"A BEFORE trigger{or_policies} of {batch.target.qualified_name} made something else of {others} "
-                "changes of the batch: rows were left out, or have another key or another value of the orderBy column.",
+                f"A BEFORE trigger{or_policies} of {batch.target.qualified_name} changed the result of {others} "
+                "changes of the batch: it left rows out, or gave them another key or another value in the orderBy "
+                "column.",
                 NOTHING,
                 "Let triggers leave keys and the orderBy column alone, or do in Spark what they do.",
             )
@@ -85,10 +86,10 @@ class TriggerOutcome:
         if others:
             raise TargetError(
                 "ROWS_NOT_WRITTEN",
-                f"Row-level security of {batch.target.qualified_name} kept {others} changes of the batch from their "
-                "rows: this role may not see them, or not change them.",
+                f"Row-level security of {batch.target.qualified_name} prevented {others} changes of the batch: this "
+                "role may not see the rows, or may not change them.",
                 NOTHING,
-                "Give the role a policy by which it sees and changes all rows whose keys the changes have.",
+                "Give the role policies by which it may see and change all rows that have these keys.",
             )
 
     def _count(self, question: sql.Composed) -> int:

@@ -144,10 +144,11 @@ def _doubled_by_table(table: TargetTable, upsert: Upsert) -> TargetError:
     return TargetError(
         "DOUBLED_KEYS",
         f"Two rows of the batch have the same key in {table.qualified_name}, though they differ in "
-        f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or the table has "
-        "several unique indexes on them that do not call the same keys equal.",
+        f"{', '.join(key.target for key in upsert.keys)}: a BEFORE trigger of the table changes keys, or the table "
+        "has several unique indexes on these columns that compare keys differently.",
         NOTHING,
-        "Change keys in Spark as the trigger does, so that orderBy can choose among them, or keep one of the indexes.",
+        "Change the keys in Spark as the trigger does, so that orderBy can choose between the rows; or keep only "
+        "one of the indexes.",
     )
 
 

@@ -193,9 +193,9 @@ def _alter(connection: psycopg.Connection, table: TargetTable, changes: Sequence
     except psycopg.errors.ObjectInUse as error:
         # A function has written to the table.
         reason = (
-            "this transaction has used the table before, and its deferred constraints or triggers wait for COMMIT, or "
-            f"a cursor is open (Postgres says: {error.diag.message_primary}). Write the frame that brings the column "
-            "first, or check the constraints at once with SET CONSTRAINTS <their names> IMMEDIATE"
+            "this transaction has used the table before, and its deferred constraints or triggers wait for COMMIT, "
+            f"or a cursor is open (Postgres says: {error.diag.message_primary}). Write the frame that has the new "
+            "column first, or check the constraints at once with SET CONSTRAINTS <their names> IMMEDIATE"
         )
         raise not_altered(table, changes, reason) from error
     except psycopg.Error as error:

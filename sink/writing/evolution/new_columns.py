@@ -132,7 +132,7 @@ def changes_for(
             reason = f"a column that it lacks ({change.column}) is one of the keys, and also needs a unique index"
             raise not_altered(table, [change], reason)
         if change.before is None and change.column in _SYSTEM_COLUMNS:
-            reason = f"Postgres has a column of its own in every table that is called {change.column}"
+            reason = f"in every table, Postgres has a system column that is called {change.column}"
             raise not_altered(table, [change], reason)
     return tuple(changes)
 
@@ -219,9 +219,9 @@ def not_altered(
     statement = alter_statement(sql.SQL(altered) if altered else table.identifier, changes).as_string(None)
     return NotAlteredError(
         "TARGET_NOT_ALTERED",
-        f"{table.qualified_name} does not take the rows as it is, and schemaEvolution=addColumns cannot alter it: "
+        f"{table.qualified_name} cannot take the rows as it is, and schemaEvolution=addColumns cannot alter it: "
         f"{reason}.",
         NOTHING,
-        f"Have this done, after what stands in its way is removed: {statement}; then start the query again. Or rename, "
-        "cast or drop the column in Spark.",
+        f"Remove what prevents it, and let the owner of the table run this: {statement}; then start the query "
+        "again. Or rename, cast or drop the column in Spark.",
     )

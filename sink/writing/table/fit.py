@@ -86,7 +86,8 @@ _LOSSY = {
         "a date and a time of day without a zone are not an instant: alter the column to timestamp, or cast to "
         "timestamp in Spark (in the session's zone)"
     ),
-    ("date", "timestamptz"): "when a day begins differs by zone: cast to timestamp in Spark (in the session's zone)",
+    ("date", "timestamptz"): "a day begins at different times in different zones: cast to timestamp in Spark (in "
+    "the session's zone)",
     ("timestamptz", "date"): "the time of day would be lost: cast to date in Spark",
     ("timestamp", "date"): "the time of day would be lost: cast to date in Spark",
 }
@@ -95,9 +96,7 @@ _LOSSY = {
 Expression = Callable[[sql.Composable], sql.Composable]
 
 
-_NO_CONVERSION = (
-    "no conversion keeps every value: cast in Spark, to string where Postgres shall read the type's text form"
-)
+_NO_CONVERSION = "no conversion keeps every value: cast in Spark, to string if Postgres is to read the type's text form"
 
 
 class Fit(Enum):

@@ -269,7 +269,7 @@ def _not_from_json(encoded: EncodedColumn, attribute: Attribute) -> str:
     if source == "float4" and target == "double precision":
         return "within a struct, a float has fewer digits than the double: cast to double in Spark"
     if encoded.postgres_type == "bytea[]":
-        return "an array of binary has no place in a composite type: make it a column of its own"
+        return "an array of binary cannot be part of a composite type: make it a column of its own"
     return ""
 
 

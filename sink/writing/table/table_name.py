@@ -123,7 +123,8 @@ def resolved(found: tuple[Any, ...] | None, table: str) -> ResolvedName:
     if [schema, name][-len(parts) :] != parts[-2:]:
         raise TargetError(
             "BAD_TABLE_NAME",
-            f"table={table!r} is longer than the names that Postgres keeps: cut off, it would mean {schema}.{name}.",
+            f"table={table!r} is longer than the names that Postgres keeps. Postgres would cut it off and use "
+            f"{schema}.{name}.",
             NOTHING,
             "Use names of at most 63 bytes, which Postgres keeps as they are.",
         )
@@ -167,8 +168,8 @@ def missing_table(connection: psycopg.Connection, found: ResolvedName) -> Target
     search_path.execute_in_tx(cursor, near)
     names = [name for (name,) in cursor.fetchall()]
     if names:
-        remedy = f"There is {', '.join(names)}: if it is meant, write table={names[0]}"
-        remedy += ", quotes and all." if '"' in names[0] else "."
+        remedy = f"There is {', '.join(names)}: if you mean it, write table={names[0]}"
+        remedy += ", with the double quotes." if '"' in names[0] else "."
         remedy += " Without double quotes Postgres reads a name in lower case; one without a schema is looked up along"
     else:
         remedy = "Create it, or set createTable=true. An unqualified name is looked up along"

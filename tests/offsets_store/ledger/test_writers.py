@@ -57,7 +57,7 @@ def test_a_router_and_a_plain_query_meet_on_one_table(url, is_router_first):
     commit(url, first_of("old"), first, routed(("clicks", 1, "a")))
     error = refused(url, first_of("new"), second)
     other = "route:kind" if is_router_first else "public.clicks"
-    assert f"the same table is fed already: query old through sink {other!r}" in error.what
+    assert f"another query already feeds the same table: query old through sink {other!r}" in error.what
     assert f"give it the same sinkName, {other!r}" in error.remedy
 
 
@@ -144,7 +144,7 @@ def test_recoveries_know_the_same_neighbours(url, pgonce):
     commit(url, first_of("old"), BOTH, routed())
     commit(url, first_of("other rows", **reading("7")), CLICKS, routed())
     shown = pgonce("forget", "other rows", "--reason", "try").stdout
-    assert "But public.clicks is fed by old (no name) too" in " ".join(shown.split())
+    assert "But public.clicks is also fed by old (no name)" in " ".join(shown.split())
     with writing(url) as connection:
         fed = read_neighbours(connection, "public.orders")["public.orders"]
     assert [other.query_id for other in fed] == ["old"]

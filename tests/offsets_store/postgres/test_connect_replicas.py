@@ -141,7 +141,7 @@ def test_no_recovery_goes_by_a_standby(servers, database, tmp_path):
 
 
 def test_the_preflight_knows_a_standby(servers, database):
-    """`pgonce check` says that a standby takes no writes, which host it is, and what to add to the url."""
+    """`pgonce check` says that a standby refuses to write, which host it is, and what to add to the url."""
     primary, standby = servers
     found = {one.name: one for one in check_server(url_of(standby, primary, database=database))}["primary"]
     assert found.holds is Holds.NO

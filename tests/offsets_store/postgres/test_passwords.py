@@ -74,7 +74,7 @@ def test_a_function_is_called_with_the_login(company):
         ("commanding", "raised CalledProcessError, so there"),
         ("exiting", "raised SystemExit"),
         ("nothing", "returned nothing"),
-        ("empty", "returned an empty text"),
+        ("empty", "returned an empty string"),
         ("bytes", "returned a bytes, not a str"),
         ("nul", "a NUL"),
         ("surrogate", "not valid Unicode"),

@@ -88,7 +88,7 @@ def test_a_login_that_is_refused_twice_is_an_error(login, rotation, file, caplog
     caplog.set_level(logging.DEBUG)
     url = PostgresUrl(make_conninfo(**silent(login.url)), ASKED)
     file.write_text("zq7wrong")
-    with pytest.raises(ConnectError, match="CONNECT_REFUSED.*asked twice") as refused:
+    with pytest.raises(ConnectError, match="CONNECT_REFUSED.*called a second time") as refused:
         connect(url)
     assert [row[5] for row in who_asked(file)] == ["False", "True"]
     assert "zq7" not in f"{refused.value}{caplog.text}"

@@ -76,7 +76,7 @@ def test_settings_of_the_disk_are_looked_at(url, admin):
     [
         ("synchronous_commit=off", "synchronous-commit", Holds.NO, "before the rows are on disk"),
         ("default_transaction_isolation=serializable", "isolation", Holds.WEAKER, "is serializable"),
-        ("default_transaction_isolation=repeatable\\ read", "fresh-reads", Holds.WEAKER, "and say so"),
+        ("default_transaction_isolation=repeatable\\ read", "fresh-reads", Holds.WEAKER, "says so"),
         ("session_replication_role=replica", "deferred-key", Holds.NO, "not checked at all"),
         ("default_transaction_read_only=on", "primary", Holds.NO, "default_transaction_read_only is on"),
     ],
@@ -135,7 +135,7 @@ class TestPooler:
     def test_transaction_mode_holds(self, pooled_url):
         """Everything holds behind it, and it is seen."""
         assert not_holding(pooled_url) == set()
-        assert "leaves transactions whole" in answers(pooled_url)["pooler"].says
+        assert "keeps each transaction in one session" in answers(pooled_url)["pooler"].says
 
     def test_statement_mode_is_the_only_answer(self, pgbouncer, database):
         """Nothing else can be asked, and the answer says which mode is needed."""

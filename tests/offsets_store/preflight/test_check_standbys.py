@@ -80,7 +80,7 @@ class TestStandbys:
         primary.configure(synchronous_standby_names=names)
         assert not is_answered(primary, within=1)
         found = of_standbys(primary)
-        assert (found.holds, says in found.says, "without an end" in found.says) == (Holds.NO, True, True)
+        assert (found.holds, says in found.says, "without a limit" in found.says) == (Holds.NO, True, True)
         assert "When a synchronous standby is missing" in found.remedy
 
     @pytest.mark.parametrize("names", ["two", "*", "FIRST 1 (three, two)", "ANY 1 (two, three)", '1 ("TWO")'])

@@ -34,12 +34,12 @@ DELTA = Reach({"0": AT}, {}, {"0": {**AT, "reservoirVersion": 0}})
         # The source may have another number in a query that was written again.
         ([end(p0=10)], [end("1", p0=10)], []),
         ([end(p0=10)], [end(p0=10, p1=3)], []),
-        ([end(p0=10)], [end(p0=9)], ["t-0 is stored to 10, and in the new table to 9"]),
-        ([end(p0=10, p1=3)], [end(p0=10)], ["t-1 is stored to 3, and in the new table to nowhere"]),
+        ([end(p0=10)], [end(p0=9)], ["t-0 is stored up to 10, but in the new table up to 9"]),
+        ([end(p0=10, p1=3)], [end(p0=10)], ["t-1 is stored up to 3, but in the new table up to nothing"]),
         # Several writers: each row that any of the old ones has; of the new ones, the last one counts.
         ([end(p0=10), end(p1=4)], [end(p0=10), end(p1=4)], []),
-        ([end(p0=10), end(p0=12)], [end(p0=11)], ["t-0 is stored to 12, and in the new table to 11"]),
-        ([end(p0=10)], [end(p0=10), end(p0=7)], ["t-0 is stored to 10, and in the new table to 7"]),
+        ([end(p0=10), end(p0=12)], [end(p0=11)], ["t-0 is stored up to 12, but in the new table up to 11"]),
+        ([end(p0=10)], [end(p0=10), end(p0=7)], ["t-0 is stored up to 10, but in the new table up to 7"]),
         ([end(p0=10, ids={"t": "one"})], [end(p0=10)], []),
         ([DELTA], [DELTA], []),
         # The start counts too: the new one began where the old one has, or before, or at the beginning.
@@ -50,7 +50,11 @@ DELTA = Reach({"0": AT}, {}, {"0": {**AT, "reservoirVersion": 0}})
         ([between({"p0": 5}, p0=10), between({"p0": 7}, p0=12)], [between({"p0": 5}, p0=12)], []),
         # Of a partition that only the new table has, nothing can be missing.
         ([between({"p0": 5}, p0=10)], [between({"p0": 5, "p1": 9}, p0=10, p1=12)], []),
-        ([between({"p0": 0}, p0=10)], [between({"p0": 9}, p0=9)], ["t-0 is stored to 10, and in the new table to 9"]),
+        (
+            [between({"p0": 0}, p0=10)],
+            [between({"p0": 9}, p0=9)],
+            ["t-0 is stored up to 10, but in the new table up to 9"],
+        ),
     ],
 )
 def test_ends_that_say_which_rows_are_meant(living, new, says):
@@ -66,18 +70,18 @@ FILES = Reach({"0": {"logOffset": 3}}, {})
     [
         ([], [end(p0=1)], "no query feeds the living table"),
         ([end(p0=1)], [], "no query feeds the new table"),
-        ([FILES], [FILES], "do not say which rows"),
-        ([Reach(None, {})], [end(p0=1)], "do not say which rows"),
-        ([end(p0=1), FILES], [end(p0=1), FILES], "do not say which rows"),
-        ([end(p0=1, ids={"t": "one"})], [end(p0=1, ids={"t": "other"})], "different topics of the name t"),
+        ([FILES], [FILES], "do not tell which rows"),
+        ([Reach(None, {})], [end(p0=1)], "do not tell which rows"),
+        ([end(p0=1), FILES], [end(p0=1), FILES], "do not tell which rows"),
+        ([end(p0=1, ids={"t": "one"})], [end(p0=1, ids={"t": "other"})], "deleted and created again between them: t"),
         (
             [between({"p0": 0}, p0=50)],
             [between({"p0": 40}, p0=50)],
-            "began later: t-0 is stored from 0 on, and in the new table from 40 on",
+            "began later: t-0 is stored from 0 on, but in the new table only from 40 on",
         ),
         ([between(None, p0=50)], [between({"p0": 40}, p0=50)], "t-0 is stored perhaps from 0 on, .* from 40 on"),
-        ([between({"p0": 0}, p0=50)], [between(None, p0=50)], "no record tells any more where"),
-        ([end(p0=50)], [end(p0=50), between(None, p0=50)], "no record tells any more where"),
+        ([between({"p0": 0}, p0=50)], [between(None, p0=50)], "no record any more of where"),
+        ([end(p0=50)], [end(p0=50), between(None, p0=50)], "no record any more of where"),
         ([end(p0=50)], [between({"p0": 0}, p0=50), between({"p0": 9}, p0=50)], "from 9 on"),
         # A partition that came while the old query ran was read from its beginning.
         ([between({"p0": 5}, p0=50, p1=4)], [between({"p0": 5, "p1": 3}, p0=50, p1=4)], "t-1 is stored from 0 on"),

@@ -313,7 +313,7 @@ class TestForget:
         assert publish(url, tmp_path / "also", also, 9, name="also", independent=True) == "NEW"
         done = pgonce("forget", old, "--sink", SINK, "--reason", "why", "--yes", "--quiet-for", 0)
         assert done.exit_code == ExitCode.OK, done.stderr
-        assert f"But {SINK} is fed by {also} (also) too" in done.stdout
+        assert f"But {SINK} is also fed by {also} (also)" in done.stdout
         assert "others" not in done.stdout
         again = pgonce("forget", old, "--sink", SINK, "--reason", "why")
         assert (again.exit_code, "[WRITER_GONE]" in again.stderr) == (ExitCode.NEEDS_PERSON, True)
@@ -328,4 +328,4 @@ class TestForget:
         admin.execute("UPDATE pgonce.writers SET targets = NULL")
         shown = pgonce("forget", old, "--reason", "why").stdout
         assert "TRUNCATE" not in shown
-        assert "which tables these are is not recorded" in shown
+        assert "whose names are not recorded" in shown

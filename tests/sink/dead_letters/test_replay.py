@@ -52,7 +52,7 @@ def letters(admin):
 
 def kept(group):
     """The letters that stay, what is said of each, and whether its row is refused."""
-    words = ("newer", "none of its key", "deletes=ignore", "22001", "23514", "23505", "23503", "no table")
+    words = ("newer", "no row with its key", "deletes=ignore", "22001", "23514", "23505", "23503", "no table")
     return [
         (one.letter.dead_letter_id, next(word for word in words if word in one.why), one.is_refused)
         for one in group.kept
@@ -274,7 +274,7 @@ class TestByKey:
         done = put_aside(admin, {"id": 3, "name": "n", "seq": 5, "gone": False}, where, CHANGES)
         (group,) = replayed(url)
         assert letters(admin) == [gone, *older]
-        assert sorted(kept(group)) == [(gone, "none of its key", False), *((one, "newer", False) for one in older)]
+        assert sorted(kept(group)) == [(gone, "no row with its key", False), *((one, "newer", False) for one in older)]
         assert [letter.dead_letter_id for letter in group.replayed] == [done]
 
     def test_deletes_that_are_ignored_keep_their_letters(self, url, admin):

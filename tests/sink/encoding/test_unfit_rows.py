@@ -102,7 +102,9 @@ def test_it_says_what_the_error_would_have_said():
     (row,) = unfit.rows
     assert row.code == caught.value.code == "NUL_IN_TEXT"
     assert (row.column_name, row.place) == ("name", None)
-    assert row.message == "Column 'name' (Spark's string) has a text with a NUL character, which Postgres cannot hold."
+    assert (
+        row.message == "Column 'name' (Spark's string) has a string with a NUL character, which Postgres cannot store."
+    )
     assert row.message.removeprefix("C") in caught.value.what
 
 
@@ -128,7 +130,7 @@ def test_more_bad_rows_than_may_be_put_aside_stop_the_batch(in_batches):
     with pytest.raises(EncodingError) as caught:
         unfit.encode_others(encoder, batches[-1])
     assert caught.value.code == "NUL_IN_TEXT"
-    assert caught.value.what.startswith("In row 5 of its task, column 'name' (Spark's string) has a text with a NUL")
+    assert caught.value.what.startswith("In row 5 of its task, column 'name' (Spark's string) has a string with a NUL")
     assert "2 other rows of the task cannot be written either" in caught.value.what
     assert "maxDeadLetters" in caught.value.what
     assert "raise maxDeadLetters" in caught.value.remedy

@@ -233,7 +233,7 @@ def test_an_early_refusal_counts_only_if_it_comes_again(repaired, admin, url, ca
     admin.execute("ALTER TABLE events RENAME TO others")
     job = Job()
     result = writer.commit(make_batch(1), job)
-    assert wait_until(lambda: "begins again when its rows are there: [TARGET_MISSING]" in caplog.text)
+    assert wait_until(lambda: "begins again when all its rows have arrived: [TARGET_MISSING]" in caplog.text)
     if repaired:
         admin.execute("ALTER TABLE others RENAME TO events")
     job.end()

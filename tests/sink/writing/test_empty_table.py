@@ -39,7 +39,7 @@ def test_a_trigger_that_keeps_rows(table, url, admin):
     admin.execute(KEEPS.format(table).encode())
     replace_all(url, (1, "a"), (2, "b"))
     replace_all(url, (1, "kept"))
-    with pytest.raises(TargetError, match="a trigger BEFORE DELETE has kept rows") as refused:
+    with pytest.raises(TargetError, match="a trigger BEFORE DELETE has kept old rows") as refused:
         replace_all(url, (3, "new"))
     assert refused.value.code == "TRIGGER_CHANGED_ROWS"
     assert stored(admin) == [(1, "kept")]
@@ -51,7 +51,7 @@ def test_a_role_that_no_policy_lets_delete(url, admin, login):
         f"{TABLE}; ALTER TABLE events ENABLE ROW LEVEL SECURITY; GRANT ALL ON events TO {login.user}".encode()
     )
     admin.execute(f"CREATE POLICY adds ON events FOR INSERT TO {login.user} WITH CHECK (true)".encode())
-    with pytest.raises(TargetError, match="has no policy by which this role deletes rows") as refused:
+    with pytest.raises(TargetError, match="no policy by which this role may delete rows") as refused:
         replace_all(login.url, (1, "a"))
     assert refused.value.code == "ROWS_NOT_WRITTEN"
     admin.execute("CREATE POLICY deletes ON events FOR DELETE USING (true)")
@@ -76,7 +76,7 @@ def test_a_trigger_that_keeps_rows_of_a_role_that_has_its_own(url, admin, login)
     admin.execute(KEEPS.format("events").encode())
     replace_all(login.url, (2, "b"))
     replace_all(login.url, (3, "kept"))
-    with pytest.raises(TargetError, match="a trigger BEFORE DELETE, or row-level security, has kept rows") as refused:
+    with pytest.raises(TargetError, match="a trigger BEFORE DELETE, or row-level security") as refused:
         replace_all(login.url, (4, "new"))
     assert refused.value.code == "TRIGGER_CHANGED_ROWS"
     assert stored(admin) == [(1, "theirs"), (3, "kept")]

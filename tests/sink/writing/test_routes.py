@@ -92,7 +92,7 @@ def test_rows_of_unknown_routes_are_put_aside(admin, url):
         ("q1", "route:kind", 0, "route:kind", {"kind": kind, "id": n, "name": name}, "kind", "ROUTE_UNKNOWN")
         for kind, n, name in (("taxes", 2, "b"), (None, 3, "c"))
     ]
-    with pytest.raises(TargetError, match="more than maxDeadLetters=2"):
+    with pytest.raises(TargetError, match="more rows than maxDeadLetters=2"):
         commit(url, make_planned_batch(1), where, routed(*[("taxes", n, "b") for n in range(3)]))
 
 

@@ -144,7 +144,7 @@ def test_a_lossless_conversion_is_cast_without_a_modifier(
         (INTERVAL, "interval", "interval day to second(3)", "would round"),
         (TEXT, "interval", "interval(0)", "would round"),
         (TIME6, "time without time zone", "time(3) without time zone", "would round"),
-        (DATE, "timestamp with time zone", "timestamp with time zone", "by zone"),
+        (DATE, "timestamp with time zone", "timestamp with time zone", "in different zones"),
         (INSTANT, "date", "date", "time of day"),
         (TEXT, "integer", "integer", "cast in Spark"),
         (TEXT, "date", "date", "cast in Spark"),

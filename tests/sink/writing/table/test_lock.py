@@ -241,7 +241,7 @@ CHANGES = {
 @pytest.mark.parametrize("level", ["read committed", "serializable"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_all_that_is_checked_of_a_table_is_checked_once_it_cannot_change(change, level, admin, url):
-    """What was done while the batch waited is met by this very batch, also where the role reads an old snapshot."""
+    """What was done while the batch waited is met by this batch, also where the role reads an old snapshot."""
     pair = PAIRS[1]
     ddl, code = CHANGES[change]
     create(admin, pair)
