@@ -133,13 +133,6 @@ def test_a_job_without_rows_is_recorded(spark, admin, url):
     assert [job[:2] for job in jobs(admin)] == [("monday", ROWS), ("tuesday", 0), ("wednesday", 0)]
 
 
-def test_without_a_key_it_is_refused_in_words(spark, admin, url):
-    """Before a row has moved."""
-    with pytest.raises(PySparkException, match=r"\[NO_BATCH_KEY\].*Help: .*batchKey"):
-        save(frame(spark), url, None)
-    assert ids(admin) == []
-
-
 def test_a_missing_table_is_refused_before_a_row_has_moved(spark, url):
     """As for a stream."""
     with pytest.raises(PySparkException, match="TARGET_MISSING"):

@@ -9,7 +9,6 @@ import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from support.ledger_history import QUERY, RUN
-from support.patience import PATIENCE_SECONDS
 from support.received_batch import origin
 
 from pgonce.sink.data_source.commit_parcels import commit_parcels, parcel_rows, promise
@@ -114,38 +113,14 @@ def test_their_places_are_asked_as_those_of_other_rows(way, written, target, rec
     assert [json.loads(row.row_data)["id"] for row in later.unfit()] == [501, 998]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_more_than_max_dead_letters_fail_their_task(way, target, receiver_options, parcels_of):
+def test_more_than_max_dead_letters_fail_their_task(target, receiver_options, parcels_of):
     """Each task may put aside so many, and the error names the option."""
-    options = receiver_options(deadLetters="true", maxDeadLetters="1", **WAYS[way])
+    options = receiver_options(deadLetters="true", maxDeadLetters="1", **WAYS["staged"])
     with pytest.raises(PySparkException, match="1 other rows of the task cannot be written either"):
         parcels_of(options, COLUMNS)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_without_dead_letters_the_first_one_fails_its_task(way, target, receiver_options, parcels_of):
+def test_without_dead_letters_the_first_one_fails_its_task(target, receiver_options, parcels_of):
     """As ever: an error that has column and row."""
     with pytest.raises(PySparkException, match=r"(NUL_IN_TEXT|TEXT_NOT_UTF8).*column 'name'"):
-        parcels_of(receiver_options(**WAYS[way]), COLUMNS)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_query_goes_on_past_bad_rows(way, spark, url, observer, tmp_path, checkpoint, small_batches):
-    """A stream that would stop at a bad row publishes all others of its batch."""
-    folder = str(tmp_path / "source")
-    spark.range(0, ROWS, 1, 2).write.parquet(folder)
-    options = {"inlineBytes": "0", "receiver": "auto", **WAYS[way]}
-    query = (
-        spark.readStream.schema("id long")
-        .parquet(folder)
-        .selectExpr(*COLUMNS)
-        .writeStream.format("pgonce")
-        .options(url=url, table="events", createTable="true", deadLetters="true", **options)
-        .option("checkpointLocation", checkpoint)
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination(PATIENCE_SECONDS)
-    assert observer.execute("SELECT rows, transport FROM pgonce.batches").fetchall() == [(ROWS - len(BAD), way)]
-    ids = [row[0] for row in observer.execute("SELECT id FROM events ORDER BY id").fetchall()]
-    assert ids == [n for n in range(ROWS) if n not in BAD]
+        parcels_of(receiver_options(**WAYS["staged"]), COLUMNS)

@@ -128,7 +128,7 @@ def test_a_row_has_to_say_whether_it_deletes(url, admin, deletes):
     where = destination("public.events", "apply", ["id"], "seq", delete_when="gone", only_newer=True, deletes=deletes)
     letter = put_aside(admin, {"id": 1, "seq": None, "gone": None}, where, struct)
     for how in ({"dry_run": True}, {}):
-        with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED.*true or false") as error:
+        with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED") as error:
             replayed(url, **how)
         assert f"column 'gone' in dead letter {letter} is null" in str(error.value)
     for value in ('{"gone": false}', '{"seq": 5}'):
@@ -142,7 +142,7 @@ def test_all_letters_whose_values_nobody_mended_are_named(url, admin):
     admin.execute("CREATE TABLE events (id bigint, name text)")
     for number, name in enumerate([{"base64": "AA=="}, "good", {"base64": "AA=="}, {"base64": "AA=="}]):
         put_aside(admin, {"id": number, "name": name})
-    with pytest.raises(RecoveryError, match=r"dead letter 1 is still .* have such values too: 3, 4\."):
+    with pytest.raises(RecoveryError, match=r"DEAD_LETTER_UNMENDED.*dead letter 1 .*3, 4\b"):
         replayed(url, dry_run=True)
 
 
@@ -150,7 +150,7 @@ def test_what_is_no_row(url, admin):
     """Something else than an object in row_data is an error like a missing column."""
     admin.execute("CREATE TABLE events (id bigint, name text)")
     put_aside(admin, {}, row_data=Jsonb([1, 2]))
-    with pytest.raises(RecoveryError, match="is missing in row_data"):
+    with pytest.raises(RecoveryError, match="DEAD_LETTER_UNMENDED"):
         replayed(url)
 
 

@@ -113,7 +113,7 @@ def test_a_type_that_cannot_be_held_is_refused_by_the_name_of_its_column(data_ty
 def test_a_column_or_array_of_nulls_alone_is_refused() -> None:
     """A void column has no type that Postgres could give it; inside a struct it reads null."""
     for data_type in (t.NullType(), t.ArrayType(t.NullType())):
-        with pytest.raises(TypeMappingError, match="cast"):
+        with pytest.raises(TypeMappingError, match="TYPE_UNSUPPORTED"):
             encoded(data_type)
     assert encoded(t.StructType([t.StructField("n", t.NullType())])).postgres_type == "jsonb"
 
@@ -121,15 +121,15 @@ def test_a_column_or_array_of_nulls_alone_is_refused() -> None:
 def test_names_that_come_twice_are_refused() -> None:
     """A table has no two columns of one name, and in jsonb the later field would replace the earlier one."""
     twice = t.StructType([t.StructField("a", t.LongType()), t.StructField("a", t.LongType())])
-    with pytest.raises(TypeMappingError, match="The frame has more than one field called 'a'"):
+    with pytest.raises(TypeMappingError, match="FIELD_TWICE"):
         encoded_columns(twice)
-    with pytest.raises(TypeMappingError, match=r"Column 'c\.element' has more than one field called 'a'"):
+    with pytest.raises(TypeMappingError, match=r"FIELD_TWICE.*'c\.element'"):
         encoded(t.ArrayType(twice))
 
 
 def test_a_frame_without_columns_is_refused() -> None:
     """There is nothing to copy."""
-    with pytest.raises(TypeMappingError, match="no columns"):
+    with pytest.raises(TypeMappingError, match="NO_COLUMNS"):
         encoded_columns(t.StructType([]))
 
 

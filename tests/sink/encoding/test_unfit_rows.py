@@ -136,16 +136,9 @@ def test_more_bad_rows_than_may_be_put_aside_stop_the_batch(in_batches):
     assert "raise maxDeadLetters" in caught.value.remedy
 
 
-def test_as_many_as_may_be_put_aside_are():
-    """The bound itself is no error."""
-    unfit = UnfitRows(STRUCT, 2)
-    unfit.encode_others(CopyEncoder(STRUCT), names_only("x\0", "fits", "z\0"))
-    assert len(unfit.rows) == 2
-
-
 def test_a_batch_of_bad_rows_only_has_an_empty_body():
-    """It is a part of a COPY like any other."""
-    unfit = UnfitRows(STRUCT, 9)
+    """It is a part of a COPY like any other; as many rows as may be put aside are."""
+    unfit = UnfitRows(STRUCT, 2)
     body, fit = unfit.encode_others(CopyEncoder(STRUCT), names_only("x\0", "z\0"))
     assert (body, len(fit), len(unfit.rows)) == (b"", 0, 2)
 

@@ -137,9 +137,9 @@ def test_options_that_do_not_go_with_route(options):
 def test_options_that_need_route():
     """A list without a column that chooses from it is a mistake, here and there."""
     for given in ({"tables": "{}"}, {"unknownRoutes": "drop"}):
-        with pytest.raises(ConfigurationError, match="without route"):
+        with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
             parse_options({"url": "", "checkpointLocation": "/c", "table": "t", **given}, overwrite=False)
-    with pytest.raises(ConfigurationError, match="without route"):
+    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
         in_python({"a": {}}, route=None, table="t")
 
 
@@ -148,26 +148,26 @@ def test_unknown_routes_are_one_of_three():
     assert parse({"a": {}}, unknownRoutes="DROP").unknown == "drop"
     assert parse({"a": {}}).unknown == "refuse"
     assert parse({"a": {}}, unknownRoutes="deadletters", deadLetters="letters").dead_letters.table == "letters"
-    with pytest.raises(ConfigurationError, match="unknownRoutes='ignore'"):
+    with pytest.raises(ConfigurationError, match="BAD_OPTION"):
         parse({"a": {}}, unknownRoutes="ignore")
 
 
 def test_complete_mode_is_for_all_tables():
     """Spark's output mode decides it."""
     assert {route.destination.mode for route in parse({"a": {}, "b": {}}, overwrite=True)} == {"complete"}
-    with pytest.raises(ConfigurationError, match="complete"):
+    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS"):
         parse({"a": {}, "b": {"mode": "append"}}, overwrite=True)
 
 
 def test_a_batch_job_has_one_table():
-    """The error says how to do it."""
-    with pytest.raises(ConfigurationError, match="one job for each table"):
+    """Routes are for streams."""
+    with pytest.raises(ConfigurationError, match="UNKNOWN_OPTION"):
         parse_job_options({"url": "", "batchKey": "k", "route": "kind", "tables": "{}"}, overwrite=False)
 
 
 def test_rows_are_told_apart_by_position_in_no_table_that_is_replaced():
     """The rows of mode=complete do not come from single records, whichever entry says so."""
-    with pytest.raises(ConfigurationError, match="'a' in tables.*positionColumns cannot be used with mode=complete"):
+    with pytest.raises(ConfigurationError, match="CLASHING_OPTIONS.*'a' in tables"):
         PostgresBatchWriter(
             route="kind", tables={"a": {"mode": "complete"}}, position_columns=["topic", "partition", "offset"]
         )
@@ -182,7 +182,7 @@ def test_the_column_must_have_values_with_one_text():
         with pytest.raises(ConfigurationError) as raised:
             reader_of(where, t.StructType([t.StructField(name, column), t.StructField("id", t.LongType())]))
         assert raised.value.code == "ROUTE_COLUMN"
-    with pytest.raises(ConfigurationError, match="columns of 'a' in tables names id"):
+    with pytest.raises(ConfigurationError, match="ROUTE_COLUMN"):
         reader_of(where, t.StructType([t.StructField("kind", t.StringType())]))
 
 

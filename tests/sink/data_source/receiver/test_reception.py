@@ -278,7 +278,7 @@ def test_a_batch_that_is_given_up_is_rolled_back_and_committed_no_more(target, r
     reception.give_up()
     assert rolled_back(target)
     assert reception.open(origin(), 0, 2) is None
-    with pytest.raises(PgonceError, match="RECEIVER_LOST.*dropped the rows"):
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         reception.finish(origin(), promise(SENT))
     assert (ids(target), recorded(target)) == ([], [])
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pytest
-from psycopg import sql
 from pyspark.sql import types as t
 from support.committed_batch import rows_in
 from support.typed_rows import commit_typed, typed_rows
@@ -58,14 +57,6 @@ def test_a_column_is_widened_for_a_value_that_it_refuses(admin, url, to, row, wi
     assert stored == [(key, name and name.rstrip(), price, bits) for key, name, price, bits in rows]
     told = admin.execute("SELECT change FROM pgonce.target_changes").fetchall()
     assert [name in str(told) for name in wider] == [True] * len(wider)
-
-
-def test_a_batch_that_fits_alters_nothing(admin, url):
-    """Types may differ; values count."""
-    admin.execute(TABLE)
-    before = types_of(admin)
-    commit_typed(url, 0, ADD, COLUMNS, [FITS])
-    assert types_of(admin) == before
 
 
 def test_what_cannot_be_widened_is_refused_with_the_statement(admin, url):
@@ -124,14 +115,6 @@ def test_a_text_that_is_no_bit_string_is_put_aside_and_the_column_is_widened_for
     assert rows_in(admin, "events") == [(1, "10101"), (3, "1111"), (4, "0")]
     letters = "SELECT row_data ->> 'bits', column_name, code FROM pgonce.dead_letters"
     assert admin.execute(letters).fetchall() == [("abc", "bits", "22P02")]
-
-
-def test_a_value_of_which_the_size_cannot_be_asked_leaves_the_decision_to_the_batch(admin, url, monkeypatch):
-    """Postgres's own error about the rows is the one that is reported."""
-    monkeypatch.setattr(too_narrow, "_has_larger", lambda *_: sql.SQL("bool_or('abc'::int4 = id)"))
-    admin.execute("CREATE TABLE events (id integer, name varchar(5))")
-    with pytest.raises(TargetError, match=r"\[VALUE_NOT_STORABLE\].*22003"):
-        commit_typed(url, 0, ADD, {"id": t.LongType(), "name": t.StringType()}, [(1 << 40, "a")])
 
 
 @pytest.mark.parametrize("view", [False, True])

@@ -171,25 +171,3 @@ def test_what_postgres_would_change_in_silence_is_refused(
         f"Column 'c' is {data_type.simpleString()} in Spark and {typmod_type} in Postgres: "
     )
     assert why in fitting.reason
-
-
-def test_the_table_that_is_created_takes_what_is_encoded() -> None:
-    """What createTable writes is copied into as it is, apart from names that format_type spells otherwise."""
-    spelled = {"timestamptz": "timestamp with time zone", "timestamp": "timestamp without time zone"}
-    for data_type in (
-        t.BooleanType(),
-        SHORT,
-        INT,
-        LONG,
-        FLOAT,
-        DOUBLE,
-        MONEY,
-        TEXT,
-        BINARY,
-        DATE,
-        INSTANT,
-        CLOCK,
-    ):
-        column = encoded(data_type)
-        ddl_type = spelled.get(column.ddl_type, column.ddl_type)
-        assert fit(column, ddl_type.partition("(")[0], ddl_type).fit is Fit.EXACT
