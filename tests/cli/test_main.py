@@ -22,8 +22,8 @@ from pgonce.offsets_store.status.store import OffsetsStore
 
 
 class TestStatus:
-    def test_for_people(self, url, pgonce):
-        """The table shows name, id, sink, batch, offsets and replays; a weaker guarantee is marked."""
+    def test_for_people_and_for_programs(self, url, pgonce):
+        """The table shows name, id, sink, batch, offsets and replays; a weaker guarantee is marked; JSON has all."""
         replay(url, publish(url, 3, KAFKA))
         publish(url, 4, None, sink_name="by-ids", guarantee="ids")
         shown = pgonce("status")
@@ -31,20 +31,7 @@ class TestStatus:
         for text in ("orders", QUERY, "public.orders", "t 0:10 1:20", "ids (weaker)", "?"):
             assert text in shown.stdout
         assert shown.stdout.count("weaker") == 1
-
-    def test_what_read_the_offsets(self, url, pgonce):
-        """It is said of an object store's checkpoint; a disk's is read by Python, and nothing is said of it."""
-        for read_by in ("python", "pyarrow", "spark", "listener"):
-            publish(url, 3, KAFKA, offsets_read_by=read_by, sink_name=read_by)
-        shown = " ".join(pgonce("status").stdout.split())
-        assert shown.count("offsets read by") == 2
-        assert "offsets read by pyarrow" in shown
-        assert "offsets read by Spark" in shown
-
-    def test_for_programs(self, url, pgonce):
-        """The JSON has one object a writer, and null where a fact is unknown."""
-        replay(url, publish(url, 3, KAFKA))
-        (writer,) = json.loads(pgonce("status", "--json").stdout)
+        writer = next(one for one in json.loads(pgonce("status", "--json").stdout) if one["sink_name"] != "by-ids")
         assert set(writer) == {
             "query_id",
             "query_name",
@@ -72,6 +59,15 @@ class TestStatus:
         assert (writer["batch_id"], writer["end_offsets"], writer["replays"]) == (3, KAFKA, 1)
         assert writer["lag"] is None
 
+    def test_what_read_the_offsets(self, url, pgonce):
+        """It is said of an object store's checkpoint; a disk's is read by Python, and nothing is said of it."""
+        for read_by in ("python", "pyarrow", "spark", "listener"):
+            publish(url, 3, KAFKA, offsets_read_by=read_by, sink_name=read_by)
+        shown = " ".join(pgonce("status").stdout.split())
+        assert shown.count("offsets read by") == 2
+        assert "offsets read by pyarrow" in shown
+        assert "offsets read by Spark" in shown
+
     def test_a_replaced_query_is_marked(self, url, pgonce):
         """An old query says which one has its place."""
         publish(url, 7, KAFKA)
@@ -80,33 +76,27 @@ class TestStatus:
         assert shown.count("replaced by") == 1
         assert shown.count(OTHER) == 2
 
-    def test_an_empty_ledger(self, url, pgonce):
-        """Nothing published is a sentence for people, and an empty list for programs."""
-        ensure_ledger(url)
-        assert "empty" in pgonce("status").stdout
-        assert json.loads(pgonce("status", "--json").stdout) == []
-
-    def test_a_database_without_a_ledger(self, pgonce):
-        """A missing ledger is an error with its remedy, on stderr alone."""
+    def test_without_a_ledger_and_with_an_empty_one(self, url, pgonce):
+        """A missing ledger is an error with its remedy, on stderr alone; an empty one is a sentence, or a list."""
         failed = pgonce("status")
         assert failed.exit_code == ExitCode.FAILED
         assert failed.stdout == ""
         assert failed.stderr.startswith("Error: [NO_LEDGER]")
         assert "pgonce init" in failed.stderr
+        ensure_ledger(url)
+        assert "empty" in pgonce("status").stdout
+        assert json.loads(pgonce("status", "--json").stdout) == []
 
 
 class TestOffsets:
-    def test_for_people(self, url, pgonce):
-        """One row a topic and partition."""
+    def test_for_people_and_for_programs(self, url, pgonce):
+        """One row a topic and partition; the JSON names the writer, and starting offsets are what Spark takes."""
         publish(url, 3, KAFKA)
         shown = pgonce("offsets", "orders").stdout
         rows = [line.replace("│", " ").split() for line in shown.splitlines()]
         assert ["0", "t", "0", "10", "?", "?"] in rows
         assert ["0", "t", "1", "20", "?", "?"] in rows
 
-    def test_for_programs(self, url, pgonce):
-        """The JSON names the writer and each position with its lag."""
-        publish(url, 3, KAFKA)
         (writer,) = json.loads(pgonce("offsets", QUERY, "--json").stdout)
         assert writer["end_offsets"] == KAFKA
         assert [(at["topic"], at["partition"], at["end_offset"]) for at in writer["positions"]] == [
@@ -114,9 +104,6 @@ class TestOffsets:
             ("t", 1, 20),
         ]
 
-    def test_starting_offsets_are_nothing_but_json(self, url, pgonce):
-        """What refusals tell people to run prints exactly what Spark takes."""
-        publish(url, 3, KAFKA)
         answer = pgonce("offsets", QUERY, "--starting-offsets")
         assert (answer.exit_code, answer.stdout) == (0, '{"t": {"0": 10, "1": 20}}\n')
         assert answer.stdout.strip() == OffsetsStore(url).starting_offsets(QUERY)
@@ -172,8 +159,8 @@ class TestHistory:
             "tables",
         }
 
-    def test_shows_the_rows_of_each_table(self, url, pgonce):
-        """A table stands there only if there are several; the JSON has them in any case."""
+    def test_shows_the_rows_of_each_table_and_what_became_of_them(self, url, pgonce):
+        """A table stands there only if there are several; rows that were passed over are counted, in the status too."""
         publish(url, 0, KAFKA, tables={"public.a": 3})
         publish(url, 1, KAFKA, tables={"public.a": 3, "public.b": 4}, counts={"written": 7, "unrouted": 2})
         shown = pgonce("history", QUERY).stdout
@@ -183,10 +170,8 @@ class TestHistory:
         newest, oldest = json.loads(pgonce("history", QUERY, "--json").stdout)
         assert (newest["tables"], oldest["tables"]) == ({"public.a": 3, "public.b": 4}, {"public.a": 3})
 
-    def test_says_what_became_of_rows_that_were_applied(self, url, pgonce):
-        """Rows that were passed over are counted in the history and, for the last batch, in the status."""
         counts = {"written": 7, "passed_over": 3, "not_found": 0}
-        publish(url, 0, KAFKA, counts=counts)
+        publish(url, 2, KAFKA, counts=counts)
         for command in (["history", "orders"], ["status"]):
             shown = pgonce(*command).stdout
             assert "3 passed over" in shown
@@ -305,14 +290,18 @@ class TestBatchJobs:
     """Jobs have a command of their own; status and history are about streams."""
 
     def test_for_people(self, url, pgonce):
-        """The table shows key, sink, rows, run, and how many runs were skipped."""
+        """The table shows key, sink, rows, run, and how many runs were skipped; that there are none is a sentence."""
+        ensure_ledger(url)
+        assert "No such batch job" in pgonce("batch-jobs").stdout
         published = publish_job(url, "2026-11-20")
         publish_job(url, "2026-11-20")
         shown = pgonce("batch-jobs")
         assert shown.exit_code == ExitCode.OK
         for text in ("2026-11-20", "public.orders", "inline", str(published.attempt), "7", "last "):
             assert text in shown.stdout
+        # Where there are jobs only, status says where to look.
         assert "2026-11-20" not in pgonce("status").stdout
+        assert "pgonce batch-jobs" in pgonce("status").stdout
 
     def test_for_programs(self, url, pgonce):
         """One object a job, the newest first; --sink, --key and --limit choose."""
@@ -339,9 +328,3 @@ class TestBatchJobs:
         assert [job["batch_key"] for job in chosen] == ["b"]
         assert json.loads(pgonce("batch-jobs", "--sink", "another", "--json").stdout) == []
         assert len(json.loads(pgonce("batch-jobs", "--limit", "2", "--json").stdout)) == 2
-
-    def test_none(self, url, pgonce):
-        """That none was published is a sentence; and status says where to look if there are jobs only."""
-        ensure_ledger(url)
-        assert "No such batch job" in pgonce("batch-jobs").stdout
-        assert "pgonce batch-jobs" in pgonce("status").stdout

@@ -4,7 +4,6 @@ import threading
 
 import psycopg
 import pytest
-from confluent_kafka import Consumer, Producer
 from safety_net import is_alive
 from support.fixtures.driver import Driver
 
@@ -38,20 +37,6 @@ def copy_in(url, count):
     ):
         for number in range(count):
             copy.write_row([number])
-
-
-class TestPostgres:
-    def test_observer_only_looks(self, observer):
-        """The observer cannot change what it observes."""
-        with pytest.raises(psycopg.errors.ReadOnlySqlTransaction):
-            observer.execute("CREATE TABLE seen ()")
-
-    def test_login_must_give_its_password(self, login):
-        """The server checks the role's password, which needs quoting in a URI."""
-        with psycopg.connect(login.url) as connection:
-            assert connection.info.user == login.user
-        with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
-            psycopg.connect(login.url, password="another").close()
 
 
 class TestPgBouncer:
@@ -132,18 +117,6 @@ class TestProxy:
             psycopg.connect(proxy.url, connect_timeout=2).close()
         psycopg.connect(proxy.url).close()
 
-    def test_stopped_refuses_and_starts_again(self, proxy):
-        """A stopped proxy cuts what is open and refuses what comes; its address stays."""
-        with psycopg.connect(proxy.url, autocommit=True) as connection:
-            before = proxy.url
-            proxy.stop()
-            with pytest.raises(psycopg.OperationalError):
-                connection.execute("SELECT 1")
-        with pytest.raises(psycopg.OperationalError, match="refused"):
-            psycopg.connect(before).close()
-        proxy.start()
-        psycopg.connect(before).close()
-
     @pytest.mark.parametrize(("when", "while_held", "after_cut"), [("before", 0, 0), ("after", 1, 1)])
     def test_hold_and_cut(self, proxy, rows, when, while_held, after_cut):
         """A client is held at COMMIT for as long as the test likes, and then loses its connection."""
@@ -163,42 +136,6 @@ class TestProxy:
         hold.cut()
         thread.join(30)
         assert (rows(), len(outcome)) == (after_cut, 1)
-
-    def test_hold_and_release(self, proxy, rows):
-        """A client that is let go notices nothing."""
-        hold = proxy.hold_before_commit()
-        thread = threading.Thread(target=insert, args=[proxy.url])
-        thread.start()
-        hold.wait()
-        hold.release()
-        thread.join(30)
-        assert rows() == 1
-
-
-@pytest.mark.kafka
-def test_kafka_round_trip(kafka, topic):
-    """What is produced is consumed, in order, after the broker was killed and started again."""
-    name = topic(partitions=1)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "acks": "all"})
-    for number in range(3):
-        producer.produce(name, str(number))
-    assert producer.flush(30) == 0
-    kafka.kill()
-    kafka.start()
-    settings = {
-        "bootstrap.servers": kafka.bootstrap_servers,
-        "group.id": name,
-        "auto.offset.reset": "earliest",
-    }
-    consumer = Consumer(settings)
-    consumer.subscribe([name])
-    try:
-        seen = []
-        while len(seen) < 3:
-            seen += consumer.consume(3, timeout=30)
-        assert [message.value() for message in seen] == [b"0", b"1", b"2"]
-    finally:
-        consumer.close()
 
 
 _DRIVER = """

@@ -96,74 +96,8 @@ class TestDebezium:
         assert applied(unread_apart) != one.final_state()
         assert applied(sorted(events, key=lambda event: event["source"]["lsn"])) == one.final_state()
 
-    @pytest.mark.parametrize("replays", [0, 3])
-    def test_every_delete_has_its_tombstone(self, replays):
-        """A record without a value follows each delete at once, under the same key, and stands nowhere else."""
-        records = list(feed(replays=replays).records())
-        for record, following in pairwise(records):
-            is_delete = record.value is not None and json.loads(record.value)["op"] == "d"
-            assert (following.value is None) == is_delete
-            assert not is_delete or (following.key, following.headers) == (record.key, record.headers)
-        assert sum(record.value is None for record in records) > 20
-
-    def test_a_key_change_is_a_delete_and_a_create(self):
-        """The old key is deleted, with a tombstone, and the new one created, at one LSN; headers name the other key."""
-        records = list(feed().records())
-        moved = [place for place, record in enumerate(records) if record.headers and record.value is not None]
-        assert len(moved) > 10
-        for delete, create in zip(moved[::2], moved[1::2], strict=True):
-            assert create == delete + 2
-            old, new = records[delete], records[create]
-            assert old.headers == (("__debezium.newkey", new.key),)
-            assert new.headers == (("__debezium.oldkey", old.key),)
-            lsns = {json.loads(record.value)["source"]["lsn"] for record in (old, new)}
-            assert len(lsns) == 1
-
-    def test_an_unread_note_is_there_already(self):
-        """A placeholder comes only for a row that had a large note before; with the full identity there is none."""
-        sent = [event for event in envelopes(feed().records()) if (event["after"] or {}).get("note") == UNAVAILABLE]
-        assert {event["op"] for event in sent} == {"u"}
-        assert UNAVAILABLE.encode() not in b"".join(record.value or b"" for record in feed(identity="full").records())
-
-
-class TestHistory:
-    def test_a_key_has_one_change_at_an_lsn(self):
-        """The rows of a COPY share one LSN, but nothing happens twice to a key at the same LSN."""
-        changes = list(feed(events=4000).history())
-        assert len({(change.key, change.lsn) for change in changes}) == len(changes)
-        creates = Counter(change.lsn for change in changes if change.op == "c")
-        assert max(creates.values()) > 1
-
-    def test_everything_happens(self):
-        """Keys come back after a delete, also within a transaction, and a key is changed twice in one."""
-        changes = list(feed().history())
-        by_key = sorted(changes, key=lambda change: (change.key, change.lsn))
-        pairs = [(one, two) for one, two in pairwise(by_key) if one.key == two.key]
-        back = [one.transaction == two.transaction for one, two in pairs if (one.op, two.op) == ("d", "c")]
-        assert set(back) == {True, False}
-        assert [one for one, two in pairs if one.transaction == two.transaction and one.op == two.op == "u"]
-        assert {change.op for change in changes} == set("rcud")
-
 
 class TestOtherForms:
-    def test_flat(self):
-        """The flat form has the same changes in the same order, each with its `seq`, and ends in the same rows."""
-        one = feed(replays=2)
-        rows = list(one.flat())
-        assert [(row["op"], row["seq"]) for row in rows] == [
-            (event["op"], event["source"]["lsn"]) for event in envelopes(one.records())
-        ]
-        state = {}
-        for row in sorted(rows, key=lambda row: row["seq"]):
-            values = {name: row[name] for name in Row._fields}
-            if row["op"] == "d":
-                assert {*values.values()} == {row["id"], None}
-                state.pop(row["id"], None)
-            else:
-                known = {"note": state[row["id"]].note} if row["note"] == UNAVAILABLE else {}
-                state[row["id"]] = Row(**(values | known))
-        assert state == one.final_state()
-
     @pytest.mark.parametrize("updates", [True, False])
     def test_change_feed_of_a_table(self, updates):
         """Version by version, taking the old rows out and putting the new ones in ends in the same rows."""
