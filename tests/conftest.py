@@ -17,6 +17,7 @@ pytest_plugins = [
     "support.fixtures.kafka",
     "support.fixtures.object_store",
     "support.fixtures.spark",
+    "support.fixtures.sources",
     "support.fixtures.connect",
     "support.fixtures.driver",
 ]

@@ -68,14 +68,6 @@ def way(request):
 
 
 @pytest.fixture
-def inbox(tmp_path):
-    """A source with one batch in it, of ten rows."""
-    made = Inbox(tmp_path / "inbox")
-    made.add(10)
-    return made
-
-
-@pytest.fixture
 def sink(way, url, checkpoint):
     """An empty table for the rows, and a checkpoint to be."""
     create_events(url, "events", keyed=way.upserts)

@@ -37,14 +37,6 @@ WRITER, FUNCTION = (way for way in WAYS if way.name in {"writer_append", "functi
 
 
 @pytest.fixture
-def inbox(tmp_path):
-    """A source with one batch in it, of ten rows."""
-    made = Inbox(tmp_path / "inbox")
-    made.add(10)
-    return made
-
-
-@pytest.fixture
 def sink(url, checkpoint):
     """An empty table for the rows, and a checkpoint to be."""
     create_events(url, "events", keyed=False)

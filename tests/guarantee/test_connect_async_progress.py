@@ -14,7 +14,7 @@ from connect_server import ConnectServer
 from support.audit import wrong_rows
 from support.fixtures.driver import wait_until
 from support.fixtures.spark import spark_settings
-from support.messages import POSITIONS, Messages
+from support.messages import POSITIONS
 from support.patience import PATIENCE_SECONDS
 from support.ways_in import WAYS, Sink
 
@@ -31,14 +31,6 @@ def server(tmp_path):
     """A server with Spark's Kafka connector, which a test may kill."""
     with ConnectServer(spark_settings(tmp_path, kafka=True), Path(__file__).parents[1]) as running:
         yield running
-
-
-@pytest.fixture
-def messages(kafka, topic):
-    """A topic of two partitions with eleven messages."""
-    sent = Messages(kafka.bootstrap_servers, topic(partitions=2))
-    sent.send(11)
-    return sent
 
 
 @pytest.fixture

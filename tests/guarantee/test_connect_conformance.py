@@ -16,7 +16,6 @@ from guarantee.test_conformance import (  # noqa: F401 (pytest finds them here)
     TestRestarts,
     TestSeveralWriters,
     TestStatefulQueries,
-    inbox,
     sink,
     way,
 )

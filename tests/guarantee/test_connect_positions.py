@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from connect_server import ConnectServer
 from guarantee.test_positions import (  # noqa: F401 (pytest finds them here)
-    messages,
     target,
     test_a_new_checkpoint_may_start_before_the_old_end,
     test_a_row_without_a_position_is_refused,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 from guarantee import test_conformance as conformance
-from guarantee.test_conformance import inbox, sink  # noqa: F401 (fixtures)
+from guarantee.test_conformance import sink  # noqa: F401 (fixture)
 from support.ways_in import WAYS
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -24,18 +24,18 @@ from typing import Any, TypeVar
 import psycopg
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
     rule,
-    run_state_machine_as_test,
 )
 from pyspark.sql import types as t
 from sqlalchemy import Connection
 from support.fixtures.proxy import Proxy
+from support.histories import live_through
 from support.ledger_model import PUBLISHED, SKIPPED, Folder, HandIn, Plan, Source, World
 from support.rows import given_rows
 
@@ -256,15 +256,16 @@ def deed(weight: int, when: Callable[[Any], Any], **arguments: st.SearchStrategy
 class LedgerMachine(RuleBasedStateMachine):
     """Up to three drivers, four checkpoints, one table."""
 
-    def __init__(self, site: Site) -> None:
+    site: Site
+
+    def __init__(self) -> None:
         super().__init__()
-        self.site = site
         self.world = World(retain=1000)
         self.folders: list[Folder] = []
         self.drivers: list[Driver] = []
         self.locations = 0
         self.backup: tuple[World, list[Folder]] | None = None
-        site.reset()
+        self.site.reset()
 
     @initialize(
         place=st.sampled_from(["orders", "orders", IN_FOLDER, None]),
@@ -892,21 +893,7 @@ def site(url: str, proxy: Proxy) -> Iterator[Site]:
 
 def test_every_history_ends_as_the_docs_promise(site: Site) -> None:
     """Whatever happens to drivers, lines, databases and checkpoints, rows are there once and verdicts as promised."""
-
-    class Here(LedgerMachine):
-        def __init__(self) -> None:
-            super().__init__(site)
-
-    run_state_machine_as_test(
-        Here,
-        settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=STEPS,
-            deadline=None,
-            print_blob=True,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    live_through(LedgerMachine, EXAMPLES, STEPS, site=site)
     for url in (site.url, site.proxy.url):
         engine_for(url).dispose()
     wait_until_empty(site, "application_name LIKE 'pgonce%'")

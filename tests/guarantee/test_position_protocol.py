@@ -135,7 +135,7 @@ def test_the_printed_starting_offsets_are_taken(job, behind, way):
 def test_positions_cannot_be_left_out_while_the_query_is_behind_them(job, behind, way):
     """The next batch follows by its texts, and its rows are stored all the same."""
     behind.start()
-    with pytest.raises(RefusedBatch, match=r"\[DISJOINT\].*set positionColumns again"):
+    with pytest.raises(RefusedBatch, match=r"\[DISJOINT\].*positionColumns"):
         job.run(behind, behind.plan({0: 100}, is_due=True), way)
 
 

@@ -26,14 +26,6 @@ BY_POSITION = {"position_columns": ",".join(POSITIONS)}
 
 
 @pytest.fixture
-def messages(kafka, topic):
-    """A topic of two partitions with eleven messages."""
-    sent = Messages(kafka.bootstrap_servers, topic(partitions=2))
-    sent.send(11)
-    return sent
-
-
-@pytest.fixture
 def target(url, tmp_path):
     """Where a way in writes: ``target(way, checkpoint, **settings)``; the table takes the positions too."""
     with psycopg.connect(url) as connection:

@@ -191,7 +191,7 @@ def test_a_query_that_runs_is_seen_and_fenced(query, observer, monkeypatch):
         assert wait_until(lambda: running.lastProgress or not running.isActive, PATIENCE_SECONDS)
         assert running.exception() is None
         (Path(query.checkpoint) / "offsets" / ".999.crc").touch()
-        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*active in this process"):
+        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
             query.recover()
         monkeypatch.setattr(fence, "refuse_running", lambda *_, **__: None)
         assert wait_until(lambda: is_recovered_between_batches(query), PATIENCE_SECONDS)

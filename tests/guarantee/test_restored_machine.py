@@ -29,11 +29,12 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import psycopg
-from hypothesis import HealthCheck, note, settings
+from hypothesis import note
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from pyspark.sql import types as t
 from sqlalchemy import Connection
+from support.histories import live_through
 from support.rows import given_rows
 from support.sent_rows import arrow_rows
 
@@ -531,24 +532,11 @@ def run(url: str, folder: Path, examples: int) -> None:
             admin.execute(f"CREATE TABLE {table} ({COLUMNS.format(key=key)})".encode())
         admin.execute("CREATE TABLE jobs (key text, n bigint)")
     ensure_ledger(url)
-
-    class Here(Restoring):
-        """In this database."""
-
-    Here.database = Database(url)
-    Here.database.keep("kept_blank")
-    Here.folders = (folder / str(n) for n in itertools.count())
-    with Here.database.admin, patch.object(record, "PRUNE_EVERY", 3):
-        run_state_machine_as_test(
-            Here,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=12,
-                deadline=None,
-                print_blob=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+    database = Database(url)
+    database.keep("kept_blank")
+    folders = (folder / str(n) for n in itertools.count())
+    with database.admin, patch.object(record, "PRUNE_EVERY", 3):
+        live_through(Restoring, examples, 12, database=database, folders=folders)
 
 
 def test_the_tables_are_the_source_after_every_restore(url, tmp_path):

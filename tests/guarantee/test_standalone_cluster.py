@@ -115,35 +115,20 @@ def strike(cluster, tcp_url, observer, fault, way, shape, topic=None):
     assert len(done) >= PARTITIONS + runs_again
 
 
-class TestShort:
-    @pytest.mark.parametrize(
-        ("fault", "way", "shape"),
-        [
-            ("an executor", "received", "stateful"),
-            ("a worker", "staged", "shuffled"),
-            ("a task runs twice", "staged", "stateful"),
-            ("an executor", "writer_append", "stateful"),
-        ],
-    )
-    def test_each_row_comes_once(self, fault, way, shape, cluster, tcp_url, observer):
-        """Whatever is lost in the middle of a batch, its rows are in the table once, and no staging table stays."""
-        strike(cluster, tcp_url, observer, fault, way, shape)
+@pytest.mark.parametrize("shape", ["shuffled", "stateful"])
+@pytest.mark.parametrize("way", TRANSPORTS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_row_comes_once(fault, way, shape, cluster, tcp_url, observer):
+    """Whatever is lost in the middle of a batch, its rows are in the table once, and no staging table stays."""
+    strike(cluster, tcp_url, observer, fault, way, shape)
 
 
-class TestEverything:
-    @pytest.mark.parametrize("shape", ["shuffled", "stateful"])
-    @pytest.mark.parametrize("way", TRANSPORTS)
-    @pytest.mark.parametrize("fault", FAULTS)
-    def test_each_row_comes_once(self, fault, way, shape, cluster, tcp_url, observer):
-        """The same for every fault, by every transport, with and without a state store."""
-        strike(cluster, tcp_url, observer, fault, way, shape)
-
-    @pytest.mark.kafka
-    @pytest.mark.parametrize("way", TRANSPORTS)
-    def test_from_kafka(self, way, cluster, tcp_url, observer, kafka, topic):
-        """An executor is lost whose tasks have read Kafka themselves."""
-        source = kafka.bootstrap_servers, topic(partitions=2)
-        strike(cluster, tcp_url, observer, "an executor", way, "shuffled", source)
+@pytest.mark.kafka
+@pytest.mark.parametrize("way", TRANSPORTS)
+def test_from_kafka(way, cluster, tcp_url, observer, kafka, topic):
+    """An executor is lost whose tasks have read Kafka themselves."""
+    source = kafka.bootstrap_servers, topic(partitions=2)
+    strike(cluster, tcp_url, observer, "an executor", way, "shuffled", source)
 
 
 def test_a_cluster_that_grows_and_shrinks(tcp_url, observer, tmp_path):

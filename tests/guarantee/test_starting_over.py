@@ -23,14 +23,6 @@ pytestmark = pytest.mark.spark
 _GATE = 4712
 
 
-@pytest.fixture
-def inbox(tmp_path):
-    """A source with one batch in it, of ten rows."""
-    made = Inbox(tmp_path / "inbox")
-    made.add(10)
-    return made
-
-
 def forget_writes(url, way, table):
     """The rows of the old query are to go: that a row of the same id was written by it is no fault."""
     if way.upserts:

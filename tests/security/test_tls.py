@@ -157,7 +157,7 @@ def test_a_server_that_cannot_prove_itself_is_refused(changed, says, tls, admin)
     """The error is CONNECT_REFUSED, says why in libpq's words, comes at once, and nothing is written."""
     changed = {**changed, **({"sslrootcert": tls.other_authority} if changed.get("sslrootcert") == "the other" else {})}
     for staged in (False, True):
-        with pytest.raises(ConnectError, match=f"CONNECT_REFUSED.*{says}.*Nothing was written"):
+        with pytest.raises(ConnectError, match=f"CONNECT_REFUSED.*{says}"):
             commit(tls.url(**changed), make_planned_batch(), EVENTS, staged=staged)
     assert rows_in(admin, "events") == []
     assert admin.execute("SELECT to_regnamespace('pgonce')").fetchone() == (None,)

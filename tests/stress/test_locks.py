@@ -10,7 +10,6 @@ import psycopg
 import pytest
 from psycopg import sql
 from support.audit import what_is_wrong
-from support.inbox import Inbox
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -44,14 +43,6 @@ def altering(url, tables):
             yield holder.info.backend_pid
             gate.rollback()
         thread.join()
-
-
-@pytest.fixture
-def inbox(tmp_path):
-    """An inbox with one file."""
-    inbox = Inbox(tmp_path / "inbox")
-    inbox.add(10)
-    return inbox
 
 
 def test_a_query_waits_for_a_lock_and_names_its_holder(remote, url, inbox, observer):

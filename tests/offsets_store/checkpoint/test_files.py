@@ -207,7 +207,7 @@ class TestTrouble:
         (tmp_path / "offsets").symlink_to("offsets")
         assert code_of(str(tmp_path)) == "CHECKPOINT_UNREADABLE"
         for ask in ("batch_ids", "newest_offset_entry"):
-            with pytest.raises(CheckpointError, match=r"CHECKPOINT_UNREADABLE.*symbolic links"):
+            with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
                 getattr(Checkpoint(str(tmp_path)), ask)()
         with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
             Checkpoint(str(tmp_path)).find_offset_log(0)
@@ -218,7 +218,7 @@ class TestTrouble:
         try:
             with as_nobody():
                 assert code_of(str(folder)) == "CHECKPOINT_UNREADABLE"
-                with pytest.raises(CheckpointError, match=r"CHECKPOINT_UNREADABLE.*Permission denied"):
+                with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
                     Checkpoint(str(folder)).is_stateful()
         finally:
             folder.chmod(0o700)

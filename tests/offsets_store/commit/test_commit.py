@@ -112,7 +112,7 @@ def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy
     lost = threading.Timer(0, lambda: (hold.wait(), proxy.stop()))
     lost.start()
     again = make_batch(1)
-    with pytest.raises(PgonceError, match="COMMIT_UNKNOWN.*unknown.*Help: "):
+    with pytest.raises(PgonceError, match="COMMIT_UNKNOWN"):
         commit_batch(settings(proxy.url, retry_timeout=2), again, appending(2))
     lost.join()
     assert commit_batch(settings(url), replace(again, attempt=uuid.uuid4(), run_id="run 2"), appending(2)) in (
@@ -244,7 +244,7 @@ def test_old_records_are_pruned_and_the_newest_are_kept(admin, url):
     kept = [row[0] for row in admin.execute("SELECT batch_id FROM pgonce.batches ORDER BY 1").fetchall()]
     assert kept[-1] == 149
     assert 100 <= len(kept) < 100 + 16
-    with pytest.raises(PgonceError, match="CHANGED.*no longer kept"):
+    with pytest.raises(PgonceError, match="CHANGED"):
         commit_batch(settings(url), make_batch(3, run_id="run 2"), appending(3))
     assert len(ids(admin)) == 150
 
@@ -256,7 +256,7 @@ def test_a_new_query_takes_the_place_of_another(admin, url):
     with pytest.raises(PgonceError, match="FOREIGN.*replaces=q1"):
         commit_batch(settings(url), make_batch(0, **fresh), appending(2))
     wrong = {**fresh, "start": {"0": {"t": {"0": 0}}}}
-    with pytest.raises(PgonceError, match="FOREIGN.*does not start where"):
+    with pytest.raises(PgonceError, match="FOREIGN"):
         commit_batch(settings(url, remedies=Remedies(replaces="q1")), make_batch(0, **wrong), appending(1, 2))
     replacing = settings(url, remedies=Remedies(replaces="q1"))
     assert commit_batch(replacing, make_batch(0, **fresh), appending(2)) is Verdict.NEW

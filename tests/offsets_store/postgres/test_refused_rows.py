@@ -114,7 +114,7 @@ def test_as_many_columns_as_a_table_has(transport, columns, admin, url):
 def test_more_columns_are_refused_at_the_first_batch_and_not_when_one_is_large(tmp_path):
     """Whatever could be staged must be able to be."""
     source = PgonceDataSource({"url": "", "table": "events", "checkpointLocation": str(tmp_path)})
-    with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS.*1600 columns.*1599.*PostgresBatchWriter"):
+    with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS.*PostgresBatchWriter"):
         source.streamWriter(wide(1600), overwrite=False)
-    with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS.*1601 columns.*1600"):
+    with pytest.raises(PgonceError, match="TOO_MANY_COLUMNS"):
         encoded_columns(wide(1601))

@@ -143,7 +143,7 @@ class TestRunning:
         monkeypatch.setattr(
             fence, "refuse_running", lambda *_, **__: write_checkpoint(behind, {7: entry(7, planned=1)})
         )
-        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING.*the checkpoint has moved"):
+        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
             recover_at_once(behind, url)
         monkeypatch.undo()
         assert recover_at_once(behind, url).stands_at == 9

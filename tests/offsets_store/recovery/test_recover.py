@@ -170,7 +170,7 @@ class TestRecover:
         (checkpoint / f"offsets/.0.{uuid4()}.tmp").write_text("v1")
         before = files_of(checkpoint)
         assert examine(str(checkpoint), url).finding is Finding.RECOVERABLE
-        with pytest.raises(RecoveryError, match=r"RECOVERY_RUNNING.*\.tmp was written"):
+        with pytest.raises(RecoveryError, match="RECOVERY_RUNNING"):
             recover_checkpoint(str(checkpoint), url, quiet_seconds=3600, wait_seconds=0)
         assert recover_at_once(checkpoint, url).is_done
         assert list(files_of(checkpoint)) == ["metadata"]

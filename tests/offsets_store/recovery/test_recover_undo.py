@@ -62,7 +62,7 @@ class TestUndo:
         """After the query has planned a batch, the old files stay where they lie."""
         recover_at_once(ahead, url)
         write_checkpoint(ahead, {6: entry(6, planned=1)})
-        with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO.*has run since"):
+        with pytest.raises(RecoveryError, match="NOTHING_TO_UNDO"):
             undo_recovery(str(ahead), url, quiet_seconds=0)
 
     def test_too_late_for_the_ledger(self, url, behind):
