@@ -145,8 +145,8 @@ bench-features: setup ## the receiver, and transactions that begin while Spark's
 bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/upsert_statements.py
 
-bench-bad-rows: setup ## commits with dead letters, without a bad row and with one in a thousand
-	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/bad_rows.py
+bench-bad-rows: setup ## commits with dead letters; PART=many: one bad row in a thousand, PART=constraints: each kind
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/bad_rows.py $(if $(PART),--part $(PART))
 
 bench-routes: setup ## one batch of 100,000 rows into 100 tables, against one table and against 100 batches, without
 Spark @PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/routes.py

@@ -110,11 +110,13 @@ class Kind(Enum):
     CONSTRAINT = "a row that a constraint of a table refuses"
 
 
-# A sequence is used up; our own encoding is wrong. Neither has to do with a row.
-_OF_EVERY_ROW = frozenset({"2200H", "22P03", "22P04"})
+# The one list of SQLSTATEs: the search in the server is made with it.
+OF_EVERY_ROW = frozenset({"2200H", "22P03", "22P04"})
+"""A sequence is used up; our own encoding is wrong. Neither has to do with a row."""
 NOT_NULL, CHECK = "23502", "23514"
 UNIQUE, FOREIGN_KEY, EXCLUSION = "23505", "23503", "23P01"
-_CONSTRAINTS = frozenset({NOT_NULL, CHECK, UNIQUE, FOREIGN_KEY, EXCLUSION})
+ALONE = frozenset({NOT_NULL, CHECK})
+CONSTRAINTS = frozenset({*ALONE, UNIQUE, FOREIGN_KEY, EXCLUSION})
 
 
 def kind_of(error: BaseException) -> Kind | None:
@@ -128,13 +130,19 @@ def kind_of(error: BaseException) -> Kind | None:
         return None
     state, diag = error.sqlstate or "", error.diag
     if state.startswith("22"):
-        return None if state in _OF_EVERY_ROW else Kind.VALUE
-    if state in (NOT_NULL, CHECK) and diag.datatype_name:
+        return None if state in OF_EVERY_ROW else Kind.VALUE
+    if state in ALONE and diag.datatype_name:
         # The constraint of a domain.
         return Kind.VALUE
     # Without a constraint, 23514 says that a partition is missing.
     named = diag.column_name if state == NOT_NULL else diag.constraint_name
-    return Kind.CONSTRAINT if state in _CONSTRAINTS and diag.table_name and named else None
+    return Kind.CONSTRAINT if state in CONSTRAINTS and diag.table_name and named else None
+
+
+def is_for_itself(error: BaseException) -> bool:
+    """Whether an error may be about a value or a row that is refused whatever other rows the table has."""
+    kind = kind_of(error)
+    return kind is Kind.VALUE or (isinstance(error, psycopg.Error) and kind is not None and error.sqlstate in ALONE)
 
 
 def may_be_a_rows(error: BaseException) -> bool:

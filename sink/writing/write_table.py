@@ -155,7 +155,7 @@ def _write_all_in_tx(connection: psycopg.Connection, part: RowsForTable, written
     except RowsRefusedError as refused:
         raise refused.error from None
     except psycopg.Error as error:
-        note_gathered(connection, error, written, gathered.source, gathered.wanted)
+        note_gathered(connection, error, written, gathered)
         raise
 
 

@@ -37,23 +37,28 @@ class SearchBound:
 
     table: str
     why: str = ""
+    most_seconds: float | None = None
     tries: int = 0
     began: float = field(default_factory=time.monotonic)
 
     def left(self) -> tuple[int, float]:
         """One try more than there may be, and how many seconds are left."""
-        return MOST_TRIES - self.tries + 1, MOST_SECONDS - (time.monotonic() - self.began)
+        return MOST_TRIES - self.tries + 1, self._most_seconds - (time.monotonic() - self.began)
+
+    @property
+    def _most_seconds(self) -> float:
+        return MOST_SECONDS if self.most_seconds is None else self.most_seconds
 
     def refuse_longer(self, tries: int = 0) -> None:
         """Count more ``tries``. :raises TargetError: SEARCH_TOO_LONG."""
         self.tries += tries
         seconds = time.monotonic() - self.began
-        if self.tries > MOST_TRIES or seconds > MOST_SECONDS:
+        if self.tries > MOST_TRIES or seconds > self._most_seconds:
             raise TargetError(
                 "SEARCH_TOO_LONG",
                 f"Postgres refuses rows of the batch for {self.table}, but pgonce could not find these rows in "
                 f"{self.tries - tries} tries and {seconds:.0f} seconds (at most {MOST_TRIES} tries and "
-                f"{MOST_SECONDS} seconds).{self.why}",
+                f"{self._most_seconds:g} seconds).{self.why}",
                 NOTHING,
                 "Find such rows in the source or in the table, and repair them or filter them out: many at once "
                 "often have one cause. Or make the batches smaller (maxOffsetsPerTrigger, maxFilesPerTrigger): they "

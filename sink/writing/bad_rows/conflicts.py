@@ -1,26 +1,80 @@
 """
-Guess which rows a unique index or a foreign key of the target refuses.
+Find the gathered rows that the target refuses because of other rows: those it has, or those before them in the batch.
 
-Runs in the commit. Invariant: each guess is tried on the target itself. Nothing depends on finding all of these rows,
-or any.
+Runs in the commit, only once Postgres has refused rows. Invariant: whatever is tried here is undone. Which rows a
+constraint refuses is first guessed by one statement, and nothing depends on finding all of these rows, or any: each
+is tried on the target afterwards.
+
+What only the target itself can tell (a trigger, a deferred constraint) is tried in a function in PL/pgSQL, by halves or
+one by one, with no round trip for each try. What fits stays until all is found, so that the next rows are tried with
+it. An error that is not about a row's values ends the search, and is raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.postgres import search_path
 
-from ..bad_row import FOREIGN_KEY, UNIQUE, BadRow, ask_about, unique_columns
-from ..by_key.keys import Written
-from ..by_key.statements import (
-    that_write,
-    value_of,
+from ..bad_row import (
+    ALONE,
+    CONSTRAINTS,
+    FOREIGN_KEY,
+    NOT_NULL,
+    OF_EVERY_ROW,
+    UNIQUE,
+    BadRow,
+    ask_about,
+    refused_as,
+    unique_columns,
 )
+from ..by_key.keys import Written
+from ..by_key.statements import insert_statement, that_write, value_of
 from ..rows import GatheredRows
+from .bounds import SearchBound
+
+
+def skipped_rows(
+    connection: psycopg.Connection, error: psycopg.Error, gathered: GatheredRows, written: Written, most: int
+) -> list[BadRow]:
+    """
+    The gathered rows that ON CONFLICT DO NOTHING leaves out, whatever index or exclusion constraint refuses them.
+
+    :param most: how many are enough.
+    :raises psycopg.Error: what Postgres says of other rows; and if a constraint is deferrable, which ON CONFLICT does
+        not take.
+    """
+    with connection.transaction() as tried:
+        query = sql.SQL(_SKIPPED).format(
+            table=written.table.identifier,
+            names=sql.SQL(", ").join(sql.Identifier(column.target) for column in written.plan),
+            values=sql.SQL(", ").join(
+                sql.SQL("{} AS {}").format(value_of(column), sql.Identifier(column.target)) for column in written.plan
+            ),
+            source=gathered.source,
+            wanted=gathered.wanted,
+            most=most,
+        )
+        places = [row[0] for row in connection.execute(query, prepare=False).fetchall()]
+        raise psycopg.Rollback(tried)
+    return [BadRow(place, error.sqlstate or "", error.diag.message_primary or "") for place in places]
+
+
+# A row is read, written and returned before the next one is read, so that the setting has the place of the row which is
+# returned. The user's search_path is in force, because triggers of the target run.
+_SKIPPED = """
+WITH written AS (
+    INSERT INTO {table} ({names}) SELECT {names} FROM (
+        SELECT pg_catalog.set_config('pgonce.place', ctid::pg_catalog.text, true) AS "pgonce: place", {values}
+        FROM {source} WHERE {wanted}) AS s
+    ON CONFLICT DO NOTHING RETURNING pg_catalog.current_setting('pgonce.place')::pg_catalog.tid AS place)
+SELECT given.place::pg_catalog.text FROM (SELECT ctid AS place FROM {source} WHERE {wanted}) AS given
+WHERE NOT EXISTS (SELECT FROM written WHERE written.place OPERATOR(pg_catalog.=) given.place)
+ORDER BY given.place LIMIT {most}
+"""
 
 
 def conflicting_rows(
@@ -29,11 +83,12 @@ def conflicting_rows(
     """
     The gathered rows that break the constraint which ``error`` names, as far as its columns tell.
 
+    Not for keys by which rows are written: there, a row may replace the one that it seems to conflict with.
+
     :param most: how many are enough.
     """
     find = _SEARCHES.get(error.sqlstate or "")
-    # By key, a row may replace the one that it seems to conflict with.
-    if find is None or (find is _doubled and written.upsert is not None):
+    if find is None:
         return []
     if written.changes is not None:
         gathered = gathered.only(that_write(written.changes))
@@ -118,3 +173,165 @@ JOIN pg_attribute AS child ON child.attrelid = t.oid AND child.attnum = k.child
 JOIN pg_attribute AS parent ON parent.attrelid = p.oid AND parent.attnum = k.parent
 WHERE t.relnamespace::regnamespace::text = quote_ident({}) AND t.relname = {} AND c.conname = {}
 """
+
+
+# Operators, functions and types are qualified, because the user's search_path is in force: triggers of the target run.
+_FUNCTION = """
+CREATE TEMPORARY TABLE pgonce_refused (
+    number pg_catalog.int8, place pg_catalog.text, code pg_catalog.text, message pg_catalog.text,
+    detail pg_catalog.text, column_name pg_catalog.text
+) ON COMMIT DROP;
+CREATE INDEX ON pg_temp.pgonce_places (number);
+CREATE FUNCTION pg_temp.pgonce_try(
+    statement pg_catalog.text, checks pg_catalog.text, by_halves pg_catalog.bool, most pg_catalog.int8,
+    tries pg_catalog.int8, ends pg_catalog.timestamptz
+) RETURNS pg_catalog.int8 LANGUAGE plpgsql AS $body$
+DECLARE
+    total pg_catalog.int8 := (SELECT pg_catalog.count(*) FROM pg_temp.pgonce_places);
+    first pg_catalog.int8 := 1;
+    last pg_catalog.int8;
+    size pg_catalog.int8 := total;
+    fails_by pg_catalog.int8 := total;
+    since pg_catalog.int8 := 1;
+    made pg_catalog.int8 := 0;
+    refused pg_catalog.int8 := 0;
+    fits pg_catalog.bool;
+    begins pg_catalog.tid;
+    reaches pg_catalog.tid;
+    code pg_catalog.text;
+    message pg_catalog.text;
+    detail pg_catalog.text;
+    of_column pg_catalog.text;
+    of_constraint pg_catalog.text;
+    of_table pg_catalog.text;
+    of_type pg_catalog.text;
+BEGIN
+WHILE first OPERATOR(pg_catalog.<=) total AND made OPERATOR(pg_catalog.<) tries
+      AND refused OPERATOR(pg_catalog.<=) most AND pg_catalog.clock_timestamp() OPERATOR(pg_catalog.<=) ends LOOP
+    -- Of rows that are refused together, one half is tried next.
+    IF first OPERATOR(pg_catalog.<=) fails_by THEN
+        size := LEAST(size, (fails_by OPERATOR(pg_catalog.-) first OPERATOR(pg_catalog.+) 2) OPERATOR(pg_catalog./) 2);
+    END IF;
+    IF NOT by_halves THEN
+        size := 1;
+    END IF;
+    last := LEAST(first OPERATOR(pg_catalog.+) size OPERATOR(pg_catalog.-) 1, total);
+    SELECT p.place INTO begins FROM pg_temp.pgonce_places AS p WHERE p.number OPERATOR(pg_catalog.=) first;
+    SELECT p.place INTO reaches FROM pg_temp.pgonce_places AS p WHERE p.number OPERATOR(pg_catalog.=) last;
+    made := made OPERATOR(pg_catalog.+) 1;
+    BEGIN
+        EXECUTE statement USING begins, reaches;
+        IF checks OPERATOR(pg_catalog.<>) '' THEN
+            EXECUTE checks;
+        END IF;
+        fits := true;
+    EXCEPTION WHEN OTHERS THEN
+        fits := false;
+        GET STACKED DIAGNOSTICS code = RETURNED_SQLSTATE, message = MESSAGE_TEXT, detail = PG_EXCEPTION_DETAIL,
+            of_column = COLUMN_NAME, of_constraint = CONSTRAINT_NAME, of_table = TABLE_NAME,
+            of_type = PG_DATATYPE_NAME;
+        -- As kind_of tells them from errors that are not about a row.
+        IF NOT (CASE
+            WHEN pg_catalog.left(code, 2) OPERATOR(pg_catalog.=) '22' THEN code OPERATOR(pg_catalog.<>) ALL {every_row}
+            WHEN code OPERATOR(pg_catalog.=) ANY {alone} AND of_type OPERATOR(pg_catalog.<>) '' THEN true
+            ELSE code OPERATOR(pg_catalog.=) ANY {constraints} AND of_table OPERATOR(pg_catalog.<>) ''
+                AND (CASE code WHEN {not_null} THEN of_column ELSE of_constraint END) OPERATOR(pg_catalog.<>) ''
+        END) THEN
+            RAISE;
+        END IF;
+    END;
+    IF fits THEN
+        first := last OPERATOR(pg_catalog.+) 1;
+        size := size OPERATOR(pg_catalog.*) 2;
+    ELSIF first OPERATOR(pg_catalog.=) last THEN
+        INSERT INTO pg_temp.pgonce_refused VALUES (first, begins::pg_catalog.text, code, message, detail, of_column);
+        refused := refused OPERATOR(pg_catalog.+) 1;
+        -- The next bad row may be as far away as this one was, so that at most some times as many rows are written as
+        -- there are.
+        first := first OPERATOR(pg_catalog.+) 1;
+        size := first OPERATOR(pg_catalog.-) since;
+        since := first;
+        fails_by := 0;
+    ELSE
+        fails_by := last;
+    END IF;
+END LOOP;
+RETURN made;
+END $body$
+"""
+
+
+def _array(states: Collection[str]) -> sql.Composable:
+    return sql.SQL("(ARRAY[{}])").format(sql.SQL(", ").join(map(sql.Literal, sorted(states))))
+
+
+_TRY = sql.SQL(_FUNCTION).format(
+    every_row=_array(OF_EVERY_ROW), alone=_array(ALONE), constraints=_array(CONSTRAINTS), not_null=NOT_NULL
+)
+_PLACES = (
+    "CREATE TEMPORARY TABLE pgonce_places ON COMMIT DROP AS "
+    "SELECT pg_catalog.row_number() OVER (ORDER BY ctid) AS number, ctid AS place FROM {} WHERE {}"
+)
+_TRY_ALL = """
+SELECT pg_temp.pgonce_try({statement}, {checks}, {by_halves}, {most}, {tries}, pg_catalog.clock_timestamp()
+    OPERATOR(pg_catalog.+) pg_catalog.make_interval(secs => {seconds}))
+"""
+_BETWEEN = sql.SQL("ctid OPERATOR(pg_catalog.>=) $1 AND ctid OPERATOR(pg_catalog.<=) $2")
+
+
+def refused_in_turn(
+    connection: psycopg.Connection,
+    rows: GatheredRows,
+    written: Written,
+    checks: sql.Composable,
+    bound: SearchBound,
+    most: int | None = None,
+) -> list[BadRow] | None:
+    """
+    Those of the rows that are refused when they are added, in their order, to what the target has.
+
+    None where rows are written by key, and where this role may not create a temporary table, or a function in PL/pgSQL.
+
+    :param checks: checks deferred constraints; may be empty.
+    :param most: how many there may be: of more, some are returned. Without it, only few rows are given, and each is
+        tried by itself, which does not count as a try.
+    :raises TargetError: SEARCH_TOO_LONG.
+    :raises psycopg.Error: what Postgres says that is not about the values of a row.
+    """
+    if written.upsert is not None:
+        return None
+    part = rows.only(_BETWEEN)
+    statement = insert_statement(part.source, part.wanted, written.table, written.plan)
+    with connection.transaction() as all_of_it:
+        try:
+            with connection.transaction():
+                connection.execute(sql.SQL(_PLACES).format(rows.source, rows.wanted), prepare=False)
+                connection.execute(_function(), prepare=False)
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
+            # The second where PL/pgSQL was dropped.
+            return None
+        tries, seconds = bound.left()
+        asked = sql.SQL(_TRY_ALL).format(
+            statement=sql.Literal(statement.as_string(connection)),
+            checks=sql.Literal(checks.as_string(connection)),
+            by_halves=most is not None,
+            most=rows.count if most is None else most,
+            tries=rows.count if most is None else tries,
+            seconds=seconds,
+        )
+        made = connection.execute(asked, prepare=False).fetchone()
+        found = connection.execute(
+            "SELECT place, code, message, detail, column_name FROM pg_temp.pgonce_refused ORDER BY number"
+        ).fetchall()
+        raise psycopg.Rollback(all_of_it)
+    bound.refuse_longer(made[0] if made and most is not None else 0)
+    return [refused_as(*row) for row in found]
+
+
+def _function() -> sql.Composed:
+    def array(states: Collection[str]) -> sql.Composable:
+        return sql.SQL("(ARRAY[{}])").format(sql.SQL(", ").join(map(sql.Literal, sorted(states))))
+
+    return sql.SQL(_FUNCTION).format(
+        every_row=array(OF_EVERY_ROW), alone=array(ALONE), constraints=array(CONSTRAINTS), not_null=NOT_NULL
+    )

@@ -1,8 +1,8 @@
 """
 Find the rows that the target's types, NOT NULL and CHECK refuse, whatever rows the target holds.
 
-Runs in the commit, only after Postgres has refused rows. Invariant: it writes nothing to the target, and leaves nothing
-but the numbers of a temporary sequence.
+Runs in the commit, only after Postgres has refused rows: for dead letters, and for the text of an error. Invariant: it
+writes nothing to the target, and what it creates is rolled back.
 
 The rows are assigned, one after the other, to a temporary table that has the target's columns and its CHECKs. It stops
 at the first row that is refused, and continues after it. A sequence counts the rows, because a rollback does not reset
@@ -53,25 +53,32 @@ _START = sql.SQL("SELECT pg_catalog.setval({}, 1, false)").format(sql.Literal(_N
 
 
 def refused_rows(
-    connection: psycopg.Connection, gathered: GatheredRows, written: Written, most: int, bound: SearchBound
+    connection: psycopg.Connection,
+    gathered: GatheredRows,
+    written: Written,
+    most: int,
+    bound: SearchBound,
+    code: str | None = None,
 ) -> list[BadRow]:
     """
     The gathered rows that are refused, with their columns where these are known; if there are too many, some of them.
 
     :param most: how many there may be.
     :param bound: how long it may take; its tries are not counted, because each row is assigned once.
+    :param code: only the rows that are refused with this SQLSTATE.
     :raises psycopg.Error: if this cannot be found out (CREATE TABLE ... LIKE needs SELECT on the target).
     """
     bad: dict[str, BadRow] = {}
     with connection.transaction() as all_of_it:
         connection.execute(_IN_ORDER, prepare=False)
-        probe = _Probe(connection, written, made_in_tx(connection, written))
+        probe = _Probe(connection, written, made_in_tx(connection, written), code)
+        bound.refuse_longer()
         for row in _refused(probe, gathered):
-            bad[row.place] = row
             bound.refuse_longer()
+            if code in (None, row.code):
+                bad[row.place] = row
             if len(bad) > most:
                 break
-        _name_columns(probe, gathered, bad)
         raise psycopg.Rollback(all_of_it)
     return list(bad.values())
 
@@ -94,27 +101,14 @@ def _refused(probe: _Probe, gathered: GatheredRows) -> Iterator[BadRow]:
             yield replace(row, is_proven=False)
 
 
-def _name_columns(probe: _Probe, gathered: GatheredRows, bad: dict[str, BadRow]) -> None:
-    """Postgres does not say whose type refuses a value: unless it can be one column only, they are tried one by one."""
-    columns = [column for column in probe.columns if may_refuse_value(column)]
-    for place, row in bad.items():
-        if row.column_name is not None or row.breaks_constraint:
-            continue
-        alone = gathered.only(at(place))
-        is_it = (column for column in columns if len(columns) == 1 or probe.refuses(alone, column, row.code))
-        column = next(is_it, None)
-        if column is not None:
-            bad[place] = replace(row, column_name=column.target)
-            # The next row is often bad in the same column.
-            columns.remove(column)
-            columns.insert(0, column)
-
-
 @dataclass(frozen=True)
 class _Probe:
+    """``code`` is an SQLSTATE that is about a row although :func:`kind_of` does not tell it from others."""
+
     connection: psycopg.Connection
     written: Written
     table: ProbeTable
+    code: str | None
 
     @property
     def columns(self) -> Sequence[ColumnPlan]:
@@ -124,6 +118,11 @@ class _Probe:
     def unread(self) -> Mapping[str, sql.Composable]:
         return unread_columns(self.written.plan, self.written.columns, self.written.upsert)
 
+    @cached_property
+    def suspects(self) -> list[ColumnPlan]:
+        """The columns, the one that last refused a value first, and those with nothing but a constraint last."""
+        return sorted(self.columns, key=may_refuse_value, reverse=True)
+
     def walk(self, rows: GatheredRows, columns: Sequence[ColumnPlan]) -> Iterator[BadRow]:
         """The rows whose values for these columns are refused, in the order of their places."""
         place = FIRST
@@ -132,22 +131,37 @@ class _Probe:
             try:
                 self.connection.execute(sql.SQL("; ").join([_START, _TRY, self._insert(rest, columns)]), prepare=False)
             except psycopg.Error as error:
-                if kind_of(error) is None:
-                    raise
+                self._raise_if_not_about_a_row(error)
                 place = self._stopped_at(rest)
                 row = refused_by(error, place, is_proven=self._is_proof(error))
+                if not error.diag.table_name:
+                    row = replace(row, column_name=row.column_name or self._column_of(row, rows))
                 yield replace(row, message=row.message.replace(PROBE, self.written.table.name))
             else:
                 self.connection.execute(_BACK)
                 return
 
-    def refuses(self, rows: GatheredRows, column: ColumnPlan, code: str) -> bool:
+    def _raise_if_not_about_a_row(self, error: psycopg.Error) -> None:
+        if kind_of(error) is None and (self.code is None or error.sqlstate != self.code):
+            raise error
+
+    def _column_of(self, row: BadRow, rows: GatheredRows) -> str | None:
+        """Postgres does not say whose type or domain refuses a value: unless one column only can, they are tried."""
+        is_only_one = not row.breaks_constraint and sum(map(may_refuse_value, self.columns)) == 1
+        for column in self.suspects:
+            if is_only_one or self._refuses(rows.only(at(row.place)), column, row.code):
+                # The next row is often bad in the same column.
+                self.suspects.remove(column)
+                self.suspects.insert(0, column)
+                return column.target
+        return None
+
+    def _refuses(self, rows: GatheredRows, column: ColumnPlan, code: str) -> bool:
         """Whether a value of this column is refused with this SQLSTATE."""
         try:
             self.connection.execute(sql.SQL("; ").join([_TRY, self._insert(rows, [column]), _BACK]), prepare=False)
         except psycopg.Error as error:
-            if kind_of(error) is None:
-                raise
+            self._raise_if_not_about_a_row(error)
             self.connection.execute(_BACK, prepare=False)
             return error.sqlstate == code
         return False

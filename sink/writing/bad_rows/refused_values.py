@@ -1,51 +1,38 @@
 """
-Find the row and the column of a value that Postgres refused, for the text of the error.
+Name the row and the column of a value that Postgres refused, for the text of the error.
 
-Runs in the commit, only after Postgres has refused rows. Invariant: a transaction that had failed is still failed
-afterwards; the error tells columns and types, and the row's key, position or place, but never another value.
+Runs in the commit, only after Postgres has refused rows that may not be put aside. Invariant: a transaction that had
+failed is still failed afterwards; the error tells columns and types, and the row's key, position or place, but never
+another value.
 
-Postgres names the column only for a COPY. For an INSERT of gathered rows, each column is tried by itself: its values
-are assigned, one after the other, to a table that has only that column. A sequence counts them, because a rollback does
-not reset it.
+Postgres says where a COPY stopped. Gathered rows are searched as for dead letters, up to the first one that is refused
+as the batch was.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import re
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 import psycopg
 from psycopg import sql
 from psycopg.adapt import Transformer
 from psycopg.pq import Format, TransactionStatus
 
+from pgonce.offsets_store.errors import TargetError
 from pgonce.offsets_store.postgres.refused_rows import add_note
 
 from ...encoding.copy_encoder import body_fields, body_rows
+from ..bad_row import BadRow, at, is_for_itself, is_of_target, up_to
 from ..by_key.keys import Written
-from ..by_key.statements import value_of
-from ..checked_table import ColumnPlan
-from ..rows import BACK, fail_in_tx
-from ..table.fit import Fit
+from ..rows import BACK, GatheredRows, fail_in_tx
+from .bounds import SearchBound
+from .probe import refused_rows
 
 # The writer's row is locked meanwhile, and the error is raised without the name of a row if none is found in time.
 _MOST_SECONDS = 60
-# A table of any size is read in one order, so that a row can be found by its number.
-_IN_ORDER = sql.SQL(
-    "SET LOCAL statement_timeout = '{}s'; SET LOCAL synchronize_seqscans = off; "
-    "SET LOCAL max_parallel_workers_per_gather = 0; CREATE TEMPORARY SEQUENCE pgonce_row_number"
-).format(_MOST_SECONDS)
-
-
-def _is_about_values(error: psycopg.Error) -> bool:
-    state = error.sqlstate or ""
-    # XX000 is PostGIS's error for bytes that are not WKB.
-    return (state.startswith("22") and state != "2200H") or state in ("23502", "23514", "XX000")
 
 
 def note_copied(
@@ -58,7 +45,7 @@ def note_copied(
     # "COPY events, line 3, column name", in the server's language.
     context = (error.diag.context or "").rpartition("\n")[2]
     line = re.search(rf"COPY {re.escape(written.table.name)}\D*(\d+)(.*)", context)
-    if line is None or not _is_about_values(error):
+    if line is None or not _may_be_found(error):
         return
     number, rest = int(line[1]), f" {error.diag.column_name}" if error.diag.column_name else line[2]
     found = [column for column in written.plan if rest.endswith(f" {column.target}")]
@@ -92,97 +79,42 @@ def _read(
 
 
 def note_gathered(
-    connection: psycopg.Connection,
-    error: psycopg.Error,
-    written: Written,
-    source: sql.Identifier,
-    wanted: sql.Composable,
+    connection: psycopg.Connection, error: psycopg.Error, written: Written, gathered: GatheredRows
 ) -> None:
-    """Add a note to ``error``: which value of the wanted rows of ``source`` was refused, if that can be found out."""
-    if not _is_about_values(error) or connection.info.transaction_status is not TransactionStatus.INERROR:
+    """Add a note to ``error``: which row, and which value of it, was refused, if that can be found out."""
+    if not _may_be_found(error) or connection.info.transaction_status is not TransactionStatus.INERROR:
         return
-    search = _Search(connection, error, written, source, wanted)
     # There is no note if the role may not create a temporary table, if the connection is lost, or if it takes too long.
-    with suppress(psycopg.Error):
+    with suppress(psycopg.Error, TargetError):
         connection.execute(BACK)
-        connection.execute(_IN_ORDER, prepare=False)
-        found = search.null() or search.value()
-        if found:
-            add_note(error, found)
+        # The bound is looked at between two statements.
+        connection.execute(sql.SQL("SET LOCAL statement_timeout = '{}s'").format(_MOST_SECONDS))
+        bound = SearchBound(written.table.qualified_name, most_seconds=_MOST_SECONDS)
+        # A trigger may write other tables.
+        is_ours = not error.diag.table_name or is_of_target(connection, written.table, error)
+        for row in refused_rows(connection, gathered, written, 0, bound, error.sqlstate) if is_ours else ():
+            column = next((column for column in written.plan if column.target == row.column_name), None)
+            where = written.row(*_told(connection, gathered, written, row))
+            add_note(error, f"It is {written.described(column)} in {where}" if column else f"It is {where}")
     with suppress(psycopg.Error):
         connection.execute(BACK)
     fail_in_tx(connection)
 
 
-@dataclass(frozen=True)
-class _Search:
-    """The search for the value that caused ``error``, among the wanted rows of ``source``."""
+def _may_be_found(error: psycopg.Error) -> bool:
+    # XX000 is PostGIS's error for bytes that are not WKB.
+    return is_for_itself(error) or error.sqlstate == "XX000"
 
-    connection: psycopg.Connection
-    error: psycopg.Error
-    written: Written
-    source: sql.Identifier
-    wanted: sql.Composable
-    ends: float = field(default_factory=lambda: time.monotonic() + _MOST_SECONDS)
 
-    def null(self) -> str | None:
-        """For a NOT NULL violation Postgres names the column."""
-        name = self.error.diag.column_name if self.error.sqlstate == "23502" else None
-        column = next((column for column in self.written.plan if column.target == name), None)
-        if column is None:
-            return None
-        is_null = sql.SQL("({}) AND {} IS NULL").format(self.wanted, sql.Identifier(column.source))
-        row = self._telling(is_null, 1)
-        # If there is no such row, a trigger has made the value null.
-        return f"It is {self.written.described(column)} in {self.written.row(row, None)}" if row is not None else None
-
-    def value(self) -> str | None:
-        """The first column with a value that fails as the batch did; the likely columns are tried first."""
-        if self.error.diag.table_name:
-            # A constraint of the table, not of a column's type.
-            return None
-        for column in sorted(self.written.plan, key=lambda c: c.fitting.fit is Fit.EXACT and "(" not in c.full_type):
-            seconds = self.ends - time.monotonic()
-            number = self._first_refused(column, seconds) if seconds > 0 else None
-            if number is not None:
-                row = self._telling(self.wanted, number)
-                return f"It is {self.written.described(column)} in {self.written.row(row, number)}"
-        return None
-
-    def _first_refused(self, column: ColumnPlan, seconds: float) -> int | None:
-        """The number of the first wanted row whose value is refused; found in so many seconds, or cancelled."""
-        # A number is drawn before the value is cast or assigned: nextval is volatile, so the inner SELECT is kept.
-        try_all = sql.SQL(
-            "SET LOCAL statement_timeout = {timeout}; "
-            "CREATE TEMPORARY TABLE pgonce_probe ON COMMIT DROP AS SELECT {name} FROM {table} WITH NO DATA; "
-            "SELECT pg_catalog.setval('pg_temp.pgonce_row_number', 1, false); "
-            "INSERT INTO pg_temp.pgonce_probe SELECT s.value FROM ("
-            "SELECT pg_catalog.nextval('pg_temp.pgonce_row_number') AS number, {value} AS value "
-            "FROM {source} WHERE {wanted}) AS s"
-        ).format(
-            timeout=math.ceil(seconds * 1000),
-            name=sql.Identifier(column.target),
-            table=self.written.table.identifier,
-            value=value_of(column),
-            source=self.source,
-            wanted=self.wanted,
-        )
-        try:
-            with self.connection.transaction() as probe:
-                self.connection.execute(try_all, prepare=False)
-                raise psycopg.Rollback(probe)
-        except psycopg.errors.QueryCanceled:
-            raise
-        except psycopg.Error as refused:
-            if refused.sqlstate != self.error.sqlstate:
-                return None
-            row = self.connection.execute("SELECT last_value FROM pg_temp.pgonce_row_number").fetchone()
-            return None if row is None else row[0]
-        return None
-
-    def _telling(self, wanted: sql.Composable, number: int) -> tuple[object, ...] | None:
-        """The values that tell the wanted row of that number from others, as text."""
-        names = map(sql.Identifier, self.written.telling)
-        values = sql.SQL(", ").join(sql.SQL("{}::pg_catalog.text").format(name) for name in names)
-        query = sql.SQL("SELECT {} FROM {} WHERE {} LIMIT 1 OFFSET {}").format(values, self.source, wanted, number - 1)
-        return self.connection.execute(query).fetchone()
+def _told(
+    connection: psycopg.Connection, gathered: GatheredRows, written: Written, row: BadRow
+) -> tuple[Sequence[object], int]:
+    """The values that tell the row from others, as text; and its number among the gathered rows."""
+    values = [sql.SQL("{}::pg_catalog.text").format(sql.Identifier(name)) for name in written.telling]
+    before = gathered.only(up_to(row.place))
+    number = sql.SQL("(SELECT pg_catalog.count(*) FROM {} WHERE {})").format(before.source, before.wanted)
+    query = sql.SQL("SELECT {} FROM {} WHERE {}").format(
+        sql.SQL(", ").join([*values, number]), gathered.source, at(row.place)
+    )
+    *told, place = connection.execute(query).fetchone() or (0,)
+    return told, place

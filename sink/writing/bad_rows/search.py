@@ -7,7 +7,7 @@ to refuse it, or refuses it when it is tried by itself; if no such row is found,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -17,30 +17,29 @@ from psycopg import sql
 from pgonce.offsets_store.errors import NullOrderError, TargetError
 
 from ..bad_row import (
-    CHECK,
     EXCLUSION,
-    NOT_NULL,
     UNIQUE,
     BadRow,
     Kind,
     RowsRefusedError,
     after,
+    at,
+    is_for_itself,
     is_of_target,
     kind_of,
     may_be_a_rows,
     refused_by,
     up_to,
 )
-from ..by_key.in_order import (
-    refuse_moved_values,
-)
+from ..by_key.in_order import refuse_moved_values
 from ..by_key.keys import Written
-from ..by_key.statements import insert_statement
 from ..rows import GatheredRows
 from .bounds import SearchBound
-from .conflicts import conflicting_rows
-from .halving import BETWEEN, refused_by_halves
+from .conflicts import conflicting_rows, refused_in_turn, skipped_rows
 from .probe import refused_rows
+
+# A constraint is deferrable, or the table has a rule.
+_NO_ON_CONFLICT = (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.FeatureNotSupported)
 
 Attempt = Callable[[GatheredRows], Mapping[str, int] | None]
 """Writes rows into the target."""
@@ -78,19 +77,60 @@ class Search:
         if kind is Kind.CONSTRAINT and not is_of_target(self.connection, self.written.table, error):
             return []
         found: list[BadRow] = []
-        if kind is Kind.VALUE or error.sqlstate in (NOT_NULL, CHECK):
+        if is_for_itself(error):
             # The target may only be written to, or has a CHECK that looks at whole rows, which LIKE does not take.
             with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
                 found = refused_rows(self.connection, gathered, self.written, self.most, self.bound)
         else:
-            if self.written.upsert is not None and error.sqlstate in (UNIQUE, EXCLUSION):
-                # A deferred constraint, checked when all rows are written: by halves, a row may come too early.
-                refuse_moved_values(self.connection, gathered, self.written, error)
-            found = conflicting_rows(self.connection, error, gathered, self.written, self.most + 1)
+            found = self._conflicting(error, gathered)
         if found or kind is Kind.VALUE:
             # If no type of the target refuses a value, the error is about something else.
             return found
         return self._refused_in_turn(error, gathered) or self.first_refused(error, gathered)
+
+    def _conflicting(self, error: psycopg.Error, gathered: GatheredRows) -> list[BadRow]:
+        """The rows that seem to conflict with others, or to have no parent."""
+        enough = self.most + 1
+        if error.sqlstate in (UNIQUE, EXCLUSION):
+            if self.written.upsert is not None:
+                # A deferred constraint, checked when all rows are written: by halves, a row may come too early.
+                refuse_moved_values(self.connection, gathered, self.written, error)
+                return []
+            try:
+                found = skipped_rows(self.connection, error, gathered, self.written, enough)
+                if len(found) < enough:
+                    return found
+                # Too many are bad, or a trigger leaves rows out that are good.
+            except _NO_ON_CONFLICT:
+                pass
+            except psycopg.Error as other:
+                if not may_be_a_rows(other):
+                    raise
+                if other.sqlstate not in (UNIQUE, EXCLUSION):
+                    # Rows of both kinds are in the batch. Without these, the others are found.
+                    return self.bad_rows(other, gathered)
+        return conflicting_rows(self.connection, error, gathered, self.written, enough)
+
+    def refused_now(self, rows: Sequence[BadRow], gathered: GatheredRows) -> list[BadRow]:
+        """
+        Those of ``rows`` that Postgres refuses to add to what is written by now, each after those that fit.
+
+        :raises TargetError: SEARCH_TOO_LONG.
+        """
+        some = gathered.only(at(*(row.place for row in rows)))
+        refused = refused_in_turn(self.connection, some, self.written, self.checks, self.bound) if rows else []
+        if refused is not None:
+            return refused
+        refused = []
+        fit: list[str] = []
+        for row in rows:
+            # Together, because two rows may each fit by themselves, and not together.
+            error = self.refusal(gathered.only(at(*fit, row.place)))
+            if error is None:
+                fit.append(row.place)
+            else:
+                refused.append(refused_by(error, row.place))
+        return refused
 
     def refusal(self, gathered: GatheredRows, *, is_kept: bool = False) -> psycopg.Error | TargetError | None:
         """
@@ -129,14 +169,9 @@ class Search:
 
     def _refused_in_turn(self, error: psycopg.Error | TargetError, gathered: GatheredRows) -> list[BadRow]:
         """The rows that are refused once those before them are written; if they are too many, some of them."""
-        if self.written.upsert is None:
-            part, table = gathered.only(BETWEEN), self.written.table
-            insert = insert_statement(part.source, part.wanted, table, self.written.plan)
-            left = self.bound.left()
-            halved = refused_by_halves(self.connection, gathered, insert, self.checks, self.most, left)
-            if halved is not None:
-                self.bound.refuse_longer(halved[0])
-                return halved[1]
+        refused = refused_in_turn(self.connection, gathered, self.written, self.checks, self.bound, self.most)
+        if refused is not None:
+            return refused
         found: list[BadRow] = []
         with self.connection.transaction() as all_of_it:
             for row in self._in_halves(error, gathered, self._count(gathered)):

@@ -18,7 +18,7 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 
 from ...staging import check_staged_rows
-from ..bad_row import BadRow, RowsRefusedError, at, may_be_a_rows, refused_by, without
+from ..bad_row import BadRow, RowsRefusedError, may_be_a_rows, refused_by, without
 from ..by_key.keys import Written
 from ..rows import GatheredRows, whole_or_failed
 from ..table.catalogue import TargetTable
@@ -93,7 +93,8 @@ def write_what_fits_in_tx(
             return attempt(gathered), []
         except (psycopg.Error, TargetError, RowsRefusedError) as refused:
             if not may_be_a_rows(refused):
-                _note(connection, refused, written, gathered)
+                if isinstance(refused, psycopg.Error):
+                    note_gathered(connection, refused, written, gathered)
                 raise
             error = refused
     with whole_or_failed(connection):
@@ -149,23 +150,13 @@ def _put_aside(search: Search, aside: _Aside, error: Exception, gathered: Gather
 
 def _that_fit_now(search: Search, aside: _Aside, gathered: GatheredRows) -> list[str]:
     """The rows that can be added to what is written now. For the others it notes why they cannot."""
-    fit: list[str] = []
-    for row in [row for row in aside.rows.values() if not row.is_proven]:
-        # With those that fit already: two rows may each fit by themselves, and not together.
-        error = search.refusal(gathered.only(at(*fit, row.place)))
-        if error is None:
-            fit.append(row.place)
-        else:
-            named = refused_by(error, row.place)
-            aside.rows[row.place] = replace(named, column_name=named.column_name or row.column_name)
-    return fit
+    guessed = {row.place: row for row in aside.rows.values() if not row.is_proven}
+    for row in search.refused_now(list(guessed.values()), gathered):
+        guess = guessed.pop(row.place)
+        aside.rows[row.place] = replace(row, column_name=row.column_name or guess.column_name)
+    return list(guessed)
 
 
 def go_back(connection: psycopg.Connection) -> None:
     """Undo what was written since :class:`Constraints` was made."""
     connection.execute("ROLLBACK TO SAVEPOINT pgonce_letters")
-
-
-def _note(connection: psycopg.Connection, error: Exception, written: Written, gathered: GatheredRows) -> None:
-    if isinstance(error, psycopg.Error):
-        note_gathered(connection, error, written, gathered.source, gathered.wanted)

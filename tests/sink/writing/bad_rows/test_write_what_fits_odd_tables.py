@@ -73,6 +73,26 @@ def test_a_row_that_a_trigger_drops_is_no_dead_letter(url, admin):
     assert letters(admin) == TOO_LONG
 
 
+def test_a_row_that_a_trigger_drops_is_no_dead_letter_where_others_conflict(url, admin):
+    """Neither such a row nor one that conflicts is written, and the trigger wants only the first."""
+    table(admin)
+    admin.execute(b"CREATE UNIQUE INDEX ON events (lower(name))")
+    before_insert(admin, "IF new.amount = 0 THEN RETURN NULL; END IF;")
+    committed(url, [(1, "a", 1), (2, "A", 1), (3, "b", 0), (4, "a", 0), (5, "c", 1)])
+    assert stored(admin) == [1, 5]
+    assert letters(admin) == [(2, None, "23505")]
+
+
+def test_rows_that_conflict_are_found_among_others_without_a_parent(url, admin):
+    """Postgres refuses the one while it writes the row, the other when it has written all."""
+    admin.execute(b"CREATE TABLE parents (id bigint PRIMARY KEY); INSERT INTO parents VALUES (1)")
+    admin.execute(b"CREATE TABLE events (id bigint, name text, amount bigint REFERENCES parents)")
+    admin.execute(b"CREATE UNIQUE INDEX ON events (lower(name)) WHERE id > 0")
+    committed(url, [(1, "a", 1), (2, "A", 1), (3, "b", 99), (4, "B", 1), (0, "A", 1)])
+    assert stored(admin) == [0, 1, 4]
+    assert sorted(letters(admin)) == [(2, None, "23505"), (3, None, "23505")]
+
+
 def test_a_check_that_reads_the_table_sees_the_table(url, admin):
     """What it says of a row depends on others."""
     table(admin)
