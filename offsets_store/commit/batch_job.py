@@ -11,7 +11,7 @@ but for steps 2 and 3, and what is recorded:
 2. claim the key, which waits for another job that has claimed it: ``claim_in_tx``
 3. if it was published: by this attempt, whose COMMIT was not answered; or by another one, and this one is skipped; or
    with other rows, and this one is refused: ``_skip_in_tx``
-4. publish the rows: ``write_in_tx``
+4. publish the rows: ``Work.publish_in_tx``
 5. record the job: ``_record_in_tx``
 6. COMMIT: ``send_commit``
 
@@ -32,7 +32,7 @@ from ..ledger.published import Published
 from ..postgres.lock_watch import LockWatch
 from . import one_transaction
 from .notification import notify_in_tx
-from .one_transaction import begun_transaction, recording_in_tx, write_in_tx
+from .one_transaction import begun_transaction, recording_in_tx
 from .retrying import tried
 from .settings import CommitSettings
 from .work import Named, Outcome, Work
@@ -84,15 +84,17 @@ def _publish_or_skip(
 ) -> CommittedJob:
     # Not the role's default: under a snapshot that is older than the claim, an overwrite would leave the rows of the
     # job that it has waited for.
-    with begun_transaction(settings, str(job.attempt), work.name_sink, "READ COMMITTED") as begun:
+    with begun_transaction(
+        settings, str(job.attempt), work.name_sink, outcome, lambda *_: None, isolation_level="READ COMMITTED"
+    ) as begun:
         connection, sink_name, began = begun.connection, begun.sink.name, begun.state
         # The run that had the key before is done, so what is recorded then stays so.
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
             recorded = claim_in_tx(connection, sink_name, job)
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
-                published = write_in_tx(connection, began, lambda: work.publish(connection, None, None))
-                with recording_in_tx(connection, outcome):
+                published = work.publish_in_tx(connection, None, None)
+                with recording_in_tx(connection, began, outcome):
                     _record_in_tx(settings, connection, sink_name, job, published)
             verdict = JobVerdict.PUBLISHED
         elif recorded.attempt == job.attempt:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import psycopg
 import sqlalchemy.exc
@@ -25,11 +25,12 @@ from ..errors import NOTHING, CommitError, PgonceError
 from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
 from ..postgres.bounds import enter_in_tx, outlast_locks, server_settings
-from ..postgres.connect import checked_out, connect, driver_connection, one_trip
+from ..postgres.connect import checked_out, connect, driver_connection
+from ..postgres.one_trip import Asked, one_trip
 from ..postgres.search_path import ENTER_COLUMNS, leave_in_tx
 from ..postgres.translate import leaves_commit_unknown
 from .settings import CommitSettings
-from .work import Named, NamedSink, NameSink, Outcome
+from .work import Named, NamedSink, NameSink, Outcome, asked_sink
 
 _log = logging.getLogger("pgonce")
 
@@ -75,8 +76,13 @@ _BEGIN_17 = _BEGIN.add_columns(func.pg_catalog.set_config("transaction_timeout",
 
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
+    """Set what :func:`ask_to_begin` sets, and say which transaction this is."""
+    return _state_in(ask_to_begin(connection, application, lock_timeout_seconds))
+
+
+def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds: float) -> Asked:
     """
-    Begin: set our search_path (and the rest), lift the session's time limits, and say which transaction this is.
+    Set our search_path (and the rest), lift the session's time limits, and ask which transaction this is.
 
     The server is to notice that this client is gone as soon as the client would notice the same of the server, because
     its locks are in the way of others. All settings are local to the transaction, because a pooler gives the session to
@@ -88,7 +94,7 @@ def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: 
         "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
         **server_settings(driver_connection(connection)),
     }
-    return TransactionState(*connection.execute(_BEGIN_17 if is_17 else _BEGIN, settings).one()[:3])
+    return Asked(connection, _BEGIN_17 if is_17 else _BEGIN, settings)
 
 
 def begin_again_in_tx(
@@ -112,9 +118,10 @@ def begin_again_in_tx(
     return begin_in_tx(connection, application, lock_timeout_seconds)
 
 
-def transaction_state_in_tx(connection: Connection) -> TransactionState:
-    """Set our settings again after the user's SQL, and say which transaction this is now."""
-    return TransactionState(*connection.execute(_STATE).one()[:3])
+def _state_in(asked: Asked) -> TransactionState:
+    row = asked.row()
+    assert row is not None  # noqa: S101 (a SELECT without FROM has a row)
+    return TransactionState(row["xid"], row["synchronous_commit"], row["backend_pid"])
 
 
 def application_name(run_id: str) -> str:
@@ -123,31 +130,50 @@ def application_name(run_id: str) -> str:
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A transaction that has begun, and the sink that it is for."""
+class Begun(Generic[_T]):
+    """A transaction that has begun, the sink that it is for, and what was ``asked`` of the ledger meanwhile."""
 
     connection: Connection
     sink: NamedSink
     state: TransactionState
+    asked: _T
 
 
 @contextmanager
 def begun_transaction(
-    settings: CommitSettings, run_id: str, name_sink: NameSink, isolation_level: Literal["READ COMMITTED"] | None = None
-) -> Iterator[Begun]:
+    settings: CommitSettings,
+    run_id: str,
+    name_sink: NameSink,
+    outcome: Outcome,
+    ask: Callable[[Connection, str | None], _T],
+    isolation_level: Literal["READ COMMITTED"] | None = None,
+) -> Iterator[Begun[_T]]:
     """
-    Begin the transaction of a try; what the block does not commit is rolled back.
+    Begin the transaction of a try, in one round trip; what the block does not commit is rolled back.
 
+    :param ask: asks the ledger in the same trip, and gets the sink's name if it is known by then.
     :param isolation_level: given if the transaction needs it, whatever the role's default is.
     :raises CommitError: SYNCHRONOUS_COMMIT_OFF.
     """
     with session_of_a_try(settings) as session:
         connection = session.execution_options(isolation_level=isolation_level) if isolation_level else session
-        # Before our search_path is in force, because a table is found along the user's.
-        sink = name_sink(connection)
-        state = begin_in_tx(connection, application_name(run_id), settings.lock_timeout)
+        begin: Asked | None = None
+        try:
+            with one_trip(connection):
+                # Before our search_path is in force, because a table is found along the user's.
+                sink = asked_sink(name_sink, connection)
+                begin = ask_to_begin(connection, application_name(run_id), settings.lock_timeout)
+                asked = ask(connection, sink.name)
+        except psycopg.Error:
+            outcome.in_ledger = begin is not None and begin.is_answered
+            if not outcome.in_ledger:
+                # By itself, what is wrong with a table's name can be told.
+                driver_connection(connection).rollback()
+                asked_sink(name_sink, connection).read()
+            raise
+        state = _state_in(begin)
         refuse_lost_on_crash(state)
-        yield Begun(connection, NamedSink(sink) if isinstance(sink, str) else sink, state)
+        yield Begun(connection, sink.read(), state, asked)
 
 
 @contextmanager
@@ -195,28 +221,47 @@ def refuse_when_it_ends(connection: Connection) -> None:
     event.listen(connection, "after_cursor_execute", _refuse_ended)
 
 
-def write_in_tx(connection: Connection, began: TransactionState, write: Callable[[], _T]) -> _T:
+def refuse_another_in_tx(connection: Connection, began: TransactionState) -> None:
     """
-    The result of ``write``, which runs under the user's search_path, in the transaction that ``began`` and no other.
+    Set our search_path again, and look whether the transaction is still the one that ``began``.
 
     :raises CommitError: TRANSACTION_ENDED or SYNCHRONOUS_COMMIT_OFF.
     """
-    leave_in_tx(driver_connection(connection))
-    written = write()
-    now = transaction_state_in_tx(connection)
+    _refuse_another(began, _state_in(Asked(connection, _STATE, {})))
+
+
+def _refuse_another(began: TransactionState, now: TransactionState) -> None:
     refuse_lost_on_crash(now)
     if began.xid != now.xid:
         raise _ended()
-    return written
 
 
 @contextmanager
-def recording_in_tx(connection: Connection, outcome: Outcome) -> Iterator[None]:
-    """Run the block, which records what was written, in one round trip; the transaction is ready for COMMIT then."""
-    with outcome.on_ledger(), one_trip(connection):
-        yield
-        # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
-        leave_in_tx(driver_connection(connection))
+def recording_in_tx(connection: Connection, began: TransactionState, outcome: Outcome) -> Iterator[None]:
+    """
+    Run the block, which records what was written, in one round trip; the transaction is ready for COMMIT then.
+
+    :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SYNCHRONOUS_COMMIT_OFF.
+    """
+    driver = driver_connection(connection)
+    if driver.info.transaction_status is TransactionStatus.INERROR:
+        # Raises that it has failed: an error was swallowed, and it was not one of the ledger's.
+        leave_in_tx(driver)
+    state: Asked | None = None
+    try:
+        with outcome.on_ledger(), one_trip(connection):
+            # This sets our search_path again.
+            state = Asked(connection, _STATE, {})
+            yield
+            # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
+            leave_in_tx(driver)
+    except (psycopg.Error, sqlalchemy.exc.DBAPIError):
+        # In another transaction, the record may refer to what was rolled back.
+        if state is not None and state.is_answered:
+            _refuse_another(began, _state_in(state))
+        raise
+    # What was recorded in another transaction is rolled back.
+    _refuse_another(began, _state_in(state))
 
 
 def send_commit(url: str, connection: Connection, backend_pid: int, what: Named, outcome: Outcome) -> None:

@@ -30,8 +30,10 @@ from sqlalchemy import Connection
 
 from ..ledger import record
 from ..ledger.lock import (
+    AskedWriter,
     LockedWriter,
     SnapshotTooOldError,
+    ask_for_writer,
     close_acceptances_in_tx,
     is_accepted_in_tx,
     lock_writer_in_tx,
@@ -60,7 +62,6 @@ from .one_transaction import (
     begin_again_in_tx,
     begun_transaction,
     recording_in_tx,
-    write_in_tx,
 )
 from .settings import CommitSettings
 from .work import NameSink, Outcome, Work, named
@@ -95,7 +96,7 @@ def publish_or_skip(
             with watch.looking(transaction.began.backend_pid, may_end=False):
                 stored = _stored_positions(transaction)
                 published, tables = _publish_in_tx(transaction, work, stored, outcome)
-                with recording_in_tx(transaction.connection, outcome):
+                with recording_in_tx(transaction.connection, transaction.began, outcome):
                     _record_in_tx(transaction, published, tables, stored)
         else:
             with outcome.on_ledger():
@@ -130,12 +131,17 @@ def _decided_transaction(
     :raises RefusedBatch: for a batch that is neither to be published nor to be skipped.
     """
     replaces, start_over = settings.remedies.replaces, settings.remedies.start_over
-    with begun_transaction(settings, planned.run_id, name_sink) as begun:
+
+    def ask(connection: Connection, sink_name: str | None) -> AskedWriter | None:
+        # A watch has to know the session before that waits for the lock.
+        return None if watch.armed else ask_for_writer(connection, planned, sink_name)
+
+    with begun_transaction(settings, planned.run_id, name_sink, outcome, ask) as begun:
         connection, began = begun.connection, begun.state
         batch = planned.into(begun.sink.name, begun.sink.tables)
         with outcome.asking_ledger(), watch.looking(began.backend_pid, may_end=True):
             try:
-                locked = lock_writer_in_tx(connection, batch, replaces, start_over=start_over)
+                locked = lock_writer_in_tx(connection, batch, replaces, begun.asked, start_over=start_over)
             except SnapshotTooOldError:
                 application = application_name(planned.run_id)
                 began = begin_again_in_tx(connection, batch.places, application, settings.lock_timeout)
@@ -168,8 +174,7 @@ def _publish_in_tx(
     below = None if transaction.verdict is Verdict.NEW else stored
     over = starts_over(transaction.verdict, transaction.locked.ledger, transaction.settings.remedies)
     batch = replace(transaction.batch, starts_over=over)
-    connection, began = transaction.connection, transaction.began
-    published = write_in_tx(connection, began, lambda: work.publish(connection, batch, below))
+    published = work.publish_in_tx(transaction.connection, batch, below)
     writer, now = transaction.locked.ledger.writer, published.targets or {}
     pinned = transaction.settings.pin_table
     tables = compared_with_earlier(transaction.batch, writer, now, pinned=pinned, is_one_table=work.is_one_table)

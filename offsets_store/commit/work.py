@@ -16,6 +16,8 @@ from sqlalchemy import Connection
 
 from ..ledger.published import Published
 from ..offsets import Offsets
+from ..postgres.connect import driver_connection
+from ..postgres.search_path import leave_in_tx
 from ..verdict.facts import PlannedBatch
 
 
@@ -27,12 +29,31 @@ class NamedSink:
     tables: Mapping[str, int | None] = field(default_factory=dict)
 
 
-NameSink = Callable[[Connection], str | NamedSink]
+@dataclass(frozen=True)
+class AskedSink:
+    """
+    A sink about which Postgres was asked: ``read`` returns what it says, once the round trip is over.
+
+    ``name`` is the sink's name if that is known before. Otherwise it is that of the table whose oid the statement keeps
+    in the setting ``pgonce.target``.
+    """
+
+    read: Callable[[], NamedSink]
+    name: str | None = None
+
+
+NameSink = Callable[[Connection], str | AskedSink]
 """
 Names the sink that a batch goes into; called inside the transaction, before our search_path is in force.
 
 A name alone is enough where the tables are not known before something is written to them.
 """
+
+
+def asked_sink(name_sink: NameSink, connection: Connection) -> AskedSink:
+    """What ``name_sink`` asks Postgres, or says at once."""
+    found = name_sink(connection)
+    return AskedSink(lambda: NamedSink(found), found) if isinstance(found, str) else found
 
 
 _Whose_contra = TypeVar("_Whose_contra", contravariant=True)
@@ -46,13 +67,21 @@ class Work(Generic[_Whose_contra]):
     ``publish`` gets the micro-batch whose rows they are (``Work[Batch]``), or None for those of a batch job
     (``Work[None]``); and the positions below which rows are stored already, where None means that no row is dropped.
     Both functions run inside the transaction, and again at every try. ``sealed`` is for work that runs SQL of the user,
-    and ``has_several_tables`` for work that chooses among tables by the rows.
+    and ``has_several_tables`` for work that chooses among tables by the rows. ``publish`` begins under the user's
+    search_path; or, if it ``leaves`` ours by itself, under ours.
     """
 
     name_sink: NameSink
     publish: Callable[[Connection, _Whose_contra, Offsets | None], Published]
     sealed: bool = False
     has_several_tables: bool = False
+    leaves: bool = False
+
+    def publish_in_tx(self, connection: Connection, whose: _Whose_contra, below: Offsets | None) -> Published:
+        """Publish what is not stored below these positions; our search_path is in force before, and the user's then."""
+        if not self.leaves:
+            leave_in_tx(driver_connection(connection))
+        return self.publish(connection, whose, below)
 
     @property
     def is_one_table(self) -> bool:

@@ -7,11 +7,12 @@ What a person has accepted counts for one batch of one writer, once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import (
-    BindParameter,
+    LABEL_STYLE_TABLENAME_PLUS_COL,
     ColumnElement,
     Connection,
     FromClause,
@@ -20,19 +21,24 @@ from sqlalchemy import (
     bindparam,
     func,
     literal,
+    literal_column,
     select,
     text,
     update,
 )
 from sqlalchemy.dialects import postgresql
 
-from ..verdict.facts import Batch, Ledger, Recorded, rivals_of
+from ..postgres.one_trip import Asked
+from ..postgres.text import QUALIFIED_NAME
+from ..verdict.facts import Batch, Ledger, PlannedBatch, Recorded, rivals_of
 from .migrations import refuse_too_new
 from .tables import LEAST_READER, batches, interventions, replays, runs, writers
 from .writers import as_recorded, as_writer, neighbours_in_tx, replaced_query_in_tx
 
+_Row = Mapping[str, Any] | RowMapping
 
-def is_open(writer_id: int | BindParameter[int]) -> ColumnElement[bool]:
+
+def is_open(writer_id: int | ColumnElement[int]) -> ColumnElement[bool]:
     """The condition for the acceptances of a writer that have not been used yet."""
     return and_(
         interventions.c.writer_id == writer_id,
@@ -85,8 +91,35 @@ class SnapshotTooOldError(Exception):
     """
 
 
+@dataclass(frozen=True)
+class AskedWriter:
+    """The row of a writer, which is locked once it is there, and what the ledger has about a batch."""
+
+    row: Asked
+    facts: Asked
+
+
+def ask_for_writer(connection: Connection, batch: PlannedBatch, sink_name: str | None) -> AskedWriter:
+    """
+    Ask within a round trip for what :func:`lock_writer_in_tx` needs, if the writer is known already.
+
+    Two statements: one that waits for a lock has an older snapshot, and might not see the newest records.
+
+    :param sink_name: None if it is the name of the table whose oid ``pgonce.target`` has.
+    """
+    identity = {"query": batch.query_id, "sink": sink_name}
+    row = Asked(connection, _LOCK, identity)
+    return AskedWriter(row, Asked(connection, _FACTS, {**identity, **_asked_about(batch)}))
+
+
 def lock_writer_in_tx(
-    connection: Connection, batch: Batch, replaces: str | None, *, start_over: bool = False, sees_rivals: bool = False
+    connection: Connection,
+    batch: Batch,
+    replaces: str | None,
+    asked: AskedWriter | None = None,
+    *,
+    start_over: bool = False,
+    sees_rivals: bool = False,
 ) -> LockedWriter:
     """
     Lock the writer's row, which is created if it is new, and read what the verdict needs.
@@ -94,6 +127,7 @@ def lock_writer_in_tx(
     A new row has no ``last_batch_id``. It disappears again if the batch is refused and the transaction rolled back.
 
     :param replaces: the id of a query, the beginning of it, or the query's name, as the user gave it.
+    :param asked: what was asked for the same batch.
     :param start_over: whether the rows of the query that is replaced are to go.
     :param sees_rivals: whether the transaction was begun by
         :func:`~pgonce.offsets_store.commit.one_transaction.begin_again_in_tx`.
@@ -101,7 +135,10 @@ def lock_writer_in_tx(
     :raises OffsetsError: QUERY_AMBIGUOUS, if several queries can be meant by ``replaces``.
     :raises SnapshotTooOldError: if rivals must be looked for, and the transaction would not see them.
     """
-    row = connection.execute(_LOCK, _identity(batch)).mappings().one_or_none()
+    row: _Row | None = asked.row.row() if asked else None
+    if asked is None or row is None or row["sink_name"] != batch.sink_name:
+        asked = None
+        row = connection.execute(_LOCK, _identity(batch)).mappings().one_or_none()
     if row is None:
         # INSERT, never SELECT and then INSERT: two drivers could both read "absent". The key makes the second one wait.
         connection.execute(_CREATE, {**_identity(batch), "guarantee": batch.guarantee})
@@ -121,7 +158,9 @@ def lock_writer_in_tx(
             connection.execute(_LOCK, {"query": replaces, "sink": batch.sink_name})
         ledger = _of_unknown(connection, batch, replaces, start_over=start_over)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
-    facts = _facts_in_tx(connection, row, batch)
+    facts: _Row | None = asked.facts.row() if asked else None
+    if facts is None:
+        facts = connection.execute(_FACTS, {**_identity(batch), **_asked_about(batch)}).mappings().one()
     ledger = _ledger(row, batch, facts)
     return LockedWriter(row["writer_id"], row["generation"], ledger, facts["has_acceptances"], row["written_as_digest"])
 
@@ -156,11 +195,16 @@ _READ: list[Any] = [
     *(column for column in writers.c if column is not writers.c.written_as),
     writers.c.written_as["digest"].astext.label("written_as_digest"),
 ]
-_LOCK = (
-    select(*_READ, LEAST_READER)
-    .where(writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink"))
-    .with_for_update()
+# Without a name, the sink has that of the table that this transaction has looked for.
+_TARGET: ColumnElement[str] = literal_column(
+    f"(SELECT {QUALIFIED_NAME} FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE c.oid = CAST(nullif(current_setting('pgonce.target', true), '') AS oid))"
 )
+_IS_IT = and_(
+    writers.c.query_id == bindparam("query"),
+    writers.c.sink_name == func.coalesce(bindparam("sink", type_=writers.c.sink_name.type), _TARGET),
+)
+_LOCK = select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers)
 _LAST = select(writers.c.last_batch_id).where(
     writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink")
 )
@@ -180,16 +224,19 @@ _CREATE = (
     .on_conflict_do_nothing()
 )
 
+_BATCH = bindparam("batch", type_=batches.c.batch_id.type)
+# It is usually the last batch, whose long text need not be sent twice.
+_PREVIOUS = func.nullif(bindparam("previous", type_=batches.c.batch_id.type), writers.c.last_batch_id)
 _same_id = batches.alias("same_id")
 _last = batches.alias("last")
 _previous = batches.alias("previous")
 
 
-def _record_of(record: FromClause, batch: str) -> ColumnElement[bool]:
+def _record_of(record: FromClause, batch_id: ColumnElement[int]) -> ColumnElement[bool]:
     return and_(
-        record.c.writer_id == bindparam("writer"),
-        record.c.generation == bindparam("generation"),
-        record.c.batch_id == bindparam(batch),
+        record.c.writer_id == writers.c.writer_id,
+        record.c.generation == writers.c.generation,
+        record.c.batch_id == batch_id,
     )
 
 
@@ -199,48 +246,35 @@ _FACTS = (
         _last,
         _previous,
         select(literal(1))
-        .where(runs.c.writer_id == bindparam("writer"), runs.c.run_id == bindparam("run"))
+        .where(runs.c.writer_id == writers.c.writer_id, runs.c.run_id == bindparam("run"))
         .exists()
         .label("was_owner"),
-        select(literal(1)).where(is_open(bindparam("writer"))).exists().label("has_acceptances"),
+        select(literal(1)).where(is_open(writers.c.writer_id)).exists().label("has_acceptances"),
         select(replays.c.attempt)
         .where(
-            replays.c.writer_id == bindparam("writer"),
-            replays.c.generation == bindparam("generation"),
-            replays.c.batch_id == bindparam("batch"),
+            replays.c.writer_id == writers.c.writer_id,
+            replays.c.generation == writers.c.generation,
+            replays.c.batch_id == _BATCH,
             replays.c.run_id == bindparam("run"),
         )
         .scalar_subquery()
         .label("skipped_by"),
     )
     .select_from(
-        select(literal(1).label("one"))
-        .subquery()
-        .outerjoin(_same_id, _record_of(_same_id, "batch"))
-        .outerjoin(_last, _record_of(_last, "last_batch"))
-        .outerjoin(_previous, _record_of(_previous, "previous_batch"))
+        writers.outerjoin(_same_id, _record_of(_same_id, _BATCH))
+        .outerjoin(_last, _record_of(_last, writers.c.last_batch_id))
+        .outerjoin(_previous, _record_of(_previous, _PREVIOUS))
     )
-    .set_label_style(2)  # type: ignore[arg-type]
+    .where(_IS_IT)
+    .set_label_style(LABEL_STYLE_TABLENAME_PLUS_COL)
 )
 
 
-def _facts_in_tx(connection: Connection, row: RowMapping, batch: Batch) -> RowMapping:
-    found = connection.execute(
-        _FACTS,
-        {
-            "writer": row["writer_id"],
-            "generation": row["generation"],
-            "batch": batch.batch_id,
-            "last_batch": row["last_batch_id"],
-            # It is usually the last batch, whose long text need not be sent twice.
-            "previous_batch": None if batch.previous_batch_id == row["last_batch_id"] else batch.previous_batch_id,
-            "run": batch.run_id,
-        },
-    )
-    return found.mappings().one()
+def _asked_about(batch: PlannedBatch) -> dict[str, Any]:
+    return {"batch": batch.batch_id, "previous": batch.previous_batch_id, "run": batch.run_id}
 
 
-def _ledger(row: RowMapping, batch: Batch, facts: RowMapping) -> Ledger:
+def _ledger(row: _Row, batch: Batch, facts: _Row) -> Ledger:
     last = _recorded(facts, "last")
     follows_last = batch.previous_batch_id == row["last_batch_id"]
     return Ledger(
@@ -252,5 +286,5 @@ def _ledger(row: RowMapping, batch: Batch, facts: RowMapping) -> Ledger:
     )
 
 
-def _recorded(facts: RowMapping, alias: str) -> Recorded | None:
+def _recorded(facts: _Row, alias: str) -> Recorded | None:
     return None if facts[f"{alias}_batch_id"] is None else as_recorded(facts, f"{alias}_")

@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import re
+import selectors
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -135,7 +136,6 @@ def _engine(url: str, _pid: int) -> Engine:
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: _connect_quietly(url),
-        pool_pre_ping=True,
         pool_size=min(KEPT_CONNECTIONS, most),
         max_overflow=max(0, most - KEPT_CONNECTIONS),
         pool_use_lifo=True,
@@ -144,7 +144,25 @@ def _engine(url: str, _pid: int) -> Engine:
     )
     # Ends the transaction of SQLAlchemy's own questions to a new connection.
     event.listen(engine, "connect", lambda connection, _: connection.rollback())
+    event.listen(engine, "checkout", _refuse_closed)
     return engine
+
+
+def _refuse_closed(connection: psycopg.Connection, *_: object) -> None:
+    """
+    Have the pool take another session if the server has closed this one, as far as this host knows.
+
+    That takes no round trip, as a question to the server would. A session that was lost without a word fails at its
+    first statement, and the try that follows gets a new one.
+    """
+    try:
+        with selectors.DefaultSelector() as arrived:
+            arrived.register(connection.pgconn.socket, selectors.EVENT_READ)
+            # What arrives may be a parameter that was changed, or why the session ends; the end itself is an error.
+            while arrived.select(0):
+                connection.pgconn.consume_input()
+    except (psycopg.Error, OSError):
+        raise sqlalchemy.exc.DisconnectionError from None
 
 
 @contextmanager
@@ -219,15 +237,3 @@ def _connect_quietly(url: str, **overrides: Any) -> psycopg.Connection:
     # SQLAlchemy asks a new connection for current_schema() and other things, by names without a schema.
     connection.execute(SET_OURS)
     return connection
-
-
-@contextmanager
-def one_trip(connection: Connection) -> Iterator[None]:
-    """
-    Send the block's statements in one round trip; none may need another's answer. Their answers are not read.
-
-    If the block ends without an error, all of them were done; an error of one of them is raised at its end.
-    """
-    # libpq before 14 cannot; psycopg[binary] brings a newer one.
-    with driver_connection(connection).pipeline() if psycopg.Pipeline.is_supported() else nullcontext():
-        yield

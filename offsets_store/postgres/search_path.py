@@ -32,9 +32,13 @@ ENTER_COLUMNS = _OURS.entering
 """What a SELECT computes to remember the user's settings and to put ours in force until :func:`leave_in_tx`."""
 
 
+LEAVE = _OURS.leave
+"""The statement of :func:`leave_in_tx`, for a text with others."""
+
+
 def leave_in_tx(connection: psycopg.Connection) -> None:
     """Set the user's search_path (and the rest) again: for the user's SQL, and before COMMIT for deferred triggers."""
-    connection.execute(_OURS.leave)
+    connection.execute(LEAVE)
 
 
 def under_ours(statement: sql.Composable) -> sql.Composed:

@@ -131,7 +131,9 @@ def _replay_in_tx(
         letters = letters_in_tx(connection, choice, lock=True)
     groups = _read_in_tx(connection, choice, letters)
     driver = driver_connection(connection)
-    done = one_transaction.write_in_tx(connection, began, lambda: _written_in_tx(driver, groups, tolerates=False))
+    leave_in_tx(driver)
+    done = _written_in_tx(driver, groups, tolerates=False)
+    one_transaction.refuse_another_in_tx(connection, began)
     replayed = [letter for group in done for letter in group.replayed]
     if replayed:
         why = reason.strip() if reason else None

@@ -250,6 +250,8 @@ def target_for(
     found: ResolvedName | None = None,
     gather: Callable[[], object] = lambda: None,
     too_narrow: Collection[str] = (),
+    *,
+    leaves: bool = False,
 ) -> tuple[TargetTable, tuple[ColumnPlan, ...]]:
     """
     The checked target of a batch, locked, and the plan of its columns; creates or alters it if the user asked for that.
@@ -257,15 +259,16 @@ def target_for(
     :param found: what is known about the table's name in this transaction.
     :param gather: brings the rows to Postgres, so that a table that is altered need not be locked meanwhile.
     :param too_narrow: columns of the rows with values that the table's columns refuse.
+    :param leaves: whether to set the user's search_path first, if no columns may be added.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
     """
 
-    def lock(found: ResolvedName | None) -> tuple[ResolvedName, TargetTable | None]:
+    def lock(found: ResolvedName | None, *, leaves: bool = False) -> tuple[ResolvedName, TargetTable | None]:
         if destination.schema_evolution == "addColumns":
             return lock_with_new_columns(connection, destination, encoded, found, gather, too_narrow)
-        return lock_table(connection, destination.table, found)
+        return lock_table(connection, destination.table, found, leaves=leaves)
 
-    found, table = lock(found)
+    found, table = lock(found, leaves=leaves)
     if table is None:
         refuse_missing_schema(connection, found.schema)
     if table is None and destination.create_table:

@@ -56,7 +56,7 @@ def refuse_first_batch(
         with lone(settings.url, connect_timeout=CONNECT_SECONDS) as connection:
             driver = driver_connection(connection)
             driver.read_only, driver.deferrable = True, False
-            named = NamedSink(sink_name or "") if where is None else named_sink(driver, sink_name, where)[0]
+            named = NamedSink(sink_name or "") if where is None else named_sink(driver, sink_name, where)
             enter_in_tx(driver, _LOCK_SECONDS)
             driver.execute("SET LOCAL statement_timeout = '5s'")
             if _may_be_recorded(driver, OF_ANY_BATCH if batch else OF_ANY_JOB) and batch is not None:

@@ -9,7 +9,7 @@ taken in this order, so that two batches never wait for each other's.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from .empty_table import replace_all_in_tx
 from .evolution.alter import lock_with_new_columns
 from .rows import GatheredRows, Gathering, Rows
 from .table.lock import lock_tables, take_turns_in_tx
-from .table.table_name import ResolvedName, resolve_tables
+from .table.table_name import ResolvedName, ask_for_tables
 from .write_table import RowsForTable
 
 _counter = itertools.count()
@@ -47,7 +47,16 @@ def listed_tables(connection: psycopg.Connection, routes: Routes) -> Sequence[Re
     :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
     :raises ConfigurationError: BAD_ROUTES, if two of them are one.
     """
-    found = resolve_tables(connection, [route.destination.table for route in routes])
+    return ask_for_listed_tables(connection, routes)()
+
+
+def ask_for_listed_tables(connection: psycopg.Connection, routes: Routes) -> Callable[[], Sequence[ResolvedName]]:
+    """Ask what :func:`listed_tables` says; the function that is returned reads the answer."""
+    read = ask_for_tables(connection, [route.destination.table for route in routes])
+    return lambda: _one_each(routes, read())
+
+
+def _one_each(routes: Routes, found: Sequence[ResolvedName]) -> Sequence[ResolvedName]:
     by_table: dict[int | str, str] = {}
     for route, table in zip(routes, found, strict=True):
         other = by_table.setdefault(table.oid or table.qualified_name, route.value)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -25,11 +25,12 @@ import psycopg
 from psycopg import sql
 from sqlalchemy import Connection
 
-from pgonce.offsets_store.commit.work import NamedSink, Work
+from pgonce.offsets_store.commit.work import AskedSink, NamedSink, Work
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import driver_connection
+from pgonce.offsets_store.postgres.search_path import leave_in_tx
 from pgonce.offsets_store.verdict.facts import Batch
 
 from ..encoding.encoded_types import EncodedColumn
@@ -44,6 +45,7 @@ from .by_key.keys import refuse_actions_between
 from .empty_table import StartOver
 from .routes import (
     RowsByRoute,
+    ask_for_listed_tables,
     gather_by_route_in_tx,
     listed_tables,
     lock_due_in_tx,
@@ -52,7 +54,7 @@ from .routes import (
     written_as_listed,
 )
 from .rows import Gathering, Rows, whole_or_failed
-from .table.table_name import ResolvedName, resolve_table
+from .table.table_name import ResolvedName, ask_for_table
 from .write_table import RowsForTable, TableOutcome, write_table_in_tx
 
 _DROPPED = "unrouted"
@@ -66,27 +68,44 @@ def work_into(sink_name: str | None, where: Destination | Routes, rows: Rows) ->
     # The tables as they were found when the sink was named, for the same transaction.
     found: Sequence[ResolvedName] | None = None
 
-    def name_sink(connection: Connection) -> NamedSink:
-        nonlocal found
-        named, found = named_sink(driver_connection(connection), sink_name, where)
-        return named
+    def name_sink(connection: Connection) -> AskedSink:
+        read_tables, name = _ask_for_tables(driver_connection(connection), where), _name_of(sink_name, where)
+
+        def read() -> NamedSink:
+            nonlocal found
+            found = read_tables()
+            return _named(name, found)
+
+        return AskedSink(read, name)
 
     def write(connection: Connection, batch: Batch | None, stored: Offsets | None) -> Published:
-        return write_batch_in_tx(driver_connection(connection), where, rows, batch, stored, found, is_last=True)
+        driver = driver_connection(connection)
+        return write_batch_in_tx(driver, where, rows, batch, stored, found, is_last=True, leaves=True)
 
-    return Work(name_sink, write, has_several_tables=isinstance(where, Routes))
+    return Work(name_sink, write, has_several_tables=isinstance(where, Routes), leaves=True)
 
 
-def named_sink(
-    connection: psycopg.Connection, sink_name: str | None, where: Destination | Routes
-) -> tuple[NamedSink, Sequence[ResolvedName]]:
+def named_sink(connection: psycopg.Connection, sink_name: str | None, where: Destination | Routes) -> NamedSink:
     """The sink, and its tables as Postgres finds them along the user's search_path; in one round trip."""
+    return _named(_name_of(sink_name, where), _ask_for_tables(connection, where)())
+
+
+def _ask_for_tables(
+    connection: psycopg.Connection, where: Destination | Routes
+) -> Callable[[], Sequence[ResolvedName]]:
     if isinstance(where, Routes):
-        found, own_name = listed_tables(connection, where), where.sink_name
-    else:
-        found = [resolve_table(connection, where.table)]
-        own_name = found[0].qualified_name
-    return NamedSink(sink_name or own_name, {table.qualified_name: table.oid for table in found}), found
+        return ask_for_listed_tables(connection, where)
+    read = ask_for_table(connection, where.table)
+    return lambda: [read()]
+
+
+def _name_of(sink_name: str | None, where: Destination | Routes) -> str | None:
+    """The sink's name, unless it is the name of its one table."""
+    return sink_name or (where.sink_name if isinstance(where, Routes) else None)
+
+
+def _named(sink_name: str | None, found: Sequence[ResolvedName]) -> NamedSink:
+    return NamedSink(sink_name or found[0].qualified_name, {table.qualified_name: table.oid for table in found})
 
 
 def write_batch_in_tx(
@@ -98,6 +117,7 @@ def write_batch_in_tx(
     found: Sequence[ResolvedName] | None = None,
     *,
     is_last: bool = False,
+    leaves: bool = False,
 ) -> Published:
     """
     Write those of ``rows`` that are at or past the positions ``stored``, and say what became of all.
@@ -105,12 +125,17 @@ def write_batch_in_tx(
     :param batch: whose rows they are, for the record of those that are put aside.
     :param found: what is known about the tables' names in this transaction.
     :param is_last: whether nothing else is written in it, so that deferred constraints are due.
+    :param leaves: whether our search_path is still in force; the user's is so afterwards.
     :raises ConfigurationError: BAD_ROUTES, if two routes end in one table.
     :raises TargetError: if a table is unfit or lacks what the mode needs, or if there are rows of unknown routes.
     :raises StagingError: if staged rows are missing, or if there are too many.
     :raises psycopg.Error: what Postgres says of the rows; the commit translates it.
     """
     wanted = rows.not_stored(stored)
+    if leaves and (isinstance(where, Routes) or where.schema_evolution == "addColumns"):
+        # Several tables are looked at, or a savepoint comes first that may be gone back to.
+        leave_in_tx(connection)
+        leaves = False
     # Rows of several tables are gathered before one of these is refused.
     with whole_or_failed(connection) if isinstance(where, Routes) else nullcontext():
         if isinstance(where, Routes):
@@ -118,7 +143,7 @@ def write_batch_in_tx(
         else:
             over = StartOver(batch.starts_over, batch.sink_name) if batch and batch.starts_over else None
             gathering, name = Gathering(connection, wanted), found[0] if found else None
-            plan = _Plan([RowsForTable(where, wanted, gathering, name, over=over, is_last=is_last)])
+            plan = _Plan([RowsForTable(where, wanted, gathering, name, over=over, is_last=is_last, leaves=leaves)])
         outcomes = []
         for part in plan.parts:
             with said_of(part.route):

@@ -56,6 +56,7 @@ class RowsForTable:
     :param over: given if the rows take the place of all that the table has.
     :param is_last: whether nothing else is written afterwards.
     :param is_emptied: whether the table that a complete batch replaces is empty.
+    :param leaves: whether our search_path is still in force, and the user's is to be set with the lock.
     """
 
     destination: Destination
@@ -66,6 +67,7 @@ class RowsForTable:
     over: StartOver | None = None
     is_last: bool = False
     is_emptied: bool = False
+    leaves: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,9 @@ def write_table_in_tx(connection: psycopg.Connection, part: RowsForTable, batch:
     letters = destination.dead_letters if batch else None
 
     def write(too_narrow: Collection[str] = (), *, may_divert: bool = True) -> TableOutcome:
-        table, plan = target_for(connection, destination, columns, part.found, gathering, too_narrow)
+        table, plan = target_for(
+            connection, destination, columns, part.found, gathering, too_narrow, leaves=part.leaves
+        )
         # From here on something may have been written when an error comes.
         with whole_or_failed(connection):
             written = _begun_in_tx(connection, part, table, plan)

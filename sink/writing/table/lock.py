@@ -34,23 +34,28 @@ _LOCK_ANSWERS = 2
 
 
 def lock_table(
-    connection: psycopg.Connection, table: str, found: ResolvedName | None = None
+    connection: psycopg.Connection, table: str, found: ResolvedName | None = None, *, leaves: bool = False
 ) -> tuple[ResolvedName, TargetTable | None]:
     """
     Like :func:`look_up_table`, but lock the table first; what cannot be written to is described without a lock.
 
     :param found: what :func:`resolve_table` has said about ``table`` in this transaction; it saves a round trip.
+    :param leaves: whether to set the user's search_path first, in the same round trip.
     :raises psycopg.errors.LockNotAvailable: if others keep it locked for longer than ``lock_timeout``.
     :raises psycopg.errors.SerializationFailure: if the table was altered after the transaction's snapshot was taken.
     """
+    if leaves and (found is None or found.kind not in _WRITABLE):
+        search_path.leave_in_tx(connection)
+        leaves = False
     found = found or resolve_table(connection, table)
     while found.kind in _WRITABLE:
         name = sql.Identifier(found.schema, found.name)
         row_type = sql.SQL("SELECT (NULL::{}).*").format(name)
-        statements = sql.SQL("; ").join([_LOCK.format(name), look_up_statements(table), row_type])
+        first = [search_path.LEAVE] if leaves else []
+        statements = sql.SQL("; ").join([*first, _LOCK.format(name), look_up_statements(table), row_type])
         with connection.cursor() as cursor:
             cursor.execute(statements, prepare=False)
-            for _ in range(_LOCK_ANSWERS):
+            for _ in range(len(first) + _LOCK_ANSWERS):
                 cursor.nextset()
             now, described = looked_up(cursor, table)
             cursor.nextset()
@@ -59,7 +64,7 @@ def lock_table(
             _refuse_older_snapshot(described, types)
             return now, with_user_types(connection, described)
         # Meanwhile the name means another table. The lock on the first one does no harm.
-        found = now
+        found, leaves = now, False
     return look_up_table(connection, table)
 
 

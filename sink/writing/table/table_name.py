@@ -7,8 +7,7 @@ batch, because people alter tables under a stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,20 +59,32 @@ def resolve_table(connection: psycopg.Connection, table: str) -> ResolvedName:
 
     A table that does not exist yet gets the schema in which CREATE TABLE would put it.
     """
-    with connection.cursor() as cursor, suppress(*NOT_A_NAME):
-        cursor.execute(resolve_statement(table), prepare=False)
-        return resolved(cursor.fetchone(), table)
-    return resolved(None, table)
+    return ask_for_table(connection, table)()
 
 
-def resolve_tables(connection: psycopg.Connection, tables: Sequence[str]) -> list[ResolvedName]:
+def ask_for_table(connection: psycopg.Connection, table: str) -> Callable[[], ResolvedName]:
     """
-    What :func:`resolve_table` says of each of several tables, in one round trip.
+    Ask what :func:`resolve_table` says; the function that is returned reads the answer.
+
+    In a round trip with other statements, a text that is not a name ends the trip with an error of ``NOT_A_NAME``.
+    """
+    cursor = connection.cursor()
+    try:
+        cursor.execute(resolve_statement(table), prepare=False)
+    except NOT_A_NAME:
+        return lambda: resolved(None, table)
+    return lambda: resolved(cursor.fetchone(), table)
+
+
+def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Callable[[], list[ResolvedName]]:
+    """
+    What :func:`ask_for_table` does, for several tables at once.
 
     :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
     """
+    cursor = connection.cursor()
     try:
-        found = connection.execute(_RESOLVE_ALL, [list(tables)]).fetchall()
+        cursor.execute(_RESOLVE_ALL, [list(tables)])
     except NOT_A_NAME as error:
         raise TargetError(
             "BAD_TABLE_NAME",
@@ -82,7 +93,7 @@ def resolve_tables(connection: psycopg.Connection, tables: Sequence[str]) -> lis
             "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
             "'app.\"Orders\"'.",
         ) from error
-    return [resolved(row, table) for row, table in zip(found, tables, strict=True)]
+    return lambda: [resolved(row, table) for row, table in zip(cursor.fetchall(), tables, strict=True)]
 
 
 def resolve_statement(table: str) -> sql.Composed:

@@ -12,7 +12,7 @@ from support.committed_rows import settings
 from support.routed_rows import TABLES, commit, routed, routes
 
 from pgonce.offsets_store.commit.retrying import commit_batch
-from pgonce.offsets_store.commit.work import NamedSink, Work
+from pgonce.offsets_store.commit.work import AskedSink, NamedSink, Work
 from pgonce.offsets_store.errors import RefusedBatch
 from pgonce.offsets_store.ledger.published import Published
 from pgonce.offsets_store.ledger.session import writing
@@ -106,7 +106,7 @@ def test_looking_for_the_other_queries_of_a_table_waits_for_none_of_its_partitio
         holder.execute("LOCK TABLE part IN ACCESS EXCLUSIVE MODE")
         (oid,) = admin.execute("SELECT 'whole'::regclass::oid").fetchone()
         sink = NamedSink("whole", {"public.whole": oid})
-        work = Work(lambda _: sink, lambda *_: Published(0, "function"))
+        work = Work(lambda _: AskedSink(lambda: sink), lambda *_: Published(0, "function"))
         assert commit_batch(waiting, first_of("new", **reading("7")), work) is Verdict.NEW
         assert holder.execute("SELECT 1").fetchone() == (1,)
 
