@@ -152,7 +152,7 @@ def _refuse_closed(connection: psycopg.Connection, *_: object) -> None:
     """
     Have the pool take another session if the server has closed this one, as far as this host knows.
 
-    That takes no round trip, as a question to the server would. A session that was lost without a word fails at its
+    That takes no round trip, as a question to the server would. A session that was lost silently fails at its
     first statement, and the try that follows gets a new one.
     """
     try:
