@@ -130,8 +130,8 @@ bench-changes: setup ## changes with deletes from Kafka, against Debezium's JDBC
 bench-cluster: setup ## rows a second with 1, 2 and 4 executors of one core, on a real cluster; SMALL=1 for a quick look
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/cluster.py $(if $(SMALL),--small)
 
-bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA and a consumer
-by hand @PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
+bench-kafka: setup ## from Kafka, 1,000,000 JSON records a batch, against Spark JDBC, Debezium, Flink XA, a consumer
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/kafka_to_postgres.py
 
 bench-latency: setup ## from the producer to a visible row, for each trigger and asynchronous setting
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/latency.py
@@ -148,8 +148,8 @@ bench-upserts: setup ## statements that upsert gathered rows, in Postgres alone
 bench-bad-rows: setup ## commits with dead letters; PART=many: one bad row in a thousand, PART=constraints: each kind
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/bad_rows.py $(if $(PART),--part $(PART))
 
-bench-routes: setup ## one batch of 100,000 rows into 100 tables, against one table and against 100 batches, without
-Spark @PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/routes.py
+bench-routes: setup ## one batch of 100,000 rows into 100 tables, against one table and 100 batches, without Spark
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/routes.py
 
 bench-scale: setup ## what grows with what; PART=tasks runs one: rates, tasks, partitions, offsets, writers, columns, rows, model
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/scale.py \

@@ -205,3 +205,11 @@ def test_every_command_that_is_named_exists():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert {("pgonce", "offsets"), ("make", "test")} <= named
     assert named - there - {("make", target) for target in targets} == set()
+
+
+def test_each_target_of_make_does_something():
+    """What ``make help`` lists has commands, or needs targets that have them."""
+    lines = (ROOT / "Makefile").read_text().splitlines()
+    listed = [number for number, line in enumerate(lines) if re.match(r"[a-z-]+:.*## ", line)]
+    idle = [lines[number] for number in listed if not lines[number + 1].startswith("\t")]
+    assert [line.partition(":")[0] for line in idle] == ["setup", "check"]

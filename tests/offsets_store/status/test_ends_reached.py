@@ -124,8 +124,8 @@ def test_a_commit_ends_the_wait(url, store, way):
     """A batch that is committed during the wait ends it, soon; one that is not in time is a false answer."""
     publish(url, 0, KAFKA)
     later = threading.Timer(0.5, lambda: publish(url, 1, {"0": {"t": {"0": 30, "1": 20}}}, start=KAFKA))
-    later.start()
     began = time.monotonic()
+    later.start()
     if way == "python":
         found = store.wait_for("orders", {"t": {0: 29}}, timeout=60)
     else:
