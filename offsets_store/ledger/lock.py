@@ -159,7 +159,8 @@ def lock_writer_in_tx(
         ledger = _of_unknown(connection, batch, replaces, start_over=start_over)
         return LockedWriter(row["writer_id"], row["generation"], ledger, replaces=replaces)
     facts: _Row | None = asked.facts.row() if asked else None
-    if facts is None:
+    # While the lock was waited for, the table may have got a name under which the query has another writer.
+    if facts is None or facts["of_writer"] != row["writer_id"]:
         facts = connection.execute(_FACTS, {**_identity(batch), **_asked_about(batch)}).mappings().one()
     ledger = _ledger(row, batch, facts)
     return LockedWriter(row["writer_id"], row["generation"], ledger, facts["has_acceptances"], row["written_as_digest"])
@@ -245,6 +246,7 @@ _FACTS = (
         _same_id,
         _last,
         _previous,
+        writers.c.writer_id.label("of_writer"),
         select(literal(1))
         .where(runs.c.writer_id == writers.c.writer_id, runs.c.run_id == bindparam("run"))
         .exists()

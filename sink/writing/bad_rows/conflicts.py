@@ -235,7 +235,8 @@ WHILE first OPERATOR(pg_catalog.<=) total AND made OPERATOR(pg_catalog.<) tries
             WHEN pg_catalog.left(code, 2) OPERATOR(pg_catalog.=) '22' THEN code OPERATOR(pg_catalog.<>) ALL {every_row}
             WHEN code OPERATOR(pg_catalog.=) ANY {alone} AND of_type OPERATOR(pg_catalog.<>) '' THEN true
             ELSE code OPERATOR(pg_catalog.=) ANY {constraints} AND of_table OPERATOR(pg_catalog.<>) ''
-                AND (CASE code WHEN {not_null} THEN of_column ELSE of_constraint END) OPERATOR(pg_catalog.<>) ''
+                AND (CASE WHEN code OPERATOR(pg_catalog.=) {not_null} THEN of_column ELSE of_constraint END)
+                    OPERATOR(pg_catalog.<>) ''
         END) THEN
             RAISE;
         END IF;
@@ -306,7 +307,7 @@ def refused_in_turn(
         try:
             with connection.transaction():
                 connection.execute(sql.SQL(_PLACES).format(rows.source, rows.wanted), prepare=False)
-                connection.execute(_function(), prepare=False)
+                connection.execute(_TRY, prepare=False)
         except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
             # The second where PL/pgSQL was dropped.
             return None
@@ -326,12 +327,3 @@ def refused_in_turn(
         raise psycopg.Rollback(all_of_it)
     bound.refuse_longer(made[0] if made and most is not None else 0)
     return [refused_as(*row) for row in found]
-
-
-def _function() -> sql.Composed:
-    def array(states: Collection[str]) -> sql.Composable:
-        return sql.SQL("(ARRAY[{}])").format(sql.SQL(", ").join(map(sql.Literal, sorted(states))))
-
-    return sql.SQL(_FUNCTION).format(
-        every_row=array(OF_EVERY_ROW), alone=array(ALONE), constraints=array(CONSTRAINTS), not_null=NOT_NULL
-    )
