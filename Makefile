@@ -53,7 +53,7 @@ TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 -
 .PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
 
 setup: java $(WHEEL) ## make .venv and install the wheel there; the other targets do so by themselves
 

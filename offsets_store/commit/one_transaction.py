@@ -149,7 +149,9 @@ def begun_transaction(
     isolation_level: Literal["READ COMMITTED"] | None = None,
 ) -> Iterator[Begun[_T]]:
     """
-    Begin the transaction of a try, in one round trip; what the block does not commit is rolled back.
+    Begin the transaction of a try; what the block does not commit is rolled back.
+
+    After BEGIN, all that has to be asked travels in one round trip.
 
     :param ask: asks the ledger in the same trip, and gets the sink's name if it is known by then.
     :param isolation_level: given if the transaction needs it, whatever the role's default is.

@@ -48,7 +48,8 @@ def _default(option: Option) -> str:
 def _meaning(option: Option) -> str:
     meaning = option.meaning
     if option.modes:
-        modes = " and ".join(f"`{mode}`" for mode in option.modes)
+        *first, last = (f"`{mode}`" for mode in option.modes)
+        modes = f"{', '.join(first)} and {last}" if first else last
         # A sentence goes on behind the colon.
         begun = meaning if meaning.startswith("`") else meaning[0].lower() + meaning[1:]
         meaning = f"For {modes}: {begun}"
