@@ -50,7 +50,7 @@ PROSE := sink offsets_store pgonce docs README.md ARCHITECTURE.md CONTRIBUTING.m
 TOGETHER = -n 2 --dist loadscope --no-loadscope-reorder --max-worker-restart 0 --durations 10
 
 .DELETE_ON_ERROR:
-.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
+.PHONY: help setup java demo test test-all test-long connect lint package docs check bench bench-async bench-bad-rows bench-changes bench-cluster bench-diff bench-features bench-kafka bench-latency bench-ledger bench-upserts bench-routes bench-scale matrix nightly picture release-check soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' Makefile
@@ -120,6 +120,10 @@ picture: setup ## draw docs/benchmarks.png from the newest run of `make bench`
 soak: setup ## N=10000 small batches of each way in, one driver after the other: what grows? WAYS=inline,staged runs some
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/soak.py --batches $(or $(N),10000) \
 	$(if $(WAYS),--ways $(WAYS))
+
+bench-diff: setup ## what a change did to each figure, in turns with BASE=<commit>; SMALL=1 for a quick look, LOADS=upserts for some
+	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/diff.py $(if $(BASE),--base $(BASE)) \
+	$(if $(SMALL),--small) $(if $(LOADS),--loads $(LOADS))
 
 bench-async: setup ## trigger times with and without asynchronous progress tracking, from Kafka
 	@PYTHONPATH=$(CURDIR)/testbed:$(CURDIR)/benchmarks $(BIN)/python benchmarks/async_triggers.py

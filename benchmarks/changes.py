@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import psycopg
 from change_records import ChangeLoad, Marks, check_final_state, store_final_state
 from commit_times import apply_with
-from contenders import CHANGES_UPSERT, RECEIVER_APPLY, WRITER_APPLY, WRITER_ONLY_NEWER, Contender
+from contenders import CHANGES_UPSERT, PGONCE_APPLY, WRITER_APPLY, WRITER_ONLY_NEWER, Contender
 from cpu_seconds import CpuWatch, Used
 from debezium import debezium_with_deletes
 from embedded_postgres import EmbeddedPostgres
@@ -30,7 +30,7 @@ from run import POSTGRES, RESULTS, spark_session
 from screen import about_this_run, load_as_json, show_cpu, show_goals, show_load, write_results
 
 DEBEZIUM = Contender("Debezium's JDBC sink, with deletes", lambda writer, _: writer, "rows_debezium")
-CONTENDERS = (WRITER_APPLY, WRITER_ONLY_NEWER, RECEIVER_APPLY, CHANGES_UPSERT, DEBEZIUM)
+CONTENDERS = (WRITER_APPLY, WRITER_ONLY_NEWER, PGONCE_APPLY, CHANGES_UPSERT, DEBEZIUM)
 # Debezium does not report when it has committed.
 SETTINGS = {**POSTGRES, "track_commit_timestamp": "on"}
 
@@ -94,7 +94,10 @@ def main(arguments: Sequence[str]) -> int:
     baselines = [name for name in (CHANGES_UPSERT.name, DEBEZIUM.name) if name in times]
     show_load(console, load, times, baselines)
     show_cpu(console, load, used)
-    goals = [Goal(load.name, contender.name, DEBEZIUM.name, 1 / 1.3) for contender in (WRITER_APPLY, RECEIVER_APPLY)]
+    goals = [
+        *(Goal(load.name, contender.name, DEBEZIUM.name, 1 / 1.3) for contender in (WRITER_APPLY, PGONCE_APPLY)),
+        Goal(load.name, WRITER_ONLY_NEWER.name, DEBEZIUM.name, 1 / 1.2),
+    ]
     outcomes = [judge(goal, times) for goal in goals] if not given.only else []
     show_goals(console, outcomes, judged=not given.small)
     measured = {"loads": [{**load_as_json(load, times), "cpu_seconds": used}], "small": given.small}

@@ -16,24 +16,26 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psycopg
-from contenders import BATCH_WRITER, INLINE, RECEIVED, STAGED, Contender
+from contenders import BATCH_WRITER, INLINE, PGONCE, STAGED, Contender
 from embedded_postgres import EmbeddedPostgres
 from loads import Load
 from maven import MissingTool
 from measure import Bench, alternate
-from report import figures
+from report import Goal, figures, judge
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from run import POSTGRES, RESULTS, spark_session
-from screen import about_this_run, load_as_json, write_results
+from screen import about_this_run, load_as_json, show_goals, write_results
 from standalone_cluster import StandaloneCluster
 
 EXECUTORS = (1, 2, 4)
-_WAYS = (INLINE, STAGED, RECEIVED, BATCH_WRITER)
+_WAYS = (PGONCE, INLINE, STAGED, BATCH_WRITER)
 # A worker each, as on hosts of their own.
 _HOSTS = tuple(f"127.0.0.{number}" for number in range(2, 2 + max(EXECUTORS)))
 _START_SECONDS = 120.0
+# The executors of the goal.
+_JUDGED = 2
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,6 +69,9 @@ def main(arguments: Sequence[str]) -> int:
         console.print(str(missing), style="red")
         return 2
     console.print(_table(load, times))
+    of_two = {way.name: times[_name(way, _JUDGED)] for way in (PGONCE, STAGED)}
+    goal = Goal(f"{load.name}, {_JUDGED} executors", PGONCE.name, STAGED.name, 1 / 1.5)
+    show_goals(console, [judge(goal, of_two)], judged=not given.small)
     path = write_results(given.results, about, {"loads": [load_as_json(load, times)]}, prefix="cluster-")
     console.print(f"{os.cpu_count()} cores for all of it. All times are in {path}.", soft_wrap=True)
     return 0

@@ -16,7 +16,7 @@ from contenders import BATCH_WRITER, RECEIVED, WITHOUT_RECEIVER, Contender, Plac
 from loads import FULL, SMALL, Plan
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rich.console import Console
-from run import POSTGRES, RESULTS, alternating, servers
+from run import POSTGRES, RESULTS, alternating, server_version, servers
 from screen import about_this_run, load_as_json, show_load, write_results
 
 from pgonce import PostgresBatchWriter
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str]) -> int:
     plan: Plan = SMALL if given.small else FULL
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     loads = []
-    with servers() as (bench, server_version):
-        about = about_this_run(POSTGRES, server_version)
+    with servers() as (bench, postgres):
+        about = about_this_run(POSTGRES, server_version(postgres))
         for load in (plan.triggers, plan.batches):
             for without, with_it in ((WITHOUT_RECEIVER, RECEIVED), (NOT_EARLY, BATCH_WRITER)):
                 times = alternating(bench, load, (without, with_it), console)

@@ -33,6 +33,23 @@ def copy_from_tasks(url: str, table: str) -> Callable[[DataFrame, int], None]:
     return write
 
 
+def copy_by_hand(url: str, table: str) -> Callable[[DataFrame, int], None]:
+    """What people write by hand: one connection, and a transaction of one COPY and one row that records the batch."""
+    kept: list[psycopg.Connection] = []
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        encoder = CopyEncoder(frame.schema)
+        bodies = list(map(encoder.encode, frame.toArrow().to_batches()))
+        if not kept:
+            kept.append(psycopg.connect(url))
+            kept[0].execute("CREATE TABLE IF NOT EXISTS recorded_by_hand (batch_id bigint, table_name text)")
+        with kept[0].transaction():
+            _copy_on(kept[0], table, frame.columns, bodies)
+            kept[0].execute("INSERT INTO recorded_by_hand VALUES (%s, %s)", [batch_id, table])
+
+    return write
+
+
 def copy_same_bytes(url: str, table: str) -> Callable[[DataFrame, int], None]:
     """One connection copies the bytes of the first batch again and again; only the first one runs its frame."""
     made: list[bytes] = []
@@ -47,10 +64,17 @@ def copy_same_bytes(url: str, table: str) -> Callable[[DataFrame, int], None]:
 
 
 def _copy(url: str, table: str, columns: list[str], bodies: Iterator[bytes] | list[bytes]) -> None:
+    with psycopg.connect(url) as connection:
+        _copy_on(connection, table, columns, bodies)
+
+
+def _copy_on(
+    connection: psycopg.Connection, table: str, columns: list[str], bodies: Iterator[bytes] | list[bytes]
+) -> None:
     statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT binary)").format(
         sql.Identifier(table), sql.SQL(", ").join(map(sql.Identifier, columns))
     )
-    with psycopg.connect(url) as connection, connection.cursor() as cursor, cursor.copy(statement) as copy:
+    with connection.cursor() as cursor, cursor.copy(statement) as copy:
         copy.write(HEADER)
         for body in bodies:
             copy.write(body)

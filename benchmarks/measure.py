@@ -43,6 +43,14 @@ _DRIVER = "the driver's own Python"
 
 
 @dataclass(frozen=True)
+class Round:
+    """When the measured triggers of a query were, and the bytes of WAL for each row that it has written."""
+
+    triggers: list[Stretch]
+    wal_per_row: float
+
+
+@dataclass(frozen=True)
 class Bench:
     """The two servers of a run."""
 
@@ -52,10 +60,10 @@ class Bench:
 
     def run(self, contender: Contender, load: Load) -> list[int]:
         """The trigger times (ms) of one contender in one round."""
-        return [trigger.ms for trigger in self.triggers(contender, load)]
+        return [trigger.ms for trigger in self.round(contender, load).triggers]
 
-    def triggers(self, contender: Contender, load: Load) -> list[Stretch]:
-        """When the triggers of a new query were; its table is empty before and afterwards."""
+    def round(self, contender: Contender, load: Load) -> Round:
+        """Run a new query; its table is empty before and afterwards."""
         place = Place(self.url, self.jdbc_url, contender.table or "")
         least = load.stored_after(load.warm_up + load.measured)
         with (
@@ -63,14 +71,16 @@ class Bench:
             tempfile.TemporaryDirectory(prefix="bench-") as root,
         ):
             writer = load.frame(self.spark).writeStream.option("checkpointLocation", f"{root}/checkpoint")
+            wal = _wal_position(self.url)
             query = contender.write(writer, place).start()
             try:
                 triggers = _triggers(query, load, load.rows if contender.runs_each_frame else 0)
             finally:
                 query.stop()
-            if contender.table and (found := rows()) < least:
+            found = rows()
+            if contender.table and found < least:
                 raise RuntimeError(f"{contender.name} was to write {least} rows, and {found} are there.")
-        return triggers
+            return Round(triggers, (_wal_position(self.url) - wal) / found if found else 0.0)
 
     def triggers_to_the_end(self, contender: Contender, load: Load) -> list[Stretch]:
         """When the triggers of a new query were that ends with its source; the table is the caller's."""
@@ -85,6 +95,13 @@ class Bench:
                 query.stop()
             done = {p.batchId: p for p in query.recentProgress if p.numInputRows}
         return [_stretch(done[load.warm_up + number]) for number in range(load.measured)]
+
+
+def _wal_position(url: str) -> int:
+    """The number of bytes that the server has written to its WAL since it was made."""
+    with psycopg.connect(url) as connection:
+        row = connection.execute("SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint").fetchone()
+        return row[0] if row else 0
 
 
 def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[_Contender, int], None]) -> None:

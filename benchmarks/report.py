@@ -60,6 +60,11 @@ def ratios(contender: Rounds, baseline: Rounds) -> list[float]:
     return [median(own) / median(theirs) for own, theirs in zip(contender, baseline, strict=True)]
 
 
+def slower_in_every_round(after: Rounds, before: Rounds, times: float) -> bool:
+    """Whether ``after`` took at least ``times`` as long as ``before``, whatever the machine did meanwhile."""
+    return min(ratios(after, before)) >= times
+
+
 def judge(goal: Goal, times: Mapping[str, Rounds]) -> Outcome:
     """Compare the median of the rounds' ratios with the goal; ``times`` are those of its load, by contender."""
     found = ratios(times[goal.contender], times[goal.baseline])

@@ -15,19 +15,19 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from contenders import (
     BATCH_WRITER,
+    COPY_BY_HAND,
     FOREACH_NOTHING,
-    INLINE,
     LARGE_BATCHES,
+    PGONCE,
+    PGONCE_UPSERT,
     PYTHON_NOTHING,
-    RECEIVED,
-    RECEIVER_UPSERT,
     SAME_BYTES,
     SMALL_BATCHES,
     SPARK_JDBC,
@@ -39,6 +39,7 @@ from contenders import (
     WRITER_UPSERT,
     Contender,
 )
+from cpu_seconds import CpuWatch, Used
 from embedded_postgres import EmbeddedPostgres
 from kafka_broker import MissingTool, postgres_jdbc_jar
 from loads import FULL, SMALL, Load, Plan
@@ -48,7 +49,16 @@ from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
 from report import Goal, Outcome, judge, judge_memory
 from rich.console import Console
-from screen import about_this_run, load_as_json, show_goals, show_load, show_memory, write_results
+from screen import (
+    about_this_run,
+    load_as_json,
+    show_cpu,
+    show_goals,
+    show_load,
+    show_memory,
+    show_wal,
+    write_results,
+)
 
 RESULTS = Path(__file__).parent / "results"
 MEMORY_LIMIT = 400_000_000
@@ -66,24 +76,26 @@ POSTGRES = {
 
 
 def goals(plan: Plan) -> tuple[Goal, ...]:
-    """The goals of this product; format("pgonce") has a receiver for the larger loads."""
-    triggers, batches, upserts = plan.triggers.name, plan.batches.name, plan.upserts.name
+    """The goals of this product, with the defaults of both ways in."""
+    triggers, batches, wide, upserts = plan.triggers.name, plan.batches.name, plan.wide.name, plan.upserts.name
     return (
-        Goal(triggers, BATCH_WRITER.name, FOREACH_NOTHING.name, 1.15),
-        Goal(triggers, INLINE.name, PYTHON_NOTHING.name, 1.15),
-        Goal(batches, BATCH_WRITER.name, SPARK_JDBC.name, 1 / 3),
-        Goal(batches, RECEIVED.name, SPARK_JDBC.name, 1 / 1.8),
+        Goal(triggers, PGONCE.name, PYTHON_NOTHING.name, 0.85),
+        Goal(triggers, BATCH_WRITER.name, FOREACH_NOTHING.name, 1.10),
+        Goal(triggers, BATCH_WRITER.name, COPY_BY_HAND.name, 1.0),
+        Goal(batches, PGONCE.name, SPARK_JDBC.name, 1 / 1.8),
+        Goal(batches, BATCH_WRITER.name, SPARK_JDBC.name, 1 / 2.2),
         Goal(batches, BATCH_WRITER.name, TASKS_COPY.name, 1 / 1.25),
         Goal(batches, BATCH_WRITER.name, SAME_BYTES.name, 1 / 0.6),
-        Goal(upserts, WRITER_UPSERT.name, UPSERT_BY_HAND.name, 1 / 1.5),
-        Goal(upserts, RECEIVER_UPSERT.name, UPSERT_BY_HAND.name, 1 / 1.5),
+        Goal(wide, PGONCE.name, SPARK_JDBC.name, 1 / 1.5),
+        Goal(upserts, WRITER_UPSERT.name, UPSERT_BY_HAND.name, 1 / 1.7),
+        Goal(upserts, PGONCE_UPSERT.name, UPSERT_BY_HAND.name, 1 / 1.5),
     )
 
 
 def contests(plan: Plan) -> tuple[tuple[Load, tuple[Contender, ...], tuple[Contender, ...]], ...]:
     """Each load, its contenders, and the contenders that they are compared with."""
     return (
-        (plan.triggers, SMALL_BATCHES, (FOREACH_NOTHING, PYTHON_NOTHING)),
+        (plan.triggers, SMALL_BATCHES, (FOREACH_NOTHING, PYTHON_NOTHING, COPY_BY_HAND)),
         (plan.batches, LARGE_BATCHES, (SPARK_JDBC, TASKS_COPY, SAME_BYTES)),
         (plan.wide, WIDE_ROWS, (SPARK_JDBC,)),
         (plan.upserts, UPSERTS, (UPSERT_BY_HAND,)),
@@ -99,9 +111,9 @@ def main(arguments: Sequence[str]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     plan = SMALL if given.small else FULL
     try:
-        with servers() as (bench, server_version):
-            about = about_this_run(POSTGRES, server_version)
-            measured, outcomes = _measure(bench, plan, console)
+        with servers() as (bench, postgres):
+            about = about_this_run(POSTGRES, server_version(postgres))
+            measured, outcomes = _measure(bench, CpuWatch(postgres.pid), plan, console)
     except MissingTool as missing:
         console.print(str(missing), style="red")
         return 2
@@ -111,14 +123,17 @@ def main(arguments: Sequence[str]) -> int:
     return 0 if given.small or all(outcome.met for outcome in outcomes) else 1
 
 
-def _measure(bench: Bench, plan: Plan, console: Console) -> tuple[dict[str, Any], list[Outcome]]:
+def _measure(bench: Bench, cpu: CpuWatch, plan: Plan, console: Console) -> tuple[dict[str, Any], list[Outcome]]:
     # First, before other contenders leave idle workers behind, and together with the first start of everything.
-    ways = (STAGED, RECEIVED, BATCH_WRITER)
+    ways = (PGONCE, STAGED, BATCH_WRITER)
     watches = {contender.name: _memory(bench, contender, plan.memory, console) for contender in ways}
-    loads = {}
+    loads, costs = {}, {}
     for load, contenders, baselines in contests(plan):
-        loads[load.name] = alternating(bench, load, contenders, console)
-        show_load(console, load, loads[load.name], [baseline.name for baseline in baselines])
+        found = costs[load.name] = _alternating_with_costs(bench, cpu, load, contenders, console)
+        loads[load.name] = found.times
+        show_load(console, load, found.times, [baseline.name for baseline in baselines])
+        show_cpu(console, load, found.cpu_seconds)
+        show_wal(console, found.wal_per_row)
     for name, watch in watches.items():
         show_memory(console, plan.memory, name, watch.peaks)
     outcomes = [judge(goal, loads[goal.load]) for goal in goals(plan)]
@@ -126,7 +141,14 @@ def _measure(bench: Bench, plan: Plan, console: Console) -> tuple[dict[str, Any]
         judge_memory(plan.memory.name, name, watch.peak_in_every_batch, MEMORY_LIMIT) for name, watch in watches.items()
     ]
     measured = {
-        "loads": [load_as_json(load, loads[load.name]) for load, *_ in contests(plan)],
+        "loads": [
+            {
+                **load_as_json(load, loads[load.name]),
+                "cpu_seconds": costs[load.name].cpu_seconds,
+                "wal_per_row": costs[load.name].wal_per_row,
+            }
+            for load, *_ in contests(plan)
+        ],
         "memory": {"rows": plan.memory.rows, "peak_pss": {name: watch.peaks for name, watch in watches.items()}},
         "goals": [asdict(outcome) for outcome in outcomes],
     }
@@ -139,6 +161,32 @@ def _memory(bench: Bench, contender: Contender, load: Load, console: Console) ->
     with watch.watching():
         bench.run(contender, load)
     return watch
+
+
+@dataclass
+class _Found:
+    """What was measured of each contender, by round."""
+
+    times: dict[str, list[list[int]]]
+    cpu_seconds: dict[str, list[Used]]
+    wal_per_row: dict[str, list[float]]
+
+
+def _alternating_with_costs(
+    bench: Bench, cpu: CpuWatch, load: Load, contenders: Sequence[Contender], console: Console
+) -> _Found:
+    found = _Found(*({contender.name: [] for contender in contenders} for _ in range(3)))
+
+    def measure(contender: Contender, number: int) -> None:
+        console.print(f"{load.name}, round {number + 1} of {load.rounds}: {contender.name}", style="dim")
+        with cpu.watching(os.getpid()):
+            measured = bench.round(contender, load)
+        found.times[contender.name].append([trigger.ms for trigger in measured.triggers])
+        found.cpu_seconds[contender.name].append(cpu.used(measured.triggers))
+        found.wal_per_row[contender.name].append(measured.wal_per_row)
+
+    alternate(contenders, load.rounds, measure)
+    return found
 
 
 def alternating(
@@ -156,15 +204,19 @@ def alternating(
 
 
 @contextmanager
-def servers() -> Iterator[tuple[Bench, str]]:
-    """Both servers, and Postgres's version."""
+def servers() -> Iterator[tuple[Bench, EmbeddedPostgres]]:
+    """A driver with both servers, and Postgres."""
     jar = postgres_jdbc_jar()
     with EmbeddedPostgres(settings=POSTGRES) as postgres, spark_session(jar) as spark:
-        with psycopg.connect(postgres.uri()) as connection:
-            version = connection.info.parameter_status("server_version") or "unknown"
         # The JDBC driver cannot use Unix sockets, so all use TCP.
         jdbc_url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/postgres?user=postgres"
-        yield Bench(spark, postgres.tcp_uri(), jdbc_url), version
+        yield Bench(spark, postgres.tcp_uri(), jdbc_url), postgres
+
+
+def server_version(postgres: EmbeddedPostgres) -> str:
+    """As the server says it."""
+    with psycopg.connect(postgres.uri()) as connection:
+        return connection.info.parameter_status("server_version") or "unknown"
 
 
 @contextmanager

@@ -31,9 +31,9 @@ class Rates:
     :param wal_copy: bytes of WAL that a COPY writes for a row.
     :param wal_insert: the same for staged rows.
     :param receive: what the receiver needs: 0.1 s itself, and 0.2 s for its lines, which are encrypted.
-        benchmarks/README.md.
+        benchmarks/NOTES.md.
     :param collect: what the driver needs to bring a million rows from the JVM to Python, as Arrow: up to 1.2 s with
-        making them, less the 0.4 s for that. benchmarks/README.md.
+        making them, less the 0.4 s for that. benchmarks/NOTES.md.
     :param trigger_seconds: of a batch without rows. `make bench`: a Python sink that does nothing, 1,000 rows.
     :param task_seconds: of the driver for each task. `make bench-scale PART=tasks`: a foreachBatch that does nothing,
         whose tasks ran on the driver's own cores, so that this is too much rather than too little.

@@ -62,6 +62,12 @@ def show_cpu(console: Console, load: Load, used: Mapping[str, Sequence[tuple[flo
     console.print(table)
 
 
+def show_wal(console: Console, used: Mapping[str, Sequence[float]]) -> None:
+    """The bytes of WAL a row, of those that write rows."""
+    each = (f"{name} {median(rounds):,.0f}" for name, rounds in used.items() if any(rounds))
+    console.print(f"Bytes of WAL a row, medians of the rounds: {', '.join(each)}.\n", soft_wrap=True)
+
+
 def show_goals(console: Console, outcomes: Sequence[Outcome], *, judged: bool) -> None:
     """Which goals were reached; a small run is too short to say."""
     table = Table(box=box.SIMPLE_HEAD, title="Goals", title_justify="left")
