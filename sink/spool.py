@@ -1,7 +1,7 @@
 """
 Keep the rows that a second try would need: in memory up to a bound, the rest in a file.
 
-Runs on the driver and in the receiver. Invariant: any thread can read what is kept while another one adds to it.
+Runs on the driver. Invariant: any thread can read what is kept while another one adds to it.
 """
 
 from __future__ import annotations

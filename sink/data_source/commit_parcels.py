@@ -7,9 +7,11 @@ transaction that records the batch or the key, and only the rows that the parcel
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -17,12 +19,13 @@ from pyspark.sql.datasource import WriterCommitMessage
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.offsets_store.verdict.facts import PlannedBatch
+from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..encoding.encoded_types import EncodedColumn
 from ..identity.planned_batch import planned_batch, staging_table
@@ -32,7 +35,7 @@ from ..positions import bodies_not_stored, is_stored
 from ..staging import StagedRows, StagingTable, sweep, sweep_jobs
 from ..writing.rows import Rows
 from ..writing.write_batch import work_into
-from .parcel import Inline, Parcel, Received, Staged, content_hash, open_parcels
+from .parcel import Inline, Parcel, Received, content_hash, open_parcels
 from .receiver.messages import Promise
 
 _log = logging.getLogger("pgonce")
@@ -63,10 +66,13 @@ def commit_parcels(
         reaches = [parcel.reach for parcel in parcels] if options.positions else None
         return planned_batch(options, origin, reaches, receiver.token if receiver else None)
 
-    work = work_into(options.sink_name, options.destination, rows)
+    def work_with(received: Callable[[], Iterator[bytes]]) -> Work[Batch]:
+        whole = replace(rows, bodies=lambda: itertools.chain(rows.bodies(), received()))
+        return work_into(options.sink_name, options.destination, whole)
+
     may_be_left = bool(rows.staged)
     if receiver and any(isinstance(parcel.payload, Received) for parcel in parcels):
-        verdict, may_sweep = receiver.commit(options, origin, promise(parcels, rows), identified, work.name_sink)
+        verdict, may_sweep = receiver.commit(options, origin, promise(parcels, rows), identified, work_with)
         # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
         may_be_left = may_be_left or may_sweep
     else:
@@ -74,7 +80,7 @@ def commit_parcels(
             # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would have
             # to wait for it.
             receiver.give_up()
-        verdict = commit_batch(options.commit, identified(), work)
+        verdict = commit_batch(options.commit, identified(), work_into(options.sink_name, options.destination, rows))
     # Now and then in any case, because no message tells of what failed tries have staged.
     run = origin.run_id, options.sink_label
     if may_be_left or time.monotonic() >= _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
@@ -114,11 +120,12 @@ def parcel_rows(
 
     Staged rows are all counted: Postgres picks those at or past what is stored.
     """
-    marks = tuple(mark for one in parcels if isinstance(one.payload, Staged) for mark in one.payload.promised)
+    marks = tuple(mark for parcel in parcels for mark in parcel.staged)
     inline = [parcel.payload for parcel in parcels if isinstance(parcel.payload, Inline)]
     bodies = [body for payload in inline for body in payload.bodies]
     number = sum(parcel.rows for parcel in parcels)
     unfit = [row for parcel in parcels for row in parcel.unfit]
+    ways = sorted({way for parcel in parcels if parcel.rows for way in parcel.payload.ways})
     if stored:
         kept = [pair for payload in inline for pair in bodies_not_stored(payload.bodies, payload.positions, stored)]
         bodies = [body for body, _ in kept]
@@ -128,7 +135,7 @@ def parcel_rows(
         columns,
         count=lambda: number,
         bodies=lambda: bodies,
-        transport="+".join(sorted({parcel.payload.way for parcel in parcels if parcel.rows})) or "inline",
+        transport="+".join(ways) or "inline",
         staged=StagedRows(table, marks, positions, stored) if marks else None,
         unfit=lambda: tuple(unfit),
         positions=positions,
@@ -141,7 +148,7 @@ def promise(parcels: Sequence[Parcel], rows: Rows) -> Promise:
     return Promise(
         rows.transport,
         {
-            parcel.partition_id: (parcel.payload.attempt_id, parcel.rows)
+            parcel.partition_id: (parcel.payload.attempt_id, parcel.payload.rows)
             for parcel in parcels
             if isinstance(parcel.payload, Received)
         },

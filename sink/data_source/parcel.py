@@ -45,7 +45,7 @@ class Inline:
     If rows carry their position in Kafka, ``positions`` has those of each body.
     """
 
-    way: ClassVar[str] = "inline"
+    ways: ClassVar[tuple[str, ...]] = ("inline",)
 
     bodies: tuple[bytes, ...] = field(default=(), repr=False)
     positions: tuple[pa.RecordBatch, ...] = field(default=(), repr=False)
@@ -60,18 +60,27 @@ class Staged:
     repeated.
     """
 
-    way: ClassVar[str] = "staged"
+    ways: ClassVar[tuple[str, ...]] = ("staged",)
 
     promised: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Received:
-    """Rows that the parcel's receiver took from this attempt of the task."""
+    """
+    The first ``rows`` of this attempt of the task, which the parcel's receiver has kept.
 
-    way: ClassVar[str] = "received"
+    ``staged`` are the marks and counts of the others, if the receiver broke off, or could not keep more.
+    """
 
     attempt_id: int
+    rows: int
+    staged: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def ways(self) -> tuple[str, ...]:
+        """How the rows travel."""
+        return ("received", "staged") if self.staged else ("received",)
 
 
 @dataclass(frozen=True)
@@ -99,7 +108,14 @@ class Parcel(WriterCommitMessage):
 
     def __repr__(self) -> str:
         # Spark may log messages; rows do not belong there.
-        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {self.payload.way})"
+        return f"Parcel(partition {self.partition_id}, {self.rows} rows, {'+'.join(self.payload.ways)})"
+
+    @property
+    def staged(self) -> tuple[tuple[int, int], ...]:
+        """The rows in the staging table: the mark and the count of each COPY."""
+        if isinstance(self.payload, Staged):
+            return self.payload.promised
+        return self.payload.staged if isinstance(self.payload, Received) else ()
 
 
 def inline_cap(inline_bytes: int, partition_id: int) -> int:

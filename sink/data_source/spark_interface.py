@@ -42,7 +42,7 @@ from ..staging import OF_JOB, drop_staging_table, give_up_job
 from ..writing.first_batch import refuse_first_batch
 from ..writing.first_look import look_once
 from .commit_parcels import commit_job_parcels, commit_parcels
-from .parcel import Parcel, Staged
+from .parcel import Parcel
 from .receiver.client import Receiver
 from .receiver.launch import receiver_for
 from .task_writer import MicroBatch, TaskWriter
@@ -188,7 +188,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:
             receiver.give_up()
         with _left_for_the_next_sweep():
-            for origin in {parcel.origin for parcel in parcels if isinstance(parcel.payload, Staged)}:
+            for origin in {parcel.origin for parcel in parcels if parcel.staged}:
                 with connect(self.options.commit.url, autocommit=True) as connection:
                     drop_staging_table(connection, staging_table(self.options, origin).name)
 
@@ -225,7 +225,7 @@ class JobWriter(DataSourceArrowWriter):
         # A task that failed has sent no message, and may have staged rows all the same.
         parcels = [message for message in messages if isinstance(message, Parcel)]
         is_complete = 0 < len(parcels) == len(messages)
-        if is_complete and not any(isinstance(parcel.payload, Staged) for parcel in parcels):
+        if is_complete and not any(parcel.staged for parcel in parcels):
             return
         url = self.options.commit.url
         with _left_for_the_next_sweep(), connect(url, autocommit=True) as connection:

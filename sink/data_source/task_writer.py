@@ -30,7 +30,7 @@ from ..options.position_columns import PositionColumns, written_type
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach, reach, reach_of, widen
 from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
-from .receiver.client import Receiver
+from .receiver.client import Receiver, Taken
 from .stager import Stager
 
 
@@ -67,7 +67,7 @@ class MicroBatch:
 @dataclass(frozen=True)
 class TaskWriter:
     """
-    Encodes a partition and sends it inline or, if it is too large, to the receiver or the staging table.
+    Encodes a partition and sends it inline or, if it is too large, to the receiver or the staging table, or to both.
 
     ``frame_type`` has the columns of the frame. ``identity`` says which batch the rows belong to: for a batch job, all
     of it is known before.
@@ -102,7 +102,6 @@ class TaskWriter:
         :raises EncodingError: for a value that Postgres cannot hold, and a change without an operation.
         :raises StagingError: if rows must be staged and this executor cannot.
         :raises ConnectError: if Postgres was unavailable while rows were to be staged.
-        :raises PgonceError: if the receiver was lost while it took the rows.
         """
         context = TaskContext.get()
         if context is None:
@@ -115,7 +114,7 @@ class TaskWriter:
         for batch in batches:
             held.take(batch)
             if held.size > cap:
-                return self._sent(task, held, batches) or self._staged(task, held, batches)
+                return self._sent_on(task, held, batches)
         rows = sum(batch.num_rows for batch in held.batches)
         payload = Inline(tuple(held.bodies), tuple(held.positions))
         return self._parcel(task, rows, payload, held, reach(held.positions))
@@ -126,20 +125,26 @@ class TaskWriter:
         is_hashed = isinstance(self.options, JobOptions) and self.options.batch_hash
         return _HeldRows(CopyEncoder(written), unfit, columns, RowSum() if is_hashed else None)
 
-    def _sent(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel | None:
-        if self.receiver is None:
-            return None
-        encoded = itertools.chain(zip(held.bodies, held.batches, strict=True), map(held.encoded, batches))
-        sent = ((body, batch.num_rows) for body, batch in encoded)
-        rows = self.receiver.send_rows(task.origin, task.partition_id, task.attempt_id, sent)
-        if rows is None:
-            return None
-        return self._parcel(task, rows, Received(task.attempt_id), held, {})
-
-    def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel:
-        # They are encoded again, with their mark.
+    def _sent_on(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel:
+        """Send the rows to the receiver, if there is one; stage those that it does not keep."""
+        taken, first = Taken(), iter(held.batches)
+        if self.receiver is not None:
+            encoded = itertools.chain(zip(held.bodies, first, strict=False), map(held.encoded, batches))
+            taken = self.receiver.send_rows(task.origin, task.partition_id, task.attempt_id, encoded)
+        # What is staged is encoded again, with its mark.
         held.bodies.clear()
         held.positions.clear()
+        # Those that are held have been added to the hash.
+        others = (held.encoded(batch)[1] for batch in batches) if held.row_sum else batches
+        staged, reached = self._staged(task, held, itertools.chain(taken.left, first, others))
+        rows = sum(count for _, count in staged.promised)
+        if not taken.rows:
+            return self._parcel(task, rows, staged, held, reached)
+        received = Received(task.attempt_id, taken.rows, staged.promised)
+        return self._parcel(task, taken.rows + rows, received, held, reached)
+
+    def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> tuple[Staged, Reach]:
+        """Stage these rows, and say how far they reach; a connection is made only if there are any."""
         stager = Stager(
             self.options.staging_url,
             staging_table(self.options, task.origin),
@@ -150,18 +155,14 @@ class TaskWriter:
             held.unfit,
         )
         reached: Reach = {}
-        # Those that are held have been added to the hash.
-        hashed = (held.encoded(batch)[1] for batch in batches) if held.row_sum else batches
 
         def noted() -> Iterator[pa.RecordBatch]:
-            for batch in itertools.chain(held.batches, hashed):
+            for batch in batches:
                 if held.columns:
                     widen(reached, reach([held.columns.of(batch)]))
                 yield batch
 
-        staged = Staged(stager.stage(noted()))
-        rows = sum(count for _, count in staged.promised)
-        return self._parcel(task, rows, staged, held, reached)
+        return Staged(stager.stage(noted())), reached
 
     def _parcel(
         self, task: _Task, rows: int, payload: Inline | Staged | Received, held: _HeldRows, reached: Reach

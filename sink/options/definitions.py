@@ -284,8 +284,10 @@ class SparkOptions(WriterOptions, total=False):
         "tasks still run, instead of staging it: [faster](performance.md) for large batches. `auto` listens at the "
         "address by which the driver reaches Postgres (if that is `127.0.0.1`, name the address that executors know); "
         "any other text is the address to listen at. Rows cross the network [encrypted](security.md#the-receiver), "
-        "for which the driver needs `pip install 'pgonce[receiver]'`. A task that cannot reach the receiver stages "
-        "its rows.", NO_RECEIVER, clashes=("position_columns",),
+        "for which the driver needs `pip install 'pgonce[receiver]'`. What a task cannot send there, it stages; a "
+        "receiver that is lost [costs no query](failures.md#a-receiver-that-is-killed-or-frozen-or-has-no-room). "
+        "`PGONCE_RECEIVER=off` in the driver's environment is `off` for all its queries.", NO_RECEIVER,
+        clashes=("position_columns",),
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
         Way.STREAM, "Where offsets come from. `listener` is for checkpoints that only Spark can read, and is "

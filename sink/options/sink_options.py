@@ -8,6 +8,7 @@ and so is a stream without a checkpoint, and a job without a key.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -30,6 +31,8 @@ from .routes import Routes, sink_name_of, where_of
 # Lower, because a receiver costs a connection and staging a table, and because rows that a task holds are not being
 # copied yet.
 DEFAULT_INLINE_BYTES_WITH_RECEIVER = 1024 * 1024
+RECEIVER_SWITCH = "PGONCE_RECEIVER"
+"""The environment variable by which a driver does without receivers, whatever its queries say."""
 SPARKS_ASYNC_INTERVAL_MS = 1000
 # Key and sink name are in one index, whose entries have at most 2,704 bytes.
 _LONGEST_KEY = 250
@@ -124,7 +127,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     where = where_of(given)
     if isinstance(where, Routes):
         _refuse_other_output_mode(where, given["mode"])
-    receiver = None if given["receiver"] == NO_RECEIVER else given["receiver"]
+    receiver = None if NO_RECEIVER in (given["receiver"], _switch()) else given["receiver"]
     default_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
         commit=commit_settings_of(given),
@@ -140,6 +143,22 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         brokers=brokers(given["bootstrap_servers"], given["kafka_options"]),
         executor_url=_executor_url(given),
     )
+
+
+def _switch() -> str | None:
+    """
+    What the environment says about receivers.
+
+    :raises ConfigurationError: if it says anything but that there are to be none.
+    """
+    said = os.environ.get(RECEIVER_SWITCH) or None
+    if said not in (None, NO_RECEIVER):
+        raise bad_option(
+            "BAD_OPTION",
+            f"The environment variable {RECEIVER_SWITCH} is {said!r}.",
+            f"Set it to {NO_RECEIVER}, so that no query of this driver has a receiver, or not at all.",
+        )
+    return said
 
 
 def parse_job_options(raw: Mapping[str, str], *, overwrite: bool) -> JobOptions:

@@ -6,6 +6,7 @@ Covers: sink.data_source.receiver.line, sink.data_source.receiver.messages.
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import queue
@@ -30,13 +31,16 @@ import pgonce.sink.data_source.receiver.client
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel
+from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.data_source.receiver import process
 from pgonce.sink.data_source.receiver.client import Receiver
+from pgonce.sink.data_source.receiver.host_process import HostProcess
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, context_for, context_of, new_identity
-from pgonce.sink.data_source.receiver.messages import Promise, ReceiverError, Start
+from pgonce.sink.data_source.receiver.messages import Promise, Start
+from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.identity.planned_batch import staging_table
 
 
 @pytest.fixture
@@ -73,8 +77,9 @@ class Stranger:
         self._answer = answer
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.heard = []
-        port = self._listening.getsockname()[1]
-        self.taken_for = Receiver("127.0.0.1", port, new_identity().certificate, secrets.token_bytes(32), uuid4())
+        port, gone = self._listening.getsockname()[1], HostProcess(1, "gone", "here")
+        certificate, secret = new_identity().certificate, secrets.token_bytes(SECRET_BYTES)
+        self.taken_for = Receiver("127.0.0.1", port, certificate, secret, uuid4(), gone, "/no such folder")
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
@@ -210,55 +215,58 @@ def test_what_was_recorded_and_is_sent_again_is_not_heard(target, receiver, rece
     assert ids(target) == [1, 2]
 
 
-def test_a_line_that_is_cut_is_never_taken_for_its_end(target, receiver):
-    """Wherever a task's words end too early, its rows do not count, and the next attempt's do."""
+def test_a_line_that_is_cut_is_never_taken_for_its_end(target, receiver, receiver_options):
+    """Wherever a task's words end too early, it stages what it was not told is kept, and each row is there once."""
     whole = Between(receiver)
-    assert send(whole.receiver, 1, 2, attempt_id=1) == 2
+    assert send(whole.receiver, 1, 2) == 2
     length = len(whole.heard[0])
     whole.close()
     # In the handshake, in the secret, in the request, among the rows, before their end and before their number.
     cuts = [1, length // 4, length // 2, length - 150, length - 60, length - 30, length - 1]
-    for number, cut in enumerate(cuts):
+    table, promised = staging_table(receiver_options(), origin()), parcels(receiver)
+    for number, cut in enumerate(cuts, start=1):
         between = Between(receiver, to_receiver=cut)
-        attempt = {"partition_id": 1, "attempt_id": 10 + number}
-        # Before the receiver has taken its request it stages; afterwards it fails.
-        with suppress(ReceiverError):
-            assert send(between.receiver, 3, 4, **attempt) is None
+        rows = map(body, (10 * number, 10 * number + 1))
+        taken = between.receiver.send_rows(origin(), number, 10 + number, rows)
         between.close()
-    assert send(receiver, 5, partition_id=1, attempt_id=99) == 1
-    assert receiver.finish(origin(), Promise("received", {0: (1, 2), 1: (99, 1)})) is Verdict.NEW
-    assert ids(target) == [1, 2, 5]
+        left = itertools.chain(taken.left, (row for _, row in rows))
+        staged = Stager(receiver_options().commit.url, table, STRUCT, 10 + number, 10).stage(left)
+        assert taken.rows + sum(count for _, count in staged) == 2
+        payload = Received(10 + number, taken.rows, staged) if taken.rows else Staged(staged)
+        promised.append(Parcel(origin(), number, 2, payload, receiver=receiver))
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), promised, 1) is Verdict.NEW
+    assert ids(target) == [1, 2, *(10 * number + one for number in range(1, len(cuts) + 1) for one in (0, 1))]
 
 
 def test_a_task_does_not_promise_rows_whose_receipt_was_cut(target, receiver):
-    """Where the receiver's word that it has them all is cut, the task fails, and what it sent is not committed."""
+    """Where the receiver's word that it has them all is cut, the task keeps them, and what it sent is not committed."""
     whole = Between(receiver)
     assert send(whole.receiver, 1, 2) == 2
     whole.close()
     # In the midst of its word, which is the last that it says (a signature may be a byte or two longer or shorter).
     between = Between(receiver, from_receiver=len(whole.answered[0]) - 20)
-    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        send(between.receiver, 3, partition_id=1, attempt_id=2)
+    taken = between.receiver.send_rows(origin(), 1, 2, map(body, [3]))
+    assert (taken.rows, [row.column("id").to_pylist() for row in taken.left]) == (0, [[3]])
     between.close()
     assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
 
 
 def test_a_caller_who_says_goodbye_in_the_middle_is_no_end_either(target, receiver):
-    """TLS's own word for an end, sent among the rows, makes them no whole."""
+    """TLS's own word for an end, sent among the rows, makes them no whole: those before it are kept, and no others."""
     line = receiver.dial()
     who = {"query_id": origin().query_id, "run_id": origin().run_id, "batch_id": 1, "planned_by_ms": None}
     planned = {"batch_id": 1, "sha256": origin().planned.sha256}
     line.say(say="rows", token=str(receiver.token), origin={**who, "planned": planned}, partition_id=0, attempt_id=1)
     assert line.hear() == {"taken": True}
     for one in (1, 2):
-        line.send_body(body(one)[0])
+        line.send_rows(body(one)[0], 1)
     with suppress(OSError):
         # Sends close_notify, and waits for the receiver's.
         line._socket.unwrap()
     line.close()
-    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        receiver.finish(origin(), SENT)
+    with pytest.raises(PgonceError, match=r"RECEIVER_LOST.*has kept 2 of them"):
+        receiver.finish(origin(), Promise("received", {0: (1, 3)}))
     assert (ids(target), recorded(target)) == ([], 0)
 
 
@@ -279,7 +287,7 @@ def test_who_knows_the_certificate_alone_is_not_heard(said, target, receiver):
     assert ids(target) == [1, 2]
 
 
-def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, monkeypatch):
+def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, monkeypatch, tmp_path):
     """Who names a batch that is over, or none at all, sends no row and commits nothing of the one that is planned."""
     planned = receiver_for(receiver_options(), STRUCT)
     assert send(planned, 1, 2) == 2
@@ -290,7 +298,7 @@ def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, 
     assert planned.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
     monkeypatch.setattr(process, "_PLAN_SECONDS", 0.1)
-    assert process.Receptions().of(uuid4()) is None
+    assert process.Receptions(tmp_path).of(uuid4()) is None
 
 
 def test_many_silent_callers_keep_nobody_waiting(target, receiver):
@@ -361,7 +369,7 @@ def test_without_the_library_that_makes_certificates_a_receiver_is_refused(recei
 def test_no_secret_stands_where_a_log_would_show_it(receiver):
     """Neither in what the plan carries nor in what the receiver is told, as Python shows them."""
     identity = new_identity()
-    start = Start(identity, receiver.secret, 1, "0.0.9")
+    start = Start(identity, receiver.secret, receiver.folder, receiver.process, receiver.process, "0.0.9")
     shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, Inline(), receiver=receiver))
     for hidden in (identity.key, identity.password, receiver.secret):
         assert repr(hidden)[2:-1] not in shown

@@ -37,17 +37,17 @@ def name_of(one: int) -> str:
     return f"the name of row {one}"
 
 
-def body(one: int) -> tuple[bytes, int]:
-    """A row with this id, and the number of rows."""
+def body(one: int) -> tuple[bytes, pa.RecordBatch]:
+    """A row with this id: encoded, and as it is."""
     row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array([name_of(one)], pa.string())})
-    return CopyEncoder(STRUCT).encode(row), 1
+    return CopyEncoder(STRUCT).encode(row), row
 
 
 def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int = 1, batch_id: int = 1) -> int | None:
-    """A task attempt that sends these rows; how many were taken."""
-    return receiver.send_rows(origin(batch_id), partition_id, attempt_id, map(body, ids))
+    """A task attempt that sends these rows; how many are kept, if any."""
+    return receiver.send_rows(origin(batch_id), partition_id, attempt_id, map(body, ids)).rows or None
 
 
 def parcels(receiver: Receiver) -> list[Parcel]:
     """What the task of :data:`SENT` tells the commit."""
-    return [Parcel(origin(), 0, 2, Received(1), receiver=receiver)]
+    return [Parcel(origin(), 0, 2, Received(1, 2), receiver=receiver)]

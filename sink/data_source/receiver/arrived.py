@@ -1,8 +1,9 @@
 """
 The rows of a batch that have arrived, and those of them that are written: the promised ones, or a guess until then.
 
-Runs in the receiver. Invariant: a body is kept until the batch is over, and can be read as often as needed. Of each
-partition, the rows of one attempt are written; a guess that turns out to be wrong fails before it could be committed.
+Runs in the receiver. Invariant: a body is kept until the batch is over, and can be read as often as needed, by the
+commit worker too if this process is gone. Of each partition, the first rows of one attempt are written, as many as are
+promised; a guess that turns out to be wrong fails before it could be committed.
 """
 
 from __future__ import annotations
@@ -11,30 +12,49 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from pgonce.offsets_store.commit.retrying import NotNowError
 
 from ...encoding.encoded_types import EncodedColumn
-from ...spool import Spool
 from ...staging import StagedRows
 from ...writing.rows import Rows
+from .kept_rows import KeptBody, KeptRows
 from .messages import Promise, without_rows
 
-# What has arrived is kept for a second try: up to this size in memory, the rest in a file.
-IN_MEMORY_BYTES = 32 * 1024 * 1024
 # How long a transaction may wait for the next rows: it holds the writer's row.
 LONGEST_SILENCE_SECONDS = 30.0
+# How long it may stand without a promise. Rows of upserts are locked meanwhile, and VACUUM waits everywhere.
+LONGEST_GUESS_SECONDS = 60.0
 
 
 @dataclass(eq=False)
 class Sending:
-    """One task attempt's rows; ``rows`` is None until all are there."""
+    """
+    One task attempt's rows.
+
+    ``kept`` has, for each body that is kept, how many rows there are with it; ``broken`` says that the line has ended
+    too early.
+    """
 
     partition_id: int
     attempt_id: int
-    rows: int | None = None
+    kept: list[int] = field(default_factory=list)
+    is_whole: bool = False
     broken: bool = False
+
+    @property
+    def rows(self) -> int:
+        """How many rows are kept."""
+        return self.kept[-1] if self.kept else 0
+
+
+@dataclass(frozen=True)
+class _Body:
+    sending: Sending
+    rows: int
+    kept: KeptBody
 
 
 class Arrived:
@@ -45,32 +65,35 @@ class Arrived:
     or is done. Every change is made under ``changed``, which then wakes those who wait for it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         self.changed = threading.Condition()
         self.heard_at = time.monotonic()
         self.promise: Promise | None = None
         self.is_over = False
         self._sendings: dict[tuple[int, int], Sending] = {}
-        self._bodies: Spool[bytes] = Spool(IN_MEMORY_BYTES, memoryview, bytes)
-        self._senders: list[Sending] = []
+        self._file = KeptRows(path)
+        self._bodies: list[_Body] = []
         self._keeping = threading.Lock()
-        self._spooling_error: Exception | None = None
 
     def __len__(self) -> int:
-        return len(self._senders)
+        return len(self._bodies)
 
     @property
     def size(self) -> int:
         """How many bytes have arrived."""
-        return self._bodies.size
+        return self._file.size
 
     def sender(self, number: int) -> Sending:
         """Who sent a body."""
-        return self._senders[number]
+        return self._bodies[number].sending
+
+    def rows(self, number: int) -> int:
+        """How many rows a body has."""
+        return self._bodies[number].rows
 
     def body(self, number: int) -> bytes:
         """The body itself."""
-        return self._bodies[number]
+        return self._file.read(self._bodies[number].kept)
 
     def open(self, partition_id: int, attempt_id: int) -> Sending:
         """A task attempt begins to send."""
@@ -79,25 +102,31 @@ class Arrived:
         self._sendings[partition_id, attempt_id] = sending
         return sending
 
-    def add(self, sending: Sending, body: bytes) -> None:
-        """Keep a body. An error here is raised at the commit, because the task cannot do anything about it."""
+    def add(self, sending: Sending, body: bytes, rows: int) -> None:
+        """
+        Keep a body.
+
+        :raises OSError: if there is no room for it. What was kept before stays.
+        """
         self.heard_at = time.monotonic()
         # A lock of its own: a file may be slow, and other tasks begin and end in the meantime.
         with self._keeping:
-            try:
-                self._bodies.add(body, len(body))
-                self._senders.append(sending)
-            except Exception as error:  # noqa: BLE001 (see above)
-                self._spooling_error = error
+            kept = self._file.add(sending.partition_id, sending.attempt_id, rows, body)
+            self._bodies.append(_Body(sending, rows, kept))
+            sending.kept.append(sending.rows + rows)
 
     def close(self, sending: Sending) -> None:
         """The attempt's line is closed: one that has not sent all its rows is broken."""
         self.heard_at = time.monotonic()
-        sending.broken = sending.rows is None
+        sending.broken = not sending.is_whole
 
-    def has_unbroken(self) -> bool:
+    def remove(self) -> None:
+        """Delete what was kept."""
+        self._file.remove()
+
+    def has_promisable(self) -> bool:
         """Whether there is an attempt whose rows may be promised."""
-        return any(not sending.broken for sending in list(self._sendings.values()))
+        return any(sending.kept or not sending.broken for sending in list(self._sendings.values()))
 
     def promised(self) -> Promise:
         """
@@ -116,17 +145,14 @@ class Arrived:
 
     def refuse_missing(self, promise: Promise) -> None:
         """
-        Compare what has arrived with what is promised.
+        Compare what has arrived with what is promised: the first rows of an attempt, in whole bodies.
 
         :raises ReceiverError: RECEIVER_LOST.
-        :raises CommitError: ROWS_NOT_KEPT, or any other error that prevented keeping them.
         """
-        if self._spooling_error is not None:
-            raise self._spooling_error
         for partition_id, (attempt_id, rows) in promise.received.items():
             sending = self._sendings.get((partition_id, attempt_id))
-            if sending is None or sending.rows != rows:
-                found = "did not receive all of them" if sending else "received none of them"
+            if sending is None or rows not in (0, *sending.kept):
+                found = f"has kept {sending.rows} of them" if sending else "has kept none of them"
                 raise without_rows(
                     f"The task of partition {partition_id} promised {rows} rows, and the receiver {found}."
                 )
@@ -138,10 +164,12 @@ def promised_rows(
     """The promised rows, which are all there; ``staged`` are those in the staging table."""
 
     def bodies() -> Iterator[bytes]:
-        wanted = _attempts(promise)
+        missing = dict(promise.received)
         for number in range(len(arrived)):
             sending = arrived.sender(number)
-            if wanted.get(sending.partition_id) == sending.attempt_id:
+            wanted, left = missing.get(sending.partition_id, (None, 0))
+            if wanted == sending.attempt_id and left > 0:
+                missing[sending.partition_id] = sending.attempt_id, left - arrived.rows(number)
                 yield arrived.body(number)
         yield from promise.inline
 
@@ -169,10 +197,12 @@ def guessed_rows(columns: tuple[EncodedColumn, ...], arrived: Arrived, is_same_b
 class _Guess:
     arrived: Arrived
     is_same_batch: Callable[[], bool]
+    began_at: float = field(default_factory=time.monotonic)
 
     def bodies(self) -> Iterator[bytes]:
         """The rows as they arrive, and once they are promised, those that came inline."""
         guessed: dict[int, Sending] = {}
+        copied: dict[int, tuple[int, int]] = {}
         for number in itertools.count():
             with self.arrived.changed:
                 self.arrived.changed.wait_for(lambda: self._may_go_on(number, guessed))  # noqa: B023 (called in this turn)
@@ -180,9 +210,11 @@ class _Guess:
                     break
                 sending = self.arrived.sender(number)
             if not sending.broken and guessed.setdefault(sending.partition_id, sending) is sending:
+                _, rows = copied.get(sending.partition_id, (0, 0))
+                copied[sending.partition_id] = sending.attempt_id, rows + self.arrived.rows(number)
                 yield self.arrived.body(number)
         promise = self.arrived.promised()
-        if promise.staged or len(promise.received) != len(guessed):
+        if promise.staged or dict(promise.received) != copied:
             raise NotNowError("some of its tasks have staged their rows")
         if not self.is_same_batch():
             raise NotNowError("its entry in the checkpoint has changed")
@@ -196,6 +228,8 @@ class _Guess:
         for sending in guessed.values():
             if sending.broken if wanted is None else wanted.get(sending.partition_id) != sending.attempt_id:
                 raise NotNowError("a task failed or ran twice, and rows of the wrong attempt were copied")
+        if wanted is None and time.monotonic() - self.began_at > LONGEST_GUESS_SECONDS:
+            raise NotNowError(f"its tasks have not ended within {LONGEST_GUESS_SECONDS:g} s")
         if number < len(arrived) or wanted is not None:
             return True
         if time.monotonic() - arrived.heard_at > LONGEST_SILENCE_SECONDS:

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from ipaddress import ip_address
+from pathlib import Path
 from typing import IO, cast
 from uuid import uuid4
 
@@ -31,7 +32,9 @@ from pgonce.offsets_store.postgres.connect import connect
 from ...options.definitions import AUTOMATIC
 from ...options.sink_options import SinkOptions
 from ..workers import LOADED_VERSION
+from . import folders
 from .client import Receiver
+from .host_process import HostProcess, host_process, parent_of
 from .line import SECRET_BYTES, new_identity
 from .messages import PlannedReception, Start
 
@@ -55,7 +58,9 @@ class _Running:
 
     def __init__(self, host: str) -> None:
         identity = new_identity()
-        with _listening(host) as listening:
+        daemon = host_process(os.getppid())
+        driver = host_process(parent_of(daemon.pid))
+        with _listening(host) as listening, _folder_of(driver, daemon) as self.folder:
             self._process = subprocess.Popen(  # noqa: S603 (the same Python)
                 [sys.executable, "-c", _RUN, str(listening.fileno())],
                 stdin=subprocess.PIPE,
@@ -65,9 +70,10 @@ class _Running:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
             self.host, self.port = host, int(listening.getsockname()[1])
+        self.process = host_process(self._process.pid)
         self.certificate, self.secret = identity.certificate, secrets.token_bytes(SECRET_BYTES)
         self._orders: queue.Queue[Start | PlannedReception | None] = queue.Queue(_UNREAD_ORDERS)
-        self._orders.put(Start(identity, self.secret, os.getppid(), LOADED_VERSION))
+        self._orders.put(Start(identity, self.secret, str(self.folder), driver, daemon, LOADED_VERSION))
         self._writing = threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True)
         self._writing.start()
 
@@ -123,7 +129,15 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
             raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
-    return Receiver(running.host, running.port, running.certificate, running.secret, plan.token)
+    return Receiver(
+        running.host,
+        running.port,
+        running.certificate,
+        running.secret,
+        plan.token,
+        running.process,
+        str(running.folder),
+    )
 
 
 def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:
@@ -152,6 +166,18 @@ def _listening(host: str) -> Iterator[socket.socket]:
         raise _no_host(host, "this stands for all addresses of the host, and tasks need one to which they can connect")
     with listening:
         yield listening
+
+
+@contextmanager
+def _folder_of(driver: HostProcess, daemon: HostProcess) -> Iterator[Path]:
+    """A folder for a receiver that is started in the block."""
+    folders.remove_leftovers()
+    folder = folders.new_folder(driver, daemon)
+    try:
+        yield folder
+    except BaseException:
+        folders.remove(folder)
+        raise
 
 
 def _no_host(host: str, why: str) -> ConfigurationError:

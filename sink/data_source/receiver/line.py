@@ -12,6 +12,7 @@ from __future__ import annotations
 import hmac
 import json
 import secrets
+import select
 import socket
 import ssl
 import struct
@@ -24,8 +25,8 @@ from pgonce.offsets_store.errors import NotInstalledError
 
 CONNECT_SECONDS = 5
 # The receiver reads at once what arrives, and while it commits it says so every second. If it is silent for this long,
-# it is frozen, or its host is gone.
-SILENCE_SECONDS = 60
+# it is frozen, or its host is gone; or its host is so busy that it had better be left alone.
+SILENCE_SECONDS = 20
 SECRET_BYTES = 32
 
 # What breaks a line. That includes errors of TLS, and a wrong certificate or secret: only a stranger has one of those.
@@ -34,6 +35,7 @@ BROKEN = (OSError, EOFError)
 SILENT = (TimeoutError,)
 
 _LENGTH = struct.Struct("!Q")
+_ROWS = struct.Struct("!QQ")
 # A host that vanished silently is noticed after a minute, whether something was sent to it (TCP_USER_TIMEOUT, in
 # milliseconds: keepalives wait while sent data is not acknowledged) or not.
 _NOTICED = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
@@ -96,14 +98,31 @@ class Line:
         heard: dict[str, Any] = json.loads(self.next_body())
         return heard
 
+    def has_word(self) -> bool:
+        """Whether the other side has said something, or has hung up; does not wait."""
+        looked = select.poll()
+        looked.register(self._socket, select.POLLIN)
+        return self._socket.pending() > 0 or bool(looked.poll(0))
+
+    def send_rows(self, body: bytes, rows: int) -> None:
+        """Send a body, and how many rows it has; an empty one means that no more come, and how many there were."""
+        self._socket.sendall(_ROWS.pack(len(body), rows))
+        if body:
+            self._socket.sendall(body)
+
+    def next_rows(self) -> tuple[bytes, int]:
+        """Wait for a body, and how many rows it has."""
+        size, rows = _ROWS.unpack(self._exactly(_ROWS.size))
+        return self._exactly(size), rows
+
     def send_body(self, body: bytes) -> None:
-        """Send rows; an empty body means that no more come."""
+        """Send a body alone."""
         self._socket.sendall(_LENGTH.pack(len(body)))
         if body:
             self._socket.sendall(body)
 
     def next_body(self) -> bytes:
-        """Wait for rows."""
+        """Wait for a body alone."""
         (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
         return self._exactly(size)
 

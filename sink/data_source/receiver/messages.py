@@ -22,9 +22,20 @@ from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, witho
 from ...encoding.unfit_rows import UnfitRow
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
+from .host_process import HostProcess
 from .line import SILENT, Identity
 
 _log = logging.getLogger("pgonce.receiver")
+
+# A receiver says what it has kept whenever it has kept so much more.
+ACKNOWLEDGED_BYTES = 1024 * 1024
+_COST_OF_A_BODY = 1024
+
+
+def cost_of_keeping(body: bytes) -> int:
+    """What a body counts for at both ends of the line: its bytes, and something for itself, because it may be tiny."""
+    return len(body) + _COST_OF_A_BODY
+
 
 _ASKED = (
     "The batch was not committed when the ledger was asked. If that process is still running, it may still commit "
@@ -36,14 +47,17 @@ _REMEDY = "Start the query again: if the ledger does not have the batch, Spark r
 @dataclass(frozen=True)
 class Start:
     """
-    The first message: who the receiver is, who may talk to it, and with which process it ends.
+    The first message: who the receiver is, who may talk to it, where it keeps rows, and with which process it ends.
 
-    ``version`` is that of the planner's code. Tasks have the same, and so has the commit, which looks at their parcels.
+    That is Spark's ``daemon``, which runs under the ``driver``. ``version`` is that of the planner's code. Tasks have
+    the same, and so has the commit, which looks at their parcels.
     """
 
     identity: Identity
     secret: bytes = field(repr=False)
-    daemon_pid: int
+    folder: str
+    driver: HostProcess
+    daemon: HostProcess
     version: str
 
 
@@ -61,10 +75,10 @@ class Promise:
     """
     All rows of a batch, as its parcels promise them.
 
-    ``received`` says for each partition whose rows the receiver took which attempt's rows are wanted, and how many
-    there are; ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count of the rows in
-    the staging table. ``transport`` is the ledger's word for how the rows came. ``unfit`` are rows that could not be
-    encoded, and are not among these.
+    ``received`` says for each partition whose rows the receiver took which attempt's rows are wanted, and how many: the
+    first ones that it has kept. ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count
+    of the rows in the staging table. ``transport`` is the ledger's word for how the rows came. ``unfit`` are rows that
+    could not be encoded, and are not among these.
     """
 
     transport: str

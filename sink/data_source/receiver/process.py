@@ -3,7 +3,8 @@ The receiver: takes the rows of batches that its planner's worker has planned, a
 
 A process of its own, on the driver, started by the planner's worker (Spark ends idle workers after a minute, and a
 batch may last longer). Invariant: it ends with Spark's daemon, and soon after its planner if nothing is left to do. Of
-each writer, one batch is expected at a time.
+each writer, one batch is expected at a time. A task hears that rows are kept once they are in a file that outlives this
+process; the file is removed when the batch is done or has failed, never because this process could not commit it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -26,18 +28,22 @@ from pgonce.offsets_store.verdict.decide import Verdict
 
 from ...identity.from_checkpoint import Origin
 from ..workers import LOADED_VERSION
+from . import folders
+from .arrived import LONGEST_GUESS_SECONDS
 from .line import BROKEN, Line, context_of
 from .messages import (
+    ACKNOWLEDGED_BYTES,
     PlannedReception,
     Promise,
     Start,
+    cost_of_keeping,
     error_as_message,
     in_words,
     origin_from_message,
     promise_from_message,
     without_rows,
 )
-from .reception import Reception
+from .reception import Reception, writer_of
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -54,6 +60,8 @@ LEFT_ALONE_SECONDS = 60.0
 _PLAN_SECONDS = 10.0
 # How many batches that are over are remembered: a call for one of them need not wait for its plan.
 _REMEMBERED = 100
+# Spark's daemon ends a little before its driver, if that ends as it should.
+_DRIVER_ENDS_SECONDS = 5.0
 
 
 def run_receiver() -> None:
@@ -64,26 +72,33 @@ def run_receiver() -> None:
         # Installed since the planner's worker began. Without a receiver, tasks stage their rows.
         _log.error("the planner has pgonce %s, and its receiver has %s", start.version, LOADED_VERSION)
         return
-    receptions = Receptions()
+    receptions = Receptions(Path(start.folder))
     _beside(_take_plans, receptions)
     _beside(_answer, listening, context_of(start.identity), start.secret, receptions)
-    while receptions.has_work() and _lives(start.daemon_pid):
+    while receptions.has_work() and start.daemon.lives():
         receptions.wake()
         time.sleep(_LOOK_SECONDS)
+    receptions.give_up()
+    if not _may_be_wanted(receptions, start):
+        folders.remove(Path(start.folder))
     # Not by returning, because threads may be waiting. Postgres rolls back what is open.
     os._exit(0)
 
 
+def _may_be_wanted(receptions: Receptions, start: Start) -> bool:
+    """Whether what is kept may be committed without this process: by another daemon's worker, of the same driver."""
+    if start.daemon.lives():
+        return False
+    deadline = time.monotonic() + _DRIVER_ENDS_SECONDS
+    while receptions.has_rows() and start.driver.lives():
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_LOOK_SECONDS)
+    return False
+
+
 def _beside(target: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=target, args=arguments, daemon=True).start()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, PermissionError):
-        return False
-    return True
 
 
 def _take_plans(receptions: Receptions) -> None:
@@ -120,7 +135,7 @@ def _converse(connected: socket.socket, context: ssl.SSLContext, secret: bytes, 
                 case "finish":
                     _finish(line, message, receptions, token)
                 case "give up":
-                    receptions.end(token)
+                    receptions.forget(token)
                     line.say(over=True)
     except BROKEN as error:
         _log.info("a connection was lost: %s", error)
@@ -134,12 +149,22 @@ def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None)
     line.say(taken=sending is not None)
     if reception is None or sending is None:
         return
+    unsaid, is_kept = 0, True
     try:
-        while body := line.next_body():
-            if not reception.take(sending, body):
-                return
-        reception.end(sending, line.hear()["rows"])
-        line.say(kept=True)
+        while True:
+            body, rows = line.next_rows()
+            if not body:
+                break
+            if is_kept and not reception.take(sending, body, rows):
+                # The task is told, and stages them. What it has sent by then is read, so that it comes to hear this.
+                is_kept = False
+                line.say(kept=sending.rows, more=False)
+            unsaid += cost_of_keeping(body)
+            if is_kept and unsaid >= ACKNOWLEDGED_BYTES:
+                line.say(kept=sending.rows, more=True)
+                unsaid = 0
+        reception.end(sending, rows)
+        line.say(kept=sending.rows, more=is_kept)
     finally:
         reception.close(sending)
 
@@ -164,9 +189,11 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: 
             if committing.is_alive():
                 line.say(alive=True)
     finally:
-        # Even if the commit worker has hung up, because it then tells Spark that the batch has failed.
+        # Even if the commit worker has hung up, because it then commits the batch without this process.
         receptions.end(token)
     line.say(**answers[0])
+    if "verdict" in answers[0]:
+        receptions.forget(token)
 
 
 def _committed(reception: Reception | None, origin: Origin, promise: Promise) -> Verdict:
@@ -178,22 +205,31 @@ def _committed(reception: Reception | None, origin: Origin, promise: Promise) ->
 
 
 class Receptions:
-    """The batches that may still be committed."""
+    """The batches that may still be committed; ``folder`` keeps their rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._changed = threading.Condition()
         self._planned: dict[UUID, Reception] = {}
+        # Their transactions have ended here, but their rows may still be wanted.
+        self._ended: dict[UUID, Reception] = {}
         self._over: deque[UUID] = deque(maxlen=_REMEMBERED)
+        # For how many seconds the rows of a writer's last batch came.
+        self._lasted: dict[tuple[str, str], float] = {}
         self._used_at = time.monotonic()
         self.is_alone = False
 
     def plan(self, plan: PlannedReception) -> None:
         """A batch was planned; an earlier one of the same writer is over."""
-        reception = Reception(plan.token, plan.options, plan.struct_type)
+        path = folders.kept_file(self._folder, plan.token)
+        writer = writer_of(plan.options)
         with self._changed:
-            over = [token for token, other in self._planned.items() if other.writer == reception.writer]
-            for token in over:
-                self._drop(token)
+            for token, other in [*self._planned.items(), *self._ended.items()]:
+                if other.writer == writer:
+                    self._forget(token)
+            # Nothing is won by copying for a minute what is then rolled back.
+            may_guess = self._lasted.get(writer, 0.0) <= LONGEST_GUESS_SECONDS
+            reception = Reception(plan.token, plan.options, plan.struct_type, path, may_guess=may_guess)
             self._planned[plan.token] = reception
             self._used_at = time.monotonic()
             self._changed.notify_all()
@@ -205,16 +241,36 @@ class Receptions:
             return self._planned.get(token)
 
     def end(self, token: UUID) -> None:
-        """The batch is committed, or has failed."""
+        """The batch is not committed here any more; what is kept of it stays."""
         with self._changed:
-            self._drop(token)
+            self._end(token)
             self._used_at = time.monotonic()
 
-    def _drop(self, token: UUID) -> None:
+    def forget(self, token: UUID) -> None:
+        """The batch is committed, or has failed."""
+        with self._changed:
+            self._forget(token)
+            self._used_at = time.monotonic()
+
+    def give_up(self) -> None:
+        """No batch is committed here any more."""
+        with self._changed:
+            for reception in self._planned.values():
+                reception.give_up()
+
+    def _end(self, token: UUID) -> None:
         reception = self._planned.pop(token, None)
         self._over.append(token)
         if reception is not None:
             reception.give_up()
+            self._ended[token] = reception
+            self._lasted[reception.writer] = reception.lasted
+
+    def _forget(self, token: UUID) -> None:
+        self._end(token)
+        reception = self._ended.pop(token, None)
+        if reception is not None:
+            reception.forget()
 
     def wake(self) -> None:
         """Wake transactions that wait: they may have waited too long."""
@@ -222,6 +278,11 @@ class Receptions:
             receptions = list(self._planned.values())
         for reception in receptions:
             reception.look_at_clock()
+
+    def has_rows(self) -> bool:
+        """Whether rows are kept that may still be wanted."""
+        with self._changed:
+            return any(reception.has_rows for reception in [*self._planned.values(), *self._ended.values()])
 
     def has_work(self) -> bool:
         """Whether a batch may still come, or be finished."""

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 from uuid import UUID
 
 from pyspark.sql.types import StructType
@@ -41,47 +42,81 @@ BEGIN_AT_INLINE_BYTES = 2
 FORGOTTEN_SECONDS = 6 * 3600.0
 
 
+def writer_of(options: SinkOptions) -> tuple[str, str]:
+    """What tells writers apart here: a query runs one batch at a time."""
+    return options.checkpoint_location, options.sink_label
+
+
 class Reception:
     """
     The rows of one planned batch, and its transaction.
 
     :param token: the token of the batch's commit.
     :param struct_type: the columns that are written, as the tasks encode them.
+    :param path: the file that keeps the rows.
+    :param may_guess: whether its transaction may begin before all tasks have ended.
     """
 
-    def __init__(self, token: UUID, options: SinkOptions, struct_type: StructType) -> None:
+    def __init__(
+        self, token: UUID, options: SinkOptions, struct_type: StructType, path: Path, *, may_guess: bool = True
+    ) -> None:
         self._token = token
         self._options = options
         self._columns = encoded_columns(struct_type)
-        self._arrived = Arrived()
+        self._arrived = Arrived(path)
+        self._may_guess = may_guess
+        self._is_full = False
+        self._began_at: float | None = None
+        self._promised_at: float | None = None
         self._origin: Origin | None = None
         self._early: threading.Thread | None = None
         self._early_try = EarlyTry(options.commit)
         self._tried: PlannedBatch | None = None
 
     @property
+    def has_rows(self) -> bool:
+        """Whether rows are kept."""
+        return len(self._arrived) > 0
+
+    @property
     def writer(self) -> tuple[str, str]:
-        """The writer whose batch this is: a query runs one batch at a time."""
-        return self._options.checkpoint_location, self._options.sink_label
+        """The writer whose batch this is."""
+        return writer_of(self._options)
+
+    @property
+    def lasted(self) -> float:
+        """For how many seconds rows have come: until they were promised, or until now."""
+        ended = self._promised_at or time.monotonic()
+        return 0.0 if self._began_at is None else ended - self._began_at
 
     def may_be_finished(self) -> bool:
         """Whether there are rows here that a commit may still want."""
         silent = time.monotonic() - self._arrived.heard_at
-        return not self._arrived.is_over and self._arrived.has_unbroken() and silent < FORGOTTEN_SECONDS
+        return not self._arrived.is_over and self._arrived.has_promisable() and silent < FORGOTTEN_SECONDS
 
     def open(self, origin: Origin, partition_id: int, attempt_id: int) -> Sending | None:
         """A task attempt begins to send; None if its rows are not wanted."""
         with self._arrived.changed:
             self._origin = self._origin or origin
-            if self._arrived.is_over or self._arrived.promise or self._origin != origin:
+            if self._arrived.is_over or self._arrived.promise or self._is_full or self._origin != origin:
                 return None
+            self._began_at = self._began_at or time.monotonic()
             return self._arrived.open(partition_id, attempt_id)
 
-    def take(self, sending: Sending, body: bytes) -> bool:
-        """Keep ``body``, unless the batch is over; once there is enough, the batch's transaction begins."""
-        if self._arrived.is_over:
+    def take(self, sending: Sending, body: bytes, rows: int) -> bool:
+        """
+        Keep these rows, and say whether they are kept; once there is enough, the batch's transaction begins.
+
+        They are not kept if the batch is over, or if there is no room for them. Then their task stages them.
+        """
+        if self._arrived.is_over or self._is_full:
             return False
-        self._arrived.add(sending, body)
+        try:
+            self._arrived.add(sending, body, rows)
+        except OSError as error:
+            self._is_full = True
+            _log.warning("the rest of a batch is staged, because the driver cannot keep more rows: %s", error)
+            return False
         with self._arrived.changed:
             if self._early is None and self._may_begin_early():
                 early = threading.Thread(target=self._commit_early, name="pgonce-early-commit", daemon=True)
@@ -91,9 +126,9 @@ class Reception:
         return True
 
     def end(self, sending: Sending, rows: int) -> None:
-        """All rows of the attempt are there."""
+        """The attempt has sent all its rows, so many."""
         with self._arrived.changed:
-            sending.rows = rows
+            sending.is_whole = sending.rows == rows
 
     def close(self, sending: Sending) -> None:
         """The attempt's line is closed."""
@@ -118,6 +153,7 @@ class Reception:
             if self._origin != origin:
                 raise without_rows("The receiver has rows of another batch, not of the one to commit.")
             self._arrived.promise = promise
+            self._promised_at = time.monotonic()
             self._arrived.changed.notify_all()
         if self._early is not None:
             self._early.join()
@@ -134,10 +170,15 @@ class Reception:
             raise without_rows(f"The receiver has stopped working on this batch: {why}.") from None
 
     def give_up(self) -> None:
-        """The batch has failed, or is done: its rows are no longer needed."""
+        """The batch has failed, or is done, or is committed without this process."""
         with self._arrived.changed:
             self._arrived.is_over = True
             self._arrived.changed.notify_all()
+
+    def forget(self) -> None:
+        """The rows are no longer needed."""
+        self.give_up()
+        self._arrived.remove()
 
     def look_at_clock(self) -> None:
         """Wake a transaction that waits for the next rows: it may have waited too long."""
@@ -149,7 +190,7 @@ class Reception:
         adopted = self._options.commit.remedies.adopt_checkpoint
         is_first = self._origin is None or self._origin.batch_id in (0, adopted)
         is_large = self._arrived.size >= BEGIN_AT_INLINE_BYTES * self._options.inline_bytes
-        return is_large and not (is_first or self._arrived.promise or self._arrived.is_over)
+        return self._may_guess and is_large and not (is_first or self._arrived.promise or self._arrived.is_over)
 
     def _commit_early(self) -> None:
         try:

@@ -14,10 +14,12 @@ from pgonce.sink.data_source.parcel import (
     Inline,
     Parcel,
     Received,
+    Staged,
     inline_cap,
     open_parcels,
 )
 from pgonce.sink.data_source.receiver.client import Receiver
+from pgonce.sink.data_source.receiver.host_process import HostProcess
 from pgonce.sink.data_source.workers import LOADED_VERSION
 from pgonce.sink.identity.from_checkpoint import Origin
 
@@ -55,10 +57,28 @@ def test_parcels_survive_the_trip_and_hide_their_rows():
     assert "secret" not in repr(sent) + repr(sent.payload)
 
 
+@pytest.mark.parametrize(
+    ("payload", "staged", "ways"),
+    [
+        (Inline((b"row",)), (), "inline"),
+        (Staged(((8, 2),)), ((8, 2),), "staged"),
+        (Received(1, 3), (), "received"),
+        (Received(1, 3, ((8, 2),)), ((8, 2),), "received+staged"),
+    ],
+)
+def test_a_parcel_says_which_rows_are_staged(payload, staged, ways):
+    """Also where a receiver has kept the first rows and not the others."""
+    sent = parcel(payload=payload)
+    assert sent.staged == staged
+    assert ways in repr(sent)
+
+
 def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
-    receiver = Receiver("10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7))
-    sent = parcel(payload=Received(3), receiver=receiver)
+    receiver = Receiver(
+        "10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7), HostProcess(1, "7", "here"), "/tmp/folder"
+    )
+    sent = parcel(payload=Received(3, 1), receiver=receiver)
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert "secret" not in repr(sent) + repr(sent.receiver)
 

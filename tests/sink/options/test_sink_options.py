@@ -92,6 +92,18 @@ def test_a_receiver_is_had_by_asking_and_takes_more_of_the_rows(given, host, inl
     assert (options.receiver, options.inline_bytes) == (host, inline_bytes)
 
 
+def test_an_environment_may_do_without_receivers(monkeypatch):
+    """Whatever a query says; another word than off is a mistake, and no answer."""
+    monkeypatch.setenv("PGONCE_RECEIVER", "off")
+    for receiver in ("auto", "10.0.0.7", "off"):
+        assert (parse(receiver=receiver).receiver, parse(receiver=receiver).inline_bytes) == (None, 8 << 20)
+    monkeypatch.setenv("PGONCE_RECEIVER", "")
+    assert parse(receiver="auto").receiver == "auto"
+    monkeypatch.setenv("PGONCE_RECEIVER", "no")
+    with pytest.raises(ConfigurationError, match="PGONCE_RECEIVER is 'no'.*Set it to off"):
+        parse()
+
+
 @pytest.mark.parametrize("key", ["path", "queryName", "outputMode", "asyncProgressTrackingEnabled", "spark.x"])
 def test_sparks_own_option_keys_pass(key):
     """What Spark itself reads from a writer's options is no error."""

@@ -7,7 +7,9 @@ sink.identity.planned_batch.
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
 import shutil
 import signal
 import socket
@@ -69,6 +71,40 @@ def in_copy(target):
     """Wait for a COPY of the run that is open; the transaction's id."""
     assert wait_until(lambda: transactions(target))
     return transactions(target)
+
+
+def recorded(target):
+    """Rows, transport and token of batch 1 in the ledger."""
+    return target.execute("SELECT rows, transport, attempt FROM pgonce.batches WHERE batch_id = 1").fetchall()
+
+
+def kept_files(receiver):
+    """The files of the batches whose rows a receiver keeps."""
+    return [path for path in Path(receiver.folder).glob("*") if path.name != "owners"]
+
+
+def wide_rows(count):
+    """Rows of half a megabyte, each encoded and as it is."""
+    for one in range(count):
+        row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array(["x" * 500_000])})
+        yield CopyEncoder(STRUCT).encode(row), row
+
+
+def sent_and_staged(receiver, options, encoded, attempt_id=1):
+    """What a task does with its rows: the parcel, and how many of them the receiver has kept."""
+    taken = receiver.send_rows(origin(), 0, attempt_id, encoded)
+    left = itertools.chain(taken.left, (row for _, row in encoded))
+    staged = Stager(options.staging_url, staging_table(options, origin()), STRUCT, attempt_id, 10).stage(left)
+    rows = taken.rows + sum(count for _, count in staged)
+    payload = Received(attempt_id, taken.rows, staged) if taken.rows else Staged(staged)
+    return Parcel(origin(), 0, rows, payload, receiver=receiver), taken.rows
+
+
+def limit_files(pid, size):
+    """From now on the process may not write files beyond this size; the kernel says so as it does of a full disk."""
+    if not hasattr(resource, "prlimit"):
+        pytest.skip("limits of another process are set on Linux only")
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 
 
 def kill(process):
@@ -147,7 +183,8 @@ def test_who_does_not_know_the_secret_is_not_heard(target, receiver_options, cap
     """Neither rows nor a commit are taken of him, nor is the batch given up at his word."""
     receiver = receiver_for(receiver_options(), STRUCT)
     assert send(receiver, 1, 2) == 2
-    stranger = replace(receiver, secret=bytes(32))
+    # Nor does he know which process it is.
+    stranger = replace(receiver, secret=bytes(32), process=replace(receiver.process, started="at another time"))
     assert send(stranger, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         stranger.finish(origin(), SENT)
@@ -186,19 +223,162 @@ def test_strangers_hold_nobody_up(target, receiver_options):
         stranger.close()
 
 
-def test_without_a_receiver_tasks_stage_and_the_commit_fails_by_name(target, receiver_options, started_receivers):
-    """A receiver that was killed takes no rows, so that tasks stage; of those that it had, nothing is written."""
+def test_without_a_receiver_tasks_stage_and_the_batch_is_committed_from_what_it_kept(
+    target, receiver_options, started_receivers
+):
+    """A receiver that was killed takes no rows, so that tasks stage; those that it had are in its file."""
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
     in_copy(target)
     kill(started_receivers[0])
     assert send(receiver, 3, partition_id=1) is None
-    with pytest.raises(PgonceError, match="RECEIVER_LOST"):
-        receiver.finish(origin(), SENT)
-    receiver.give_up()
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
+    assert ids(target) == [1, 2]
+    assert recorded(target) == [(2, "received", receiver.token)]
+    assert kept_files(receiver) == []
+
+
+@pytest.mark.parametrize("lost", ["the file", "a part of it", "another attempt"])
+def test_rows_that_are_lost_with_their_receiver_fail_the_batch_by_name(
+    lost, target, receiver_options, started_receivers
+):
+    """Nothing is written if the promised rows are not all there."""
+    receiver = receiver_for(receiver_options(), STRUCT)
+    send(receiver, 1, 2, attempt_id=2 if lost == "another attempt" else 1)
+    kill(started_receivers[0])
+    (file,) = kept_files(receiver)
+    if lost == "the file":
+        file.unlink()
+    elif lost == "a part of it":
+        os.truncate(file, file.stat().st_size - 1)
     with pytest.raises(PgonceError, match="RECEIVER_LOST.*Nothing of this batch was written"):
         commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1)
-    assert ids(target) == []
+    assert (ids(target), recorded(target)) == ([], [])
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+def test_a_task_whose_receiver_is_lost_in_the_middle_stages_the_rest(
+    fault, target, receiver_options, started_receivers, monkeypatch
+):
+    """Rows that it was told are kept are committed from the file, the others are staged, and each is there once."""
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 3)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "UNACKNOWLEDGED_BYTES", 2_000_000)
+    receiver = receiver_for(receiver_options(), STRUCT)
+
+    def struck(rows):
+        for number, row in enumerate(rows):
+            if number == 25:
+                started_receivers[0].send_signal(fault)
+            yield row
+
+    parcel, taken = sent_and_staged(receiver, receiver_options(), struck(wide_rows(40)))
+    assert 0 < taken < 40
+    assert parcel.payload.staged
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.NEW
+    assert ids(target) == list(range(40))
+    assert recorded(target) == [(40, "received+staged", receiver.token)]
+    assert is_gone(started_receivers[0])
+    assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["and is killed", "and lives"])
+def test_a_receiver_whose_disk_is_full_keeps_what_it_has(is_killed, target, receiver_options, started_receivers):
+    """The task stages the rest; both parts are written, by the receiver or without it."""
+    receiver = receiver_for(receiver_options(), STRUCT)
+    receiver.dial().close()
+    limit_files(started_receivers[0].pid, 10_000_000)
+    parcel, taken = sent_and_staged(receiver, receiver_options(), wide_rows(40))
+    assert 0 < taken < 40
+    (file,) = kept_files(receiver)
+    assert file.stat().st_size < 10_000_000
+    # Another task is told at once.
+    assert send(receiver, 99, partition_id=1) is None
+    if is_killed:
+        kill(started_receivers[0])
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.NEW
+    assert ids(target) == list(range(40))
+    assert recorded(target) == [(40, "received+staged", receiver.token)]
+
+
+def test_a_receiver_that_freezes_with_an_open_transaction_is_ended(
+    target, receiver_options, started_receivers, monkeypatch
+):
+    """Its transaction holds the writer's row; the commit worker ends it, and commits what it kept."""
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 2)
+    receiver = receiver_for(receiver_options(), STRUCT)
+    send(receiver, 1, 2)
+    began = in_copy(target)
+    started_receivers[0].send_signal(signal.SIGSTOP)
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
+    assert ids(target) == [1, 2]
+    assert target.execute("SELECT DISTINCT xmin::text FROM events").fetchall() != began
+    assert is_gone(started_receivers[0])
+
+
+def test_a_frozen_receiver_does_not_hold_up_a_batch_that_was_staged(
+    target, receiver_options, started_receivers, monkeypatch
+):
+    """An attempt that Spark did not choose has begun a transaction there; it is ended with its process."""
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 2)
+    receiver = receiver_for(receiver_options(), STRUCT)
+    send(receiver, 1, 2)
+    in_copy(target)
+    started_receivers[0].send_signal(signal.SIGSTOP)
+    parcel, taken = sent_and_staged(receiver, receiver_options(), map(body, (1, 2)), attempt_id=2)
+    assert taken == 0
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.NEW
+    assert ids(target) == [1, 2]
+    assert is_gone(started_receivers[0])
+
+
+def test_only_the_receiver_itself_is_ended(target, receiver_options, started_receivers):
+    """A process that has its id by now, and was started at another time, is left alone."""
+    receiver = receiver_for(receiver_options(), STRUCT)
+    send(receiver, 1, 2)
+    kill(started_receivers[0])
+    other = subprocess.Popen(["sleep", "100"])
+    reused = replace(receiver, process=replace(receiver.process, pid=other.pid))
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(reused), 1) is Verdict.NEW
+    assert other.poll() is None
+    kill(other)
+
+
+def test_what_is_kept_is_for_this_user_alone(target, receiver_options):
+    """Other users of the host see no name and no row."""
+    receiver = receiver_for(receiver_options(), STRUCT)
+    send(receiver, 1, 2)
+    (file,) = kept_files(receiver)
+    assert name_of(1).encode() in file.read_bytes()
+    assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+
+@pytest.mark.parametrize("way", ["committed", "failed", "planned again", "failed without its receiver"])
+def test_what_is_kept_goes_with_its_batch(way, target, receiver_options, started_receivers):
+    """Whoever hears last of a batch removes its rows."""
+    receiver = receiver_for(receiver_options(), STRUCT)
+    send(receiver, 1, 2)
+    assert len(kept_files(receiver)) == 1
+    if way == "committed":
+        commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1)
+    elif way == "planned again":
+        receiver_for(receiver_options(), STRUCT)
+    else:
+        if way == "failed without its receiver":
+            kill(started_receivers[0])
+        receiver.give_up()
+    assert wait_until(lambda: kept_files(receiver) == [])
+
+
+def test_a_failed_commit_leaves_its_rows_until_spark_has_given_it_up(target, receiver_options):
+    """The receiver does not know whether the commit worker will do without it."""
+    target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (id < 2)")
+    receiver = receiver_for(receiver_options(), STRUCT)
+    send(receiver, 1, 2)
+    with pytest.raises(PgonceError, match="CHECK_VIOLATION"):
+        receiver.finish(origin(), SENT)
+    assert len(kept_files(receiver)) == 1
+    receiver.give_up()
+    assert kept_files(receiver) == []
 
 
 def test_the_next_batch_gets_another_receiver_where_one_was_killed(target, receiver_options, started_receivers):
@@ -232,19 +412,16 @@ def test_a_receiver_that_is_frozen_is_lost(target, receiver_options, started_rec
 def test_the_ledger_says_what_became_of_a_receiver_that_was_killed(
     moment, target, proxy, receiver_options, started_receivers
 ):
-    """Killed after COMMIT and before its answer, the batch is found landed; killed before it, nothing was written."""
+    """Killed after COMMIT and before its answer, the batch is found landed; killed before it, it is committed again."""
     receiver = receiver_for(receiver_options(url=proxy.url), STRUCT)
     hold = getattr(proxy, moment)(touching="events")
     send(receiver, 1, 2)
     with commit_under_way(receiver_options(url=proxy.url), receiver, hold) as committing:
         kill(started_receivers[0])
         hold.cut()
-        if moment == "hold_after_commit":
-            assert committing.result() is Verdict.LANDED
-        else:
-            with pytest.raises(PgonceError, match="RECEIVER_LOST.*The batch was not committed"):
-                committing.result()
-    assert ids(target) == ([1, 2] if moment == "hold_after_commit" else [])
+        assert committing.result() is (Verdict.LANDED if moment == "hold_after_commit" else Verdict.NEW)
+    assert ids(target) == [1, 2]
+    assert recorded(target) == [(2, "received", receiver.token)]
 
 
 def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy, receiver_options, started_receivers):
@@ -264,7 +441,7 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     # The next start, which Spark makes of the same offsets.
     again, restarted = receiver_for(receiver_options(), STRUCT), replace(origin(), run_id="run 2")
     again.send_rows(restarted, 0, 1, map(body, (1, 2)))
-    parcel = Parcel(restarted, 0, 2, Received(1), receiver=again)
+    parcel = Parcel(restarted, 0, 2, Received(1, 2), receiver=again)
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
 
@@ -332,7 +509,7 @@ def test_what_was_staged_in_vain_is_swept_with_the_batch(target, receiver_option
         row = pa.record_batch({"id": pa.array([99], pa.int64()), "name": pa.array(["x"])})
         Stager(settings.commit.url, staging_table(settings, origin(number)), STRUCT, 9, 10).stage(iter([row]))
         send(receiver, 10 * number, 10 * number + 1, batch_id=number)
-        parcel = Parcel(origin(number), 0, 2, Received(1), receiver=receiver)
+        parcel = Parcel(origin(number), 0, 2, Received(1, 2), receiver=receiver)
         assert commit_parcels(settings, columns, [parcel], number) is Verdict.NEW
         assert target.execute("SELECT table_name FROM pgonce.staged_tables").fetchall() == []
     assert ids(target) == [10, 11, 20, 21]
@@ -372,12 +549,12 @@ def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
     [(5, False, False, True), (15, False, False, False), (5, True, False, False), (15, True, True, True)],
 )
 def test_it_stays_for_a_while_and_as_long_as_rows_may_be_wanted(
-    idle, alone, has_rows, stays, receiver_options, monkeypatch
+    idle, alone, has_rows, stays, receiver_options, monkeypatch, tmp_path
 ):
     """Ten units of time without a batch end it, or two where its planner is gone; not while a task's rows wait."""
     monkeypatch.setattr(process, "IDLE_SECONDS", 10)
     monkeypatch.setattr(process, "LEFT_ALONE_SECONDS", 2)
-    expected = Receptions()
+    expected = Receptions(tmp_path)
     token = UUID(int=7)
     expected.plan(PlannedReception(token, receiver_options(inlineBytes="1000"), STRUCT))
     reception = expected.of(token)
@@ -451,8 +628,10 @@ def test_it_ends_with_sparks_daemon(has_rows, target, receiver_options, started_
     assert not is_gone(started_receivers[0], seconds=1.5)
     daemon.kill()
     daemon.wait()
-    assert is_gone(started_receivers[0])
+    assert is_gone(started_receivers[0], seconds=20)
     assert started_receivers[0].returncode == 0
+    # The driver, which is this process, may commit the rows by another daemon's worker.
+    assert Path(receiver.folder).exists() is has_rows
     left = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND application_name = %s"
     assert wait_until(lambda: not target.execute(left, [application_name(RUN)]).fetchall())
     assert ids(target) == []
@@ -498,7 +677,7 @@ def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(target, receiver_o
         "name": pa.array(["secret word".ljust(3_000_000, "."), "good".ljust(3_000_000, ".")], pa.string()),
     })  # fmt: skip
     receiver = receiver_for(receiver_options(), STRUCT)
-    assert receiver.send_rows(origin(), 0, 1, [(CopyEncoder(STRUCT).encode(long), 2)]) == 2
+    assert receiver.send_rows(origin(), 0, 1, iter([(CopyEncoder(STRUCT).encode(long), long)])).rows == 2
     aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
     assert wait_until(lambda: target.execute(aborted).fetchall())
     receiver.give_up()

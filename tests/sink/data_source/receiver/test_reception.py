@@ -7,9 +7,10 @@ Covers: sink.data_source.receiver.arrived, sink.data_source.receiver.messages.
 from __future__ import annotations
 
 import json
-import tempfile
+import resource
 import threading
 import uuid
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pytest
@@ -24,7 +25,14 @@ import pgonce.sink.writing.write_batch
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
-from pgonce.sink.data_source.receiver.messages import Promise, promise_as_message, promise_from_message
+from pgonce.sink.data_source.receiver import process
+from pgonce.sink.data_source.receiver.messages import (
+    PlannedReception,
+    Promise,
+    promise_as_message,
+    promise_from_message,
+)
+from pgonce.sink.data_source.receiver.process import Receptions
 from pgonce.sink.data_source.receiver.reception import Reception
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
@@ -48,7 +56,7 @@ def folder(tmp_path):
 
 
 @pytest.fixture
-def receive(url, folder):
+def receive(url, folder, tmp_path):
     """Makes receptions of batch 1, whose transaction begins with the first body; none outlives the test."""
     made = []
 
@@ -60,7 +68,9 @@ def receive(url, folder):
             **changes,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        made.append(Reception(uuid.uuid4(), parse_options(given, overwrite=overwrite), STRUCT))
+        made.append(
+            Reception(uuid.uuid4(), parse_options(given, overwrite=overwrite), STRUCT, tmp_path / f"kept {len(made)}")
+        )
         return made[-1]
 
     yield make
@@ -68,6 +78,17 @@ def receive(url, folder):
         reception.give_up()
         if reception._early:
             reception._early.join(30)
+
+
+@contextmanager
+def full_disk(after):
+    """Let this process write no file beyond so many bytes; the kernel says so as it does of a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (after, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def arrow(*ids):
@@ -85,7 +106,7 @@ def begin(reception, partition_id, attempt_id, *ids, of=None):
     """A task attempt that has sent these rows, one body each, and may send more."""
     sending = reception.open(of or origin(), partition_id, attempt_id)
     for one in ids:
-        reception.take(sending, encoded(one))
+        reception.take(sending, encoded(one), 1)
     return sending
 
 
@@ -152,7 +173,7 @@ def test_rows_are_copied_while_tasks_run_and_seen_once_they_are_promised(target,
     late = begin(reception, 1, 2, 3)
     began = copying(target, 1, 2, 3)
     assert (ids(target), recorded(target)) == ([], [])
-    reception.take(late, encoded(4))
+    reception.take(late, encoded(4), 1)
     reception.end(late, 2)
     reception.close(late)
     assert copying(target, 1, 2, 3, 4) == began
@@ -201,7 +222,7 @@ def test_a_table_that_is_added_to_a_route_is_no_other_table(target, receive, tmp
         )
         sending = reception.open(origin(batch_id), 0, batch_id)
         row = pa.record_batch({"id": pa.array([batch_id], pa.int64()), "name": pa.array([name], pa.string())})
-        reception.take(sending, CopyEncoder(STRUCT).encode(row))
+        reception.take(sending, CopyEncoder(STRUCT).encode(row), 1)
         reception.end(sending, 1)
         reception.close(sending)
         assert reception.finish(origin(batch_id), promise({0: (batch_id, 1)})) is Verdict.NEW
@@ -229,7 +250,7 @@ def test_a_speculative_attempt_that_breaks_disturbs_nothing(target, receive):
     first = begin(reception, 0, 1, 1)
     began = copying(target, 1)
     reception.close(begin(reception, 0, 2, 1, 2))
-    reception.take(first, encoded(2))
+    reception.take(first, encoded(2), 1)
     reception.end(first, 2)
     reception.close(first)
     assert copying(target, 1, 2) == began
@@ -245,7 +266,7 @@ def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, target, r
     sending = begin(reception, 0, 1, 1)
     began = copying(target, 1)
     reception.look_at_clock()
-    reception.take(sending, encoded(2))
+    reception.take(sending, encoded(2), 1)
     assert copying(target, 1, 2) == began
     if has_ended:
         reception.end(sending, 2)
@@ -259,6 +280,26 @@ def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, target, r
     assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert writers_of(target) != began
+
+
+def test_after_a_batch_that_lasted_the_next_one_is_not_guessed(target, url, folder, tmp_path, monkeypatch):
+    """What would be copied for a minute and then rolled back is not begun; a batch that is quick again changes that."""
+    expected = Receptions(tmp_path)
+    options = parse_options({**OPTIONS, "url": url, "checkpointLocation": str(folder)}, overwrite=False)
+
+    def has_begun_early(number, longest):
+        monkeypatch.setattr(process, "LONGEST_GUESS_SECONDS", longest)
+        token = uuid.UUID(int=number)
+        expected.plan(PlannedReception(token, options, STRUCT))
+        reception = expected.of(token)
+        begin(reception, 0, number, number)
+        return reception._early is not None
+
+    assert has_begun_early(1, longest=60)
+    assert not has_begun_early(2, longest=0)
+    assert has_begun_early(3, longest=60)
+    expected.give_up()
+    assert rolled_back(target)
 
 
 def test_a_writers_first_batch_is_begun_when_all_its_rows_are_there(target, receive):
@@ -336,15 +377,16 @@ def test_rows_that_did_not_come_are_not_committed(target, receive):
         "a partition that never came": {0: (1, 2), 1: (9, 1)},
         "an attempt that never came": {0: (2, 2)},
         "more rows than came": {0: (1, 3)},
-        "fewer rows than came": {0: (1, 1)},
-        "an attempt that broke": {0: (1, 2), 3: (4, 1)},
-        "an attempt that still sends": {0: (1, 2), 5: (6, 1)},
+        "a part of a body": {0: (1, 2), 7: (8, 1)},
+        "more rows than an attempt sent that broke": {0: (1, 2), 3: (4, 2)},
+        "more rows than an attempt has sent by now": {0: (1, 2), 5: (6, 2)},
     }.items():
         reception = receive()
         send(reception, 0, 1, 1, 2)
         copying(target, 1, 2)
         reception.close(begin(reception, 3, 4, 7))
         begin(reception, 5, 6, 8)
+        reception.take(reception.open(origin(), 7, 8), encoded(9, 10), 2)
         with pytest.raises(PgonceError) as refused:
             reception.finish(origin(), promise(promised))
         assert (why, refused.value.code) == (why, "RECEIVER_LOST")
@@ -368,37 +410,60 @@ def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, target,
     assert not transactions(target)
 
 
-def test_what_does_not_fit_into_memory_is_kept_in_a_file(target, receive, monkeypatch):
-    """A batch that is begun again is read from the temporary directory."""
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "IN_MEMORY_BYTES", 0)
-    files = []
-    temporary_file = tempfile.TemporaryFile
-
-    def noted(**arguments):
-        files.append(temporary_file(**arguments))
-        return files[-1]
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", noted)
+def test_a_batch_that_is_begun_again_is_read_from_its_file(target, receive, tmp_path):
+    """What has arrived is in the file, of every attempt; it is gone once nobody needs it."""
     reception = receive()
     send(reception, 0, 1, 1, 2)
     copying(target, 1, 2)
     send(reception, 0, 2, 10, 20)
-    (file,) = files
-    file.seek(0)
-    assert file.read() == encoded(1, 2, 10, 20)
+    kept = (tmp_path / "kept 0").read_bytes()
+    assert all(encoded(one) in kept for one in (1, 2, 10, 20))
     assert reception.finish(origin(), promise({0: (2, 2)})) is Verdict.NEW
     assert ids(target) == [10, 20]
+    reception.forget()
+    assert not (tmp_path / "kept 0").exists()
 
 
-def test_rows_that_cannot_be_kept_fail_the_commit_and_no_task(target, receive, monkeypatch, tmp_path):
-    """Without room in the temporary directory, the error says where to make some."""
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "is not there"))
+def test_rows_for_which_there_is_no_room_are_not_taken(target, url, receive):
+    """The task hears it, and stages them; what was kept before is written, and each row is there once."""
     reception = receive()
-    send(reception, 0, 1, 1, 2)
-    with pytest.raises(PgonceError, match="ROWS_NOT_KEPT.*is not there"):
-        reception.finish(origin(), promise(SENT))
-    assert (ids(target), recorded(target)) == ([], [])
+    sending = reception.open(origin(), 0, 1)
+    assert reception.take(sending, encoded(1), 1)
+    with full_disk(after=len(encoded(1)) + WIDTH // 2):
+        assert not reception.take(sending, encoded(2), 1)
+    assert not reception.take(sending, encoded(3), 1)
+    assert reception.open(origin(), 1, 2) is None
+    reception.close(sending)
+    staged = Stager(url, staging_table(reception._options, origin()), STRUCT, 1, 10).stage(iter([arrow(2, 3)]))
+    assert reception.finish(origin(), promise({0: (1, 1)}, "received+staged", staged=staged)) is Verdict.NEW
+    assert ids(target) == [1, 2, 3]
+    assert recorded(target) == [(3, "received+staged")]
+
+
+def test_rows_that_the_task_did_not_hear_of_are_not_written(target, url, receive):
+    """Where the receiver has kept more than the task was told, only what it promises counts, copied or not."""
+    reception = receive()
+    send(reception, 0, 1, 1, 2, 3)
+    copying(target, 1, 2, 3)
+    staged = Stager(url, staging_table(reception._options, origin()), STRUCT, 1, 10).stage(iter([arrow(2, 3)]))
+    assert reception.finish(origin(), promise({0: (1, 1)}, "received+staged", staged=staged)) is Verdict.NEW
+    assert ids(target) == [1, 2, 3]
+
+
+def test_a_guess_stands_only_so_long(target, receive, monkeypatch):
+    """While rows come all the time, the transaction still is rolled back, and begun again when they are promised."""
+    reception = receive()
+    sending = begin(reception, 0, 1, 1)
+    began = copying(target, 1)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "LONGEST_GUESS_SECONDS", 0)
+    reception.take(sending, encoded(2), 1)
+    assert rolled_back(target)
+    reception.end(sending, 2)
+    reception.close(sending)
+    assert reception.finish(origin(), promise(SENT)) is Verdict.NEW
+    assert ids(target) == [1, 2]
+    assert writers_of(target) != began
+    assert reception.lasted > 0
 
 
 @pytest.mark.parametrize("fault", ["cut_in_copy", "cut_before_commit", "cut_during_commit", "cut_after_commit"])

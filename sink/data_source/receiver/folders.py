@@ -1,0 +1,93 @@
+"""
+The folder of a receiver, in which it keeps the rows of its batches: a file for each batch.
+
+Made in the planner's worker, used in the receiver and the commit worker. Invariant: a folder belongs to one user and
+lets no other in. It is removed when its receiver has nothing to do any more. One that was left over because everything
+was killed is removed when the next receiver starts, once its driver is gone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from uuid import UUID
+
+from .host_process import HostProcess
+
+_log = logging.getLogger("pgonce.receiver")
+
+_PREFIX = "pgonce-receiver-"
+_OWNERS = "owners"
+# The planner's worker writes down at once whose the folder is.
+_UNOWNED_SECONDS = 60.0
+# A driver may go on without Spark's daemon, which its last batch may need that long to notice.
+_WITHOUT_DAEMON_SECONDS = 6 * 3600.0
+# Of a folder that another container, or another host, has made on the same disk, only its age is known here.
+_FOREIGN_SECONDS = 7 * 24 * 3600.0
+
+
+def new_folder(driver: HostProcess, daemon: HostProcess) -> Path:
+    """
+    Make a folder in the temporary directory, for a receiver of this driver, which is started under this daemon.
+
+    :raises OSError: if there is no room.
+    """
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    (folder / _OWNERS).write_text(json.dumps([asdict(driver), asdict(daemon)]))
+    return folder
+
+
+def kept_file(folder: Path, token: UUID) -> Path:
+    """The file of the batch with this token."""
+    return folder / token.hex
+
+
+def remove_batch(folder: Path, token: UUID) -> None:
+    """Remove what is kept of a batch."""
+    with suppress(OSError):
+        kept_file(folder, token).unlink()
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder with all that is in it."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_leftovers() -> None:
+    """Remove the folders of this user whose drivers are gone."""
+    with suppress(OSError):
+        for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+            if _is_ours(folder) and _is_left_over(folder):
+                _log.info("removing what a receiver has left behind: %s", folder)
+                remove(folder)
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def _is_left_over(folder: Path) -> bool:
+    try:
+        untouched = time.time() - max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    except OSError:
+        # It is being removed.
+        return False
+    try:
+        driver, daemon = (HostProcess(**words) for words in json.loads((folder / _OWNERS).read_text()))
+    except (OSError, ValueError, TypeError):
+        return untouched > _UNOWNED_SECONDS
+    if not driver.is_of_this_place:
+        return untouched > _FOREIGN_SECONDS
+    return not driver.lives() or (not daemon.lives() and untouched > _WITHOUT_DAEMON_SECONDS)

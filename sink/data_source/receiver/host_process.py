@@ -1,0 +1,109 @@
+"""
+Name a process of this host so that no other one is taken for it, ask whether it runs, and end it.
+
+Runs in the planner's worker, the receiver and the commit worker, which are on one host. Invariant: a process id is used
+again for other processes, so a process is known by its id and its start time, in its container, since the host booted;
+only that process is ever killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+# How long to wait until a killed process is gone. One that waits for a disk dies only afterwards.
+_GONE_SECONDS = 5.0
+_LOOK_SECONDS = 0.01
+# In /proc/<pid>/stat, of the fields behind the name.
+_STATE, _PARENT, _STARTED = 0, 1, 19
+_DEAD = ("Z", "X")
+
+
+def this_place() -> str:
+    """Where process ids mean what they mean here: this container, since its host booted."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return "here"
+
+
+@dataclass(frozen=True)
+class HostProcess:
+    """A process of this host: its id, its start time in the kernel's words, and where both were read."""
+
+    pid: int
+    started: str
+    place: str
+
+    @property
+    def is_of_this_place(self) -> bool:
+        """Whether its id can be looked up here."""
+        return self.place == this_place()
+
+    def lives(self) -> bool:
+        """Whether it runs, or is stopped; one that has ended and only waits for its parent does not live."""
+        return self.is_of_this_place and _started(self.pid) == self.started
+
+    def kill(self) -> bool:
+        """End it by SIGKILL, and wait a moment until it is gone. True if it was there, and is gone."""
+        if not self.lives():
+            return False
+        with suppress(ProcessLookupError):
+            _kill(self)
+        deadline = time.monotonic() + _GONE_SECONDS
+        while self.lives() and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        return not self.lives()
+
+
+def host_process(pid: int) -> HostProcess:
+    """The process that has this id now."""
+    return HostProcess(pid, _started(pid), this_place())
+
+
+def parent_of(pid: int) -> int:
+    """
+    The id of the process that has started this one.
+
+    Without Linux's /proc it is not looked up, and the answer is the process itself.
+    """
+    fields = _fields(pid)
+    return int(fields[_PARENT]) if fields else pid
+
+
+def _started(pid: int) -> str:
+    """When it started; an empty text if it does not live."""
+    if Path("/proc/self/stat").exists():
+        fields = _fields(pid)
+        return fields[_STARTED] if fields and fields[_STATE] not in _DEAD else ""
+    asked = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    # No argument comes from outside, and Postgres's libpq must find its libraries, so the environment stays as it is.
+    said = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()  # noqa: S603
+    return "" if said[:1] in _DEAD else said.partition(" ")[2].strip()
+
+
+def _fields(pid: int) -> list[str]:
+    """What Linux says of it, from its state on; nothing if it is not there. The name before may have any characters."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _kill(process: HostProcess) -> None:
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        os.kill(process.pid, signal.SIGKILL)
+        return
+    # By a handle that stands for one process: it may end after the look, and another get its id.
+    handle = os.pidfd_open(process.pid)
+    try:
+        if process.lives():
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    finally:
+        os.close(handle)

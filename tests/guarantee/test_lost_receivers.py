@@ -1,0 +1,174 @@
+"""
+A receiver that is killed, freezes or has no room costs no query: it goes on by itself, with each row once.
+
+The driver is one that gives no task a second try, as `local[*]` is. Covers: sink.data_source.receiver.client,
+sink.data_source.task_writer.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from support.audit import wrong_ledger
+from support.fixtures.driver import wait_until
+from support.inbox import Inbox, events
+from support.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.spark
+
+# An Arrow batch is 500 kB, so that Spark holds none back, and so that a receiver acknowledges every third one.
+WIDTH = 100_000
+ROWS_A_BATCH = 5
+ROWS = 60
+GATED_BATCH = 6
+
+
+def receivers():
+    """The receivers that this test's driver has started."""
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "pgonce.sink.data_source.receiver.process" in " ".join(process.cmdline()):
+                yield process
+
+
+def kept():
+    """The file in which a receiver keeps rows just now, with that receiver."""
+    for process in receivers():
+        with suppress(psutil.NoSuchProcess):
+            for file in process.open_files():
+                if "pgonce-receiver-" in file.path:
+                    return Path(file.path), process
+    return None
+
+
+def gate(folder):
+    """What a task does with its batches: in the middle, it waits as long as there is a file that says so."""
+
+    def gated(batches):
+        for number, batch in enumerate(batches):
+            if number == GATED_BATCH:
+                (folder / "waiting").touch()
+                while (folder / "wait").exists():
+                    time.sleep(0.02)
+            yield batch
+
+    return gated
+
+
+class Query:
+    """A query with a receiver, which has written its first batch."""
+
+    def __init__(self, spark, proxy, folder, checkpoint, observer):
+        self.folder, self.checkpoint, self.observer, self.proxy = folder, checkpoint, observer, proxy
+        self.inbox = Inbox(folder / "inbox")
+        self.inbox.add(1)
+        frame = events(spark, self.inbox.folder).selectExpr("id", f"repeat('x', {WIDTH}) AS filler")
+        options = {"url": proxy.url, "table": "events", "createTable": "true", "inlineBytes": "0", "receiver": "auto"}
+        self._query = (
+            frame.mapInArrow(gate(folder), "id bigint, filler string")
+            .writeStream.format("pgonce")
+            .options(**options, retryTimeout="60", lockTimeout="5")
+            .option("checkpointLocation", checkpoint)
+            .start()
+        )
+        self._query.processAllAvailable()
+
+    def add(self):
+        """A batch of many rows in one partition."""
+        self.inbox.add(ROWS)
+
+    def wait_in_a_task(self):
+        """Let the next batch's task wait after some rows; the file that has some of them by then, and its receiver."""
+        (self.folder / "wait").touch()
+        self.add()
+        assert wait_until((self.folder / "waiting").exists, PATIENCE_SECONDS)
+        assert wait_until(lambda: kept() is not None and kept()[0].stat().st_size > 2_000_000)
+        return kept()
+
+    def go_on(self):
+        """The task need not wait any longer."""
+        (self.folder / "wait").unlink()
+
+    def finish(self):
+        """Wait until the query has read all there is, without a failure; how the rows of its batches came."""
+        self._query.processAllAvailable()
+        self._query.stop()
+        found = self.observer.execute("SELECT id FROM events ORDER BY id").fetchall()
+        assert found == [(row[0],) for row in self.inbox.rows]
+        assert wrong_ledger(self.observer, self.checkpoint) == []
+        assert self.observer.execute("SELECT count(*) FROM pgonce.staged_tables").fetchone() == (0,)
+        batches = self.observer.execute("SELECT transport FROM pgonce.batches ORDER BY batch_id").fetchall()
+        return [transport for (transport,) in batches]
+
+
+@pytest.fixture
+def query(spark, tmp_path, checkpoint, observer, proxy):
+    """The query, which reaches Postgres through the proxy."""
+    setting = "spark.sql.execution.arrow.maxRecordsPerBatch"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, ROWS_A_BATCH)
+    yield Query(spark, proxy, tmp_path, checkpoint, observer)
+    spark.conf.set(setting, before)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(signal.SIGKILL, id="killed"),
+        # The task waits for it, and so does the commit.
+        pytest.param(signal.SIGSTOP, id="frozen", marks=pytest.mark.slow),
+    ],
+)
+def test_lost_while_a_task_sends(query, fault):
+    """The task stages what was not acknowledged, and the commit finds the rest in the file, which goes then."""
+    file, receiver = query.wait_in_a_task()
+    receiver.send_signal(fault)
+    query.go_on()
+    assert query.finish() == ["received", "received+staged"]
+    assert not file.exists()
+    assert not receiver.is_running() or receiver.status() == psutil.STATUS_ZOMBIE
+
+
+def test_killed_before_commit(query):
+    """All rows are in the file, and the commit worker commits them."""
+    hold = query.proxy.hold_before_commit(touching="events")
+    query.add()
+    hold.wait()
+    _, receiver = kept()
+    receiver.kill()
+    hold.cut()
+    assert query.finish() == ["received", "received"]
+
+
+def test_killed_after_commit(query):
+    """The ledger says that the batch is there."""
+    hold = query.proxy.hold_after_commit(touching="events")
+    query.add()
+    hold.wait()
+    for receiver in receivers():
+        receiver.kill()
+    hold.cut()
+    assert query.finish() == ["received", "received"]
+
+
+def test_the_next_batch_has_a_receiver_again(query):
+    """One that was killed between two batches is missed by nobody."""
+    for receiver in receivers():
+        receiver.kill()
+    query.add()
+    assert query.finish() == ["received", "received"]
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="limits of another process are set on Linux only")
+def test_a_disk_that_is_full(query):
+    """The kernel lets the receiver write so much and no more, as on a full disk; the rest of the rows is staged."""
+    for receiver in receivers():
+        resource.prlimit(receiver.pid, resource.RLIMIT_FSIZE, (3_000_000, 3_000_000))
+    query.add()
+    assert query.finish() == ["received", "received+staged"]

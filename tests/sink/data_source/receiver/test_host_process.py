@@ -1,0 +1,44 @@
+"""A process is known by more than its id, and no other one is ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from pgonce.sink.data_source.receiver.host_process import host_process, parent_of
+
+
+@pytest.fixture
+def sleeping():
+    """A process that does nothing."""
+    process = subprocess.Popen(["sleep", "100"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_lives_until_it_has_ended(sleeping):
+    """One that is stopped lives; one that has ended does not, even before its parent has asked for its exit code."""
+    found = host_process(sleeping.pid)
+    assert found.lives()
+    assert parent_of(sleeping.pid) == os.getpid()
+    sleeping.send_signal(signal.SIGSTOP)
+    assert found.lives()
+    assert found.kill()
+    assert not found.lives()
+    assert not found.kill()
+    assert sleeping.wait() == -signal.SIGKILL
+    assert not found.lives()
+
+
+@pytest.mark.parametrize("other", [{"started": "1"}, {"place": "another container"}])
+def test_another_process_with_the_same_id_is_not_ended(other, sleeping):
+    """An id is given again, and means another process elsewhere."""
+    found = replace(host_process(sleeping.pid), **other)
+    assert not found.lives()
+    assert not found.kill()
+    assert sleeping.poll() is None
