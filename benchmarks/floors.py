@@ -41,7 +41,7 @@ def copy_by_hand(url: str, table: str) -> Callable[[DataFrame, int], None]:
         encoder = CopyEncoder(frame.schema)
         bodies = list(map(encoder.encode, frame.toArrow().to_batches()))
         if not kept:
-            kept.append(psycopg.connect(url))
+            kept.append(psycopg.connect(url, autocommit=True))
             kept[0].execute("CREATE TABLE IF NOT EXISTS recorded_by_hand (batch_id bigint, table_name text)")
         with kept[0].transaction():
             _copy_on(kept[0], table, frame.columns, bodies)
