@@ -84,10 +84,10 @@ class Alter(_Locked):
                 altering.rollback()
                 return MISSED
             at = time.monotonic()
-            batches, failures = _recorded(site, workload), _failures(site, workload)
+            batches, failures = _recorded(site, workload), site.failures(workload)
         try:
             moved = wait_until(
-                lambda: _recorded(site, workload) > batches or _failures(site, workload) > failures, _REACTION_SECONDS
+                lambda: _recorded(site, workload) > batches or site.failures(workload) > failures, _REACTION_SECONDS
             )
         finally:
             published = self._undone(site, workload, table)
@@ -240,8 +240,3 @@ def _seen(site: Site, condition: Callable[[psycopg.Connection], bool]) -> bool:
 def _recorded(site: Site, workload: str) -> int:
     with psycopg.connect(site.url, autocommit=True) as connection:
         return len(recorded(connection, str(checkpoint_of(site.directory, workload))))
-
-
-def _failures(site: Site, workload: str) -> int:
-    ends = [entry for subject in site.subjects for entry in subject.entries if entry["event"] == "failed"]
-    return sum(entry["workload"] == workload for entry in ends)

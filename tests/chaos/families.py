@@ -23,7 +23,7 @@ from chaos.faults import (
     Wire,
 )
 from chaos.poolers import KillPooler, WireBehindPooler
-from chaos.receivers import FreezeReceiver, KillReceiver
+from chaos.receivers import FillDisk, FreezeReceiver, KillReceiver
 from chaos.vanishing import Vanish
 
 # Tools that a machine may lack.
@@ -64,6 +64,7 @@ AT_ONE_QUERY: tuple[Family, ...] = (
             *(KillReceiver(moment) for moment in _AT_COMMIT for _ in range(2)),
             *(FreezeReceiver(moment, soon=True) for moment in _AT_COMMIT),
             FreezeReceiver("before_commit", soon=False),
+            FillDisk(),
         ),
         share=2,
     ),

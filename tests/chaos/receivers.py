@@ -1,12 +1,14 @@
 """
 Faults of the process that takes a batch's rows while tasks still make others.
 
-Runs in: the laboratory. Invariant: only a process that is a receiver, by its command line, counts as one.
+Runs in: the laboratory. Invariant: only a process that is a receiver, by its command line, counts as one. Whatever
+happens to it, its query goes on by itself.
 """
 
 from __future__ import annotations
 
 import random
+import resource
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +23,13 @@ from support.fixtures.proxy import Hold
 class _ReceiverFault(Fault):
     def fits_workload(self, workload: str) -> bool:
         return WORKLOADS[workload].commits_in == "receiver"
+
+    def _hit(self, site: Site, workload: str, at: float, failures: int) -> Hit:
+        """Wait until the batch is done that was struck; the query must not have failed, as it had so often before."""
+        batch_id = site.planned(workload)
+        site.wait_until(lambda: site.committed(workload) >= batch_id, f"batch {batch_id} of {workload}")
+        wrong = [f"the query {workload} failed because of its receiver"] if site.failures(workload) > failures else []
+        return Hit([workload], at, tuple(wrong))
 
 
 @dataclass(frozen=True)
@@ -37,17 +46,17 @@ class KillReceiver(_ReceiverFault):
         hold = held(site, workload, self.moment)
         if hold is None:
             return MISSED
-        at = time.monotonic()
+        at, failures = time.monotonic(), site.failures(workload)
         receiver = _receiver(hold)
         if receiver:
             receiver.kill()
         hold.cut()
-        return Hit([workload], at) if receiver else MISSED
+        return self._hit(site, workload, at, failures) if receiver else MISSED
 
 
 @dataclass(frozen=True)
 class FreezeReceiver(_ReceiverFault):
-    """SIGSTOP of the receiver at a moment, and SIGCONT: soon, or when its batch is done without it."""
+    """SIGSTOP of the receiver, and SIGCONT: soon, or when its batch is done without it, if it still lives then."""
 
     moment: Moment
     soon: bool
@@ -60,7 +69,7 @@ class FreezeReceiver(_ReceiverFault):
         hold = held(site, workload, self.moment)
         if hold is None:
             return MISSED
-        at = time.monotonic()
+        at, failures = time.monotonic(), site.failures(workload)
         receiver = _receiver(hold)
         if receiver is None:
             hold.release()
@@ -76,7 +85,38 @@ class FreezeReceiver(_ReceiverFault):
         finally:
             with suppress(psutil.NoSuchProcess):
                 receiver.resume()
-        return Hit([workload], at)
+        return self._hit(site, workload, at, failures)
+
+
+@dataclass(frozen=True)
+class FillDisk(_ReceiverFault):
+    """The receiver has no room for more rows, for two batches: the kernel says so as it does of a full disk."""
+
+    @property
+    def name(self) -> str:
+        return "receiver without room"
+
+    def strike(self, site: Site, workload: str, dice: random.Random) -> Hit:
+        hold = held(site, workload, "in_copy")
+        if hold is None:
+            return MISSED
+        receiver = _receiver(hold)
+        hold.release()
+        if receiver is None:
+            return MISSED
+        at, failures = time.monotonic(), site.failures(workload)
+        try:
+            _limit(receiver, dice.randrange(100))
+            until = site.planned(workload) + 2
+            site.wait_until(lambda: site.committed(workload) >= until, f"batch {until} of {workload}")
+        finally:
+            _limit(receiver, resource.RLIM_INFINITY)
+        return self._hit(site, workload, at, failures)
+
+
+def _limit(receiver: psutil.Process, size: int) -> None:
+    with suppress(ProcessLookupError):
+        resource.prlimit(receiver.pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 
 def _receiver(hold: Hold) -> psutil.Process | None:

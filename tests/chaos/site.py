@@ -170,6 +170,11 @@ class Site:
         """The newest batch that Spark holds to be done."""
         return newest(checkpoint_of(self.directory, workload), "commits")
 
+    def failures(self, workload: str) -> int:
+        """How often its query has failed."""
+        ends = [entry for subject in self.subjects for entry in subject.entries if entry["event"] == "failed"]
+        return sum(entry["workload"] == workload for entry in ends)
+
     def in_flight(self) -> list[str]:
         """The workloads that are between ``offsets/N`` and ``commits/N``."""
         return [w.name for w in self.workloads if self.planned(w.name) > self.committed(w.name)]
