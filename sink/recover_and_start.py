@@ -17,8 +17,8 @@ from py4j.protocol import Py4JError
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pgonce.offsets_store.commit.settings import RETRY_SECONDS
 from pgonce.offsets_store.errors import NOTHING, RecoveryError, UnknownQueryError
-from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import Recovery, recover_checkpoint
 

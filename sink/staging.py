@@ -18,7 +18,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING
-from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.offsets import Offsets, places
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
 

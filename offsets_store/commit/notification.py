@@ -12,26 +12,11 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from ..errors import bad_option
 from ..ledger.published import Published
 from ..postgres.connect import driver_connection
-from ..postgres.text import refuse_unstorable
 
-# Postgres's own bounds: NOTIFY_PAYLOAD_MAX_LENGTH and NAMEDATALEN, each less the byte that ends the text.
+# Postgres's own bound: NOTIFY_PAYLOAD_MAX_LENGTH, less the byte that ends the text.
 _LONGEST_PAYLOAD = 7999
-_LONGEST_CHANNEL = 63
-
-
-def refuse_unfit_channel(channel: str | None) -> None:
-    """:raises ConfigurationError: BAD_OPTION, for a name that pg_notify would refuse in every batch."""
-    refuse_unstorable(notifyChannel=channel)
-    length = len((channel or "").encode())
-    if channel is not None and not 0 < length <= _LONGEST_CHANNEL:
-        raise bad_option(
-            "BAD_OPTION",
-            f"notifyChannel has {length} bytes; in Postgres, a channel's name has 1 to {_LONGEST_CHANNEL}.",
-            "Use another name, in lower case, so that LISTEN takes it without quotes.",
-        )
 
 
 def notify_in_tx(connection: Connection, channel: str | None, published: Published, **what: Any) -> None:

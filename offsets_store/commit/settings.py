@@ -1,7 +1,8 @@
 """
 The settings of a commit, the same for every way in.
 
-Pure: runs where settings are made. Invariant: settings that cannot work are refused when they are made.
+Pure: runs where settings are made, and in tasks, which get them with their options. Invariant: settings that cannot
+work are refused when they are made.
 """
 
 from __future__ import annotations
@@ -9,22 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..errors import bad_option
-from ..postgres.backoff import RETRY_SECONDS
-from ..postgres.connect import parse_url
 from ..postgres.text import refuse_unstorable
 from ..verdict.facts import Remedies
-from .notification import refuse_unfit_channel
 
 LEAST_RETAINED_BATCHES = 100
 
-# The defaults of every way in; that of retryTimeout is ``RETRY_SECONDS``, which recoveries have too.
+# The defaults of every way in.
 RETAINED_BATCHES = 1000
 LOCK_TIMEOUT_SECONDS = 30
+# Longer than Postgres takes to restart, or to fail over. Recoveries have it too.
+RETRY_SECONDS = 120
 
 # Eleven days. Postgres and TCP count milliseconds up to 2147483647, and some waits are a little longer than this one.
 MOST_LOCK_SECONDS = 1_000_000
 # A millisecond: less would be zero in Postgres, and so no limit.
 LEAST_LOCK_SECONDS = 0.001
+# Postgres's own bound: NAMEDATALEN, less the byte that ends the text.
+_LONGEST_CHANNEL = 63
 
 
 @dataclass(frozen=True)
@@ -78,5 +80,20 @@ def commit_settings(
         )
     refuse_unstorable(replaces=remedies.replaces)
     refuse_unfit_channel(notify_channel)
+    # Here, because tasks have no need of libpq for settings that were made elsewhere.
+    from ..postgres.connect import parse_url
+
     parse_url(url)
     return CommitSettings(url, remedies, retain_batches, lock_timeout, retry_timeout, pin_table, notify_channel)
+
+
+def refuse_unfit_channel(channel: str | None) -> None:
+    """:raises ConfigurationError: BAD_OPTION, for a name that pg_notify would refuse in every batch."""
+    refuse_unstorable(notifyChannel=channel)
+    length = len((channel or "").encode())
+    if channel is not None and not 0 < length <= _LONGEST_CHANNEL:
+        raise bad_option(
+            "BAD_OPTION",
+            f"notifyChannel has {length} bytes; in Postgres, a channel's name has 1 to {_LONGEST_CHANNEL}.",
+            "Use another name, in lower case, so that LISTEN takes it without quotes.",
+        )

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
-
-from sqlalchemy import Connection
+from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar
 
 from ..ledger.published import Published
 from ..offsets import Offsets
 from ..postgres.connect import driver_connection
 from ..postgres.search_path import leave_in_tx
 from ..verdict.facts import PlannedBatch
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class AskedSink:
     name: str | None = None
 
 
-NameSink = Callable[[Connection], str | AskedSink]
+NameSink: TypeAlias = "Callable[[Connection], str | AskedSink]"
 """
 Names the sink that a batch goes into; called inside the transaction, before our search_path is in force.
 

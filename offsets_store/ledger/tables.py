@@ -30,8 +30,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, OID
 
-SCHEMA = "pgonce"
-VIEWS = ("current_offsets", "replays_skipped")
+from . import SCHEMA
+
 metadata = MetaData(schema=SCHEMA)
 
 

@@ -15,14 +15,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import psycopg
-from psycopg import sql
 from sqlalchemy import ColumnElement, Connection, RowMapping, TextClause, and_, func, literal, or_, select, text
 
 from ..errors import NOTHING, UNCHANGED, LedgerError, NotFoundError
-from ..postgres import search_path
 from ..verdict.facts import Batch, Recorded, Writer
 from ..verdict.reads import recorded_reads
+from .feeders import FEEDS
 from .tables import batches, last_batches, writers, writers_and_last_batches
 
 Condition = ColumnElement[bool] | TextClause
@@ -127,23 +125,6 @@ def checked(row: Mapping[str, Any] | RowMapping) -> dict[str, Any]:
     return dict(row)
 
 
-# A writer feeds a table if its sink has the table's name, or if it writes into the table, a partition of it, or a table
-# that it is a partition of. A table that was renamed is found by its oid, one that was created again by its name.
-# Not by pg_partition_tree, which locks all partitions until the transaction ends: this is asked while the commit may
-# end the session that it waits for, and that one may be another query's.
-_FEEDS = """(
-    pgonce.writers.sink_name = ANY (CAST({names} AS text[]))
-    OR pgonce.writers.targets ?| CAST({names} AS text[])
-    OR EXISTS (
-        SELECT FROM jsonb_each_text(pgonce.writers.targets) AS written, unnest(CAST({oids} AS bigint[])) AS asked(oid)
-        WHERE CAST(written.value AS bigint) = asked.oid
-           OR CAST(asked.oid AS oid) IN (
-               SELECT relid FROM pg_partition_ancestors(CAST(CAST(CAST(written.value AS bigint) AS oid) AS regclass)))
-           OR CAST(CAST(written.value AS bigint) AS oid) IN (
-               SELECT relid FROM pg_partition_ancestors(CAST(CAST(asked.oid AS oid) AS regclass))))
-)"""
-
-
 def feeds(tables: Mapping[str, int | None]) -> TextClause:
     """
     The condition for the writers that feed one of these tables, under any sink name.
@@ -153,34 +134,7 @@ def feeds(tables: Mapping[str, int | None]) -> TextClause:
     :param tables: their qualified names (or the name of a sink), with their oids as far as they are known.
     """
     names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
-    return text(_FEEDS.format(names=":fed_names", oids=":fed_oids")).bindparams(fed_names=names, fed_oids=oids)
-
-
-def lock_feeders_in_tx(
-    connection: psycopg.Connection, tables: Mapping[str, int | None], or_gone: tuple[str, str]
-) -> list[tuple[str, str]]:
-    """
-    Lock the living writers that feed these tables; the query's id and the sink of each.
-
-    The user's search_path may be in force, and is so afterwards.
-
-    :param or_gone: the query's id and the sink of a writer that is found even if it is no longer living.
-    """
-    names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
-    query, sink = or_gone
-    statement = sql.SQL(_LOCK_FEEDERS + _FEEDS + " ORDER BY writer_id FOR UPDATE").format(
-        names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(query), sink=sql.Literal(sink)
-    )
-    cursor = connection.cursor()
-    search_path.execute_in_tx(cursor, statement)
-    return cursor.fetchall()
-
-
-_LOCK_FEEDERS = """
-SELECT query_id, sink_name FROM pgonce.writers
-WHERE last_batch_id IS NOT NULL
-  AND (replaced_by IS NULL AND retired_at IS NULL OR query_id = {query} AND sink_name = {sink})
-  AND """
+    return text(FEEDS.format(names=":fed_names", oids=":fed_oids")).bindparams(fed_names=names, fed_oids=oids)
 
 
 def neighbours_in_tx(connection: Connection, batch: Batch, replaces: str | None) -> tuple[Writer, ...]:

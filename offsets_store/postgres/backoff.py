@@ -14,9 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import psycopg
-import sqlalchemy.exc
-
 from ..errors import PgonceError
 from ..log_lines import scrub
 from .translate import driver_error, passes
@@ -25,10 +22,6 @@ _T = TypeVar("_T")
 
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 5.0
-
-
-RETRY_SECONDS = 120
-"""The default for how long: longer than Postgres takes to restart, or to fail over."""
 
 
 @dataclass
@@ -74,7 +67,9 @@ def patiently(
     while True:
         try:
             return work()
-        except (PgonceError, psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
+        except Exception as error:
+            if not isinstance(error, PgonceError) and driver_error(error) is None:
+                raise
             is_passing = may_pass(error)
             pause = backoff.next_pause() if is_passing else None
             if pause is None:

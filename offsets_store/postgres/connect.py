@@ -15,12 +15,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
-import sqlalchemy.exc
 from psycopg.conninfo import conninfo_to_dict
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event
 
 from ..errors import ConfigurationError, ConnectError
 from .bounds import with_line_bounds
@@ -28,6 +26,10 @@ from .passwords import connect_asking
 from .postgres_url import PostgresUrl
 from .search_path import SET_OURS
 from .translate import connect_error
+
+# Imported where an engine is made: tasks that stage, and a first look at a table, use psycopg alone.
+if TYPE_CHECKING:
+    from sqlalchemy import Connection, Engine
 
 
 def _shows_no_row(record: logging.LogRecord) -> bool:
@@ -130,6 +132,8 @@ def engine_for(url: str) -> Engine:
 @lru_cache(maxsize=32)
 def _engine(url: str, _pid: int) -> Engine:
     # The process id is part of the key because a connection must not be shared with a forked worker.
+    from sqlalchemy import create_engine, event
+
     parse_url(url)
     most = _max_connections()
     # Python's own json, both ways: what exact_json admits comes back from jsonb the same, as a test shows.
@@ -162,6 +166,8 @@ def _refuse_closed(connection: psycopg.Connection, *_: object) -> None:
             while arrived.select(0):
                 connection.pgconn.consume_input()
     except (psycopg.Error, OSError):
+        import sqlalchemy.exc
+
         raise sqlalchemy.exc.DisconnectionError from None
 
 
@@ -174,6 +180,8 @@ def checked_out(url: str) -> Iterator[Connection]:
 
     :raises ConnectError: if none can be made, or none becomes free.
     """
+    import sqlalchemy.exc
+
     try:
         connection = engine_for(url).connect()
     except sqlalchemy.exc.TimeoutError:
@@ -189,6 +197,8 @@ def lone(url: str, **overrides: Any) -> Iterator[Connection]:
 
     :raises ConnectError: if none can be made.
     """
+    from sqlalchemy import NullPool, create_engine, event
+
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: _connect_quietly(url, **overrides),

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from psycopg import Error
-from psycopg.conninfo import conninfo_to_dict
 from typing_extensions import Self
 
 from ..errors import bad_option
@@ -78,8 +77,15 @@ class PostgresUrl(str):
     def __hash__(self) -> int:
         return hash((str.__str__(self), self.password_from)) if self.has_source else str.__hash__(self)
 
-    def __getnewargs__(self) -> tuple[str, str | None]:  # type: ignore[override]
-        return str.__str__(self), self.password_from
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle it so that a task, which gets what was checked elsewhere, needs no libpq to make it again."""
+        return _checked_before, (str.__str__(self), self.password_from)
+
+
+def _checked_before(url: str, password_from: str | None) -> PostgresUrl:
+    made = str.__new__(PostgresUrl, url)
+    made.password_from = password_from
+    return made
 
 
 def with_source_of(url: str, other: str) -> PostgresUrl:
@@ -107,6 +113,9 @@ def _check(url: str, password_from: str | None) -> None:
 
 
 def _has_password(url: str) -> bool:
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
     try:
         return "password" in conninfo_to_dict(url)
     except (Error, UnicodeError):

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 
 import psycopg
-import sqlalchemy.exc
 
 from ..errors import NOTHING, ConnectError, LedgerError, LockedLedgerError, PgonceError
 from ..log_lines import scrub
@@ -45,10 +44,10 @@ _NONE_LEFT = re.compile(
 
 
 def driver_error(error: BaseException) -> psycopg.Error | None:
-    """The psycopg error inside ``error`` (SQLAlchemy wraps it), or None."""
-    if isinstance(error, sqlalchemy.exc.DBAPIError) and isinstance(error.orig, psycopg.Error):
-        return error.orig
-    return error if isinstance(error, psycopg.Error) else None
+    """The psycopg error inside ``error`` (SQLAlchemy's DBAPIError has one), or None."""
+    # By its attribute, because a task that stages does not import SQLAlchemy.
+    inside = getattr(error, "orig", error)
+    return inside if isinstance(inside, psycopg.Error) else None
 
 
 def is_transient(error: psycopg.Error) -> bool:

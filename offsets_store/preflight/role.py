@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import psycopg
 
 from ..errors import LedgerError
+from ..ledger import SCHEMA
 from ..ledger.migrations import PRIVILEGES, require_ledger
-from ..ledger.tables import SCHEMA
 from .answers import Answer, Holds, Question, one_row
 
 _WHERE = """

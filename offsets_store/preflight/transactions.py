@@ -17,7 +17,7 @@ from contextlib import contextmanager
 import psycopg
 from psycopg import sql
 
-from ..ledger.tables import SCHEMA
+from ..ledger import SCHEMA
 from .answers import Answer, Holds, Question, commit_for_the_moment, one_row
 from .role import may_create
 

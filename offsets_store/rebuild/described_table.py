@@ -16,7 +16,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import dict_row
 
-from ..ledger.tables import SCHEMA
+from ..ledger import SCHEMA
 from ..postgres.text import qualified_name
 
 EVERYBODY = "PUBLIC"

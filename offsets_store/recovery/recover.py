@@ -19,9 +19,10 @@ from functools import partial
 from typing import TypeVar
 
 from ..checkpoint.writer import CheckpointWriter
+from ..commit.settings import RETRY_SECONDS
 from ..errors import LedgerError, OldLedgerError, RecoveryError
 from ..ledger.migrations import ensure_ledger
-from ..postgres.backoff import RETRY_SECONDS, patiently
+from ..postgres.backoff import patiently
 from ..postgres.translate import driver_error, ledger_error, passes
 from .backup import Kept, keep_aside, kept_folder, mark_undone, newest_kept, undoing
 from .fence import QUIET_SECONDS, RECOVERY, StoppedQuery, take_over

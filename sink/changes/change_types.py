@@ -7,7 +7,7 @@ dropped. An error names the column and the place of the row, and repeats no valu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -21,7 +21,7 @@ from ..errors import EncodingError
 from ..options.destination import CHANGE_TYPE, DELETED_COLUMN
 
 _SAY_IT = "Make the condition true or false for every row, for example coalesce(op = 'd', false)."
-_WRITES, _DELETES, _BEFORE = pa.array(["insert", "update_postimage"]), "delete", "update_preimage"
+_WRITES, _DELETES, _BEFORE = ("insert", "update_postimage"), "delete", "update_preimage"
 
 
 @dataclass(frozen=True)
@@ -122,13 +122,23 @@ class ChangeTypes:
         """The rows without the images before updates."""
         operations = batch.column(CHANGE_TYPE)
         deletes, before = pc.equal(operations, _DELETES), pc.equal(operations, _BEFORE)
-        writes = pc.is_in(operations, value_set=_WRITES.cast(operations.type))
+        writes = among(operations, _WRITES)
         known = pc.fill_null(pc.or_(pc.or_(deletes, before), writes), fill_value=False)
         refuse_unknown(
             CHANGE_TYPE, operations, known, "Leave such rows out in Spark, or compute a column for deleteWhen."
         )
         marked = batch.append_column(DELETED_COLUMN, deletes)
         return marked.filter(pc.invert(before)) if pc.any(before, min_count=0).as_py() else marked
+
+
+def among(operations: pa.Array, known: Sequence[str]) -> pa.Array:
+    """
+    Whether each operation is one of those that are ``known``.
+
+    Their array is made here, because pyarrow imports pandas for the first one that is made of a list, and most
+    processes that import this module never need that.
+    """
+    return pc.is_in(operations, value_set=pa.array(known, operations.type))
 
 
 def with_deleted(struct_type: StructType) -> StructType:

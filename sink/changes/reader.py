@@ -27,6 +27,7 @@ from .change_types import (
     ChangeTypes,
     DeleteWhen,
     DeleteWhenByRoute,
+    among,
     change_columns,
     refuse_unknown,
     require_column,
@@ -89,7 +90,7 @@ def _reader_for_one(destination: Destination, struct_type: StructType) -> Change
 
 
 _ENVELOPE = frozenset({"before", "after", "source", OPERATION, "ts_ms", "ts_us", "ts_ns", "transaction"})
-_WRITES, _DELETES = pa.array(["c", "r", "u"]), "d"
+_WRITES, _DELETES = ("c", "r", "u"), "d"
 _REMEDY = (
     "The known operations are c, r, u and d. Filter tombstones out before from_json (where value is not null). A "
     "record that does not fit the schema of from_json also gives null. A truncate (t) must be repeated by hand."
@@ -129,7 +130,7 @@ class Envelope:
         """The rows, each as one image."""
         operations = batch.column(OPERATION)
         deletes = pc.equal(operations, _DELETES)
-        known = pc.or_(deletes, pc.is_in(operations, value_set=_WRITES.cast(operations.type)))
+        known = pc.or_(deletes, among(operations, _WRITES))
         refuse_unknown(OPERATION, operations, pc.fill_null(known, fill_value=False), _REMEDY)
         after, before = batch.column("after"), batch.column("before")
         _refuse_missing(deletes, after, before)

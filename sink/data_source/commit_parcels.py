@@ -1,5 +1,5 @@
 """
-Commit the parcels of one batch of a stream, or of one run of a batch job.
+Commit the parcels of one batch of a stream, or of one run of a batch job, or give them up.
 
 Runs in the commit worker. Invariant: rows that came inline, were staged or were received go into the target in the one
 transaction that records the batch or the key, and only the rows that the parcels promised do.
@@ -11,6 +11,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from uuid import UUID
 
@@ -22,17 +23,19 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ..encoding.encoded_types import EncodedColumn
+from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import planned_batch, staging_table
 from ..options.position_columns import PositionColumns
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import bodies_not_stored, is_stored
-from ..staging import StagedRows, StagingTable, sweep, sweep_jobs
+from ..staging import StagedRows, StagingTable, drop_staging_table, give_up_job, sweep, sweep_jobs
 from ..writing.rows import Rows
 from ..writing.write_batch import work_into
 from .parcel import Inline, Parcel, Received, content_hash, open_parcels
@@ -106,6 +109,47 @@ def commit_job_parcels(
     # What this run, and runs of keys that are published, have staged: no message tells of what failed.
     _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, done.sink_name))
     return done.verdict
+
+
+def give_up_parcels(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """
+    Drop what the tasks of a batch that failed have staged, and what a receiver took.
+
+    A commit that is still under way holds a lock on that table, so the table is never dropped under it.
+    """
+    parcels = [message for message in messages if isinstance(message, Parcel)]
+    for receiver in {parcel.receiver for parcel in parcels if parcel.receiver}:
+        receiver.give_up()
+    with _left_for_the_next_sweep():
+        for origin in {parcel.origin for parcel in parcels if parcel.staged}:
+            with connect(options.commit.url, autocommit=True) as connection:
+                drop_staging_table(connection, staging_table(options, origin).name)
+
+
+def give_up_job_parcels(options: JobOptions, run: Origin, messages: Sequence[WriterCommitMessage | None]) -> None:
+    """
+    Drop what a run of a batch job has staged, of which a task or the commit has failed.
+
+    A commit that is still under way holds a lock on that table, so the table is never dropped under it.
+    """
+    # A task that failed has sent no message, and may have staged rows all the same.
+    parcels = [message for message in messages if isinstance(message, Parcel)]
+    is_complete = 0 < len(parcels) == len(messages)
+    if is_complete and not any(parcel.staged for parcel in parcels):
+        return
+    url = options.commit.url
+    with _left_for_the_next_sweep(), connect(url, autocommit=True) as connection:
+        # A task that Spark is still killing may be about to create it, and to stage its rows.
+        ensure_ledger(url, connection)
+        give_up_job(connection, staging_table(options, run))
+
+
+@contextmanager
+def _left_for_the_next_sweep() -> Iterator[None]:
+    try:
+        yield
+    except (psycopg.Error, PgonceError) as error:
+        _log.warning("a staging table is left for the next sweep: %s", error)
 
 
 def parcel_rows(

@@ -19,8 +19,8 @@ from psycopg import sql
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import ConnectError
+from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, forget_ledger
-from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.log_lines import scrub
 from pgonce.offsets_store.postgres.backoff import patiently
 from pgonce.offsets_store.postgres.bounds import LOCK_SECONDS, enter_in_tx
@@ -33,6 +33,9 @@ from ..encoding.copy_encoder import HEADER, TRAILER, CopyEncoder
 from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import StagingError
+from ..identity.from_checkpoint import Origin
+from ..identity.planned_batch import staging_table
+from ..options.sink_options import JobOptions, SinkOptions
 from ..staging import ATTEMPT_COLUMN, INLINE_ATTEMPT, StagingTable, column_definitions
 
 _log = logging.getLogger("pgonce.staging")
@@ -147,6 +150,21 @@ class Stager:
             "Executors need a route to Postgres, the credentials in url (or executorUrl), and CREATE on schema pgonce "
             "(`pgonce init --role`). Without that, raise inlineBytes so that rows travel in the commit messages.",
         )
+
+
+def stager_of(
+    options: SinkOptions | JobOptions, origin: Origin, struct_type: StructType, attempt_id: int, unfit: UnfitRows
+) -> Stager:
+    """What stages the rows of one attempt of a task of the batch ``origin``."""
+    return Stager(
+        options.staging_url,
+        staging_table(options, origin),
+        struct_type,
+        attempt_id,
+        options.commit.retry_timeout,
+        options.commit.lock_timeout,
+        unfit,
+    )
 
 
 def _without_a_way_to_postgres(error: ConnectError) -> ConnectError:

@@ -25,13 +25,12 @@ from ..encoding.encoded_types import EncodedColumn, encoded_columns
 from ..encoding.unfit_rows import UnfitRows
 from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
-from ..identity.planned_batch import staging_table
 from ..options.position_columns import PositionColumns, written_type
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach, reach, reach_of, widen
 from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
 from .receiver.client import Receiver, Taken
-from .stager import Stager
+from .workers import imported_late, settle
 
 
 @dataclass(frozen=True)
@@ -144,20 +143,19 @@ class TaskWriter:
         return self._parcel(task, taken.rows + rows, received, held, reached)
 
     def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> tuple[Staged, Reach]:
-        """Stage these rows, and say how far they reach; a connection is made only if there are any."""
-        stager = Stager(
-            self.options.staging_url,
-            staging_table(self.options, task.origin),
-            self.reader.struct_type,
-            task.attempt_id,
-            self.options.commit.retry_timeout,
-            self.options.commit.lock_timeout,
-            held.unfit,
-        )
+        """Stage these rows, and say how far they reach; nothing is imported or connected to if there are none."""
+        first = next(batches, None)
+        if first is None:
+            return Staged(()), {}
+        settle("staging")
+        # Here, because psycopg takes as long to import as all that other tasks need.
+        with imported_late(f"{__package__}.stager"):
+            from .stager import stager_of
+        stager = stager_of(self.options, task.origin, self.reader.struct_type, task.attempt_id, held.unfit)
         reached: Reach = {}
 
         def noted() -> Iterator[pa.RecordBatch]:
-            for batch in batches:
+            for batch in itertools.chain([first], batches):
                 if held.columns:
                     widen(reached, reach([held.columns.of(batch)]))
                 yield batch

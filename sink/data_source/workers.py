@@ -2,15 +2,20 @@
 Check that Spark's Python workers have the driver's version of pgonce, and make their garbage collections cheap.
 
 Runs in all processes of ``format("pgonce")``. Invariant: the version is asked for once, when the code is imported,
-because an upgrade in place changes what is installed, while older processes live on with the code that they have. What
-is set aside from garbage collections was alive after a full one, so nothing that grows with the stream can be among it.
+because an upgrade in place changes what is installed, while older processes live on with the code that they have. Code
+that a task imports later must be of the same version. What is set aside from garbage collections was there when a
+worker began its second piece of work, so nothing that grows with the stream can be among it.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-from collections.abc import Callable
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -48,6 +53,29 @@ def other_version(whose: str, here: str, found: str) -> SparkError:
 _WHERE = "the Python of an executor ({python} on host {host})"
 
 
+@contextmanager
+def imported_late(module: str) -> Iterator[None]:
+    """
+    Around the import of ``module`` in a task, which may come long after that of its other code.
+
+    :raises SparkError: OTHER_VERSION, if another version was installed meanwhile; NOT_ON_EXECUTORS.
+    """
+    if module in sys.modules:
+        yield
+        return
+    failed: ImportError | None = None
+    try:
+        yield
+    except ImportError as error:
+        failed = error
+    if (found := _installed_version()) != LOADED_VERSION:
+        # The next task of this worker must not find it.
+        sys.modules.pop(module, None)
+        raise other_version("A task's process", "its Python", found or "no longer any")
+    if failed is not None:
+        raise _missing(_WHERE.format(python=sys.executable, host=socket.gethostname()), str(failed)) from None
+
+
 def reduced(instance: object, code: str) -> tuple[Any, ...]:
     """
     For ``__reduce__``: an object that, where it cannot be unpickled, says what is missing there.
@@ -62,10 +90,10 @@ def reduced(instance: object, code: str) -> tuple[Any, ...]:
     return _unpickler(), (state, code, __name__, LOADED_VERSION, str(_missing()), str(other))
 
 
-def _missing() -> SparkError:
+def _missing(where: str = _WHERE, reason: str = "{reason}") -> SparkError:
     return SparkError(
         "NOT_ON_EXECUTORS",
-        f'format("pgonce") writes in tasks too, and {_WHERE} cannot import it: {{reason}}.',
+        f'format("pgonce") writes in tasks too, and {where} cannot import it: {reason}.',
         NOTHING,
         f"Install pgonce {LOADED_VERSION} into that Python on every executor, or ship an environment that has it (an "
         "archive made by venv-pack or conda-pack: `pgonce explain clusters`). PostgresBatchWriter in "
@@ -103,14 +131,18 @@ def _unpickler() -> Callable[..., object]:
     return unpickle
 
 
-@functools.cache
-def settle(after: str) -> None:  # noqa: ARG001 (the cache's key)
+_begun: Counter[str] = Counter()
+
+
+def settle(work: str) -> None:
     """
-    Set aside what a worker has loaded by now, so that later collections need not look at it.
+    Set aside what this worker has loaded, so that later collections need not look at it; for the start of ``work``.
 
     Spark's daemon calls ``gc.collect()`` after every use of a worker, which walks over everything that was ever
     imported. With small batches that took most of our workers' time (338 ms of CPU a batch of 1,000 rows before, 165 ms
-    after). Done once for each kind of work, which ``after`` names, because each kind imports modules of its own.
+    after). Done once for each kind of work, because each kind imports modules of its own; and when it begins for the
+    second time, because by then the daemon has collected what the first time has left, while no batch waited for it.
     """
-    gc.collect()
-    gc.freeze()
+    _begun[work] += 1
+    if _begun[work] == 2:  # noqa: PLR2004
+        gc.freeze()

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Literal, TypedDict
 
 from typing_extensions import Required
 
-from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES
-from pgonce.offsets_store.postgres.backoff import RETRY_SECONDS
+from pgonce.offsets_store.commit.settings import LOCK_TIMEOUT_SECONDS, RETAINED_BATCHES, RETRY_SECONDS
 
 from .option import Mode, Option, Way, collected
 

@@ -1,9 +1,9 @@
 """
 What the user of a stream, of a batch job or of a pipeline's sink asked for.
 
-Runs in the planner's worker, the commit worker and the driver. Pure, except that an error about startOver asks who
-feeds the table. Invariant: an option that is unknown, bad or in conflict with another is refused before any row moves;
-and so is a stream without a checkpoint, and a job without a key.
+Made in the planner's worker, the commit worker and the driver; tasks get it from there. Pure, except that an error
+about startOver asks who feeds the table. Invariant: an option that is unknown, bad or in conflict with another is
+refused before any row moves; and so is a stream without a checkpoint, and a job without a key.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from typing import ClassVar
 from pgonce.offsets_store.commit.settings import CommitSettings, commit_settings
 from pgonce.offsets_store.errors import bad_option
 from pgonce.offsets_store.kafka.settings import Brokers, brokers
-from pgonce.offsets_store.postgres.connect import parse_url
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
-from pgonce.offsets_store.status.read_stored import who_feeds
 from pgonce.offsets_store.verdict.facts import Remedies
 
 from .definitions import DEFAULT_INLINE_BYTES, NO_RECEIVER, OffsetsFrom
@@ -260,6 +258,8 @@ def commit_settings_of(given: Given) -> CommitSettings:
 
 
 def _refuse_without_replaces(url: str, given: Given) -> None:
+    from pgonce.offsets_store.status.read_stored import who_feeds
+
     feeders = {writer.query_id: writer for writer in who_feeds(url, given["table"], given["sink_name"])}
     named = next(iter(feeders)) if len(feeders) == 1 else "<the name or id of the old query>"
     known = "; ".join(
@@ -281,6 +281,8 @@ def _executor_url(given: Given) -> str | None:
     url = given["executor_url"]
     if url is None:
         return None
+    from pgonce.offsets_store.postgres.connect import parse_url
+
     parse_url(url)
     return PostgresUrl(url, given["password_from"])
 

@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.ledger.writers import lock_feeders_in_tx
+from pgonce.offsets_store.ledger.feeders import lock_feeders_in_tx
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.settings import ANSWERS_BEFORE
 

@@ -12,20 +12,18 @@ import logging
 from collections.abc import Sequence
 
 import psycopg
-import sqlalchemy.exc
-from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import NamedSink
 from pgonce.offsets_store.errors import NOTHING, ConnectError, LedgerError, NoLedgerError
-from pgonce.offsets_store.ledger.lock import unknown_writer_in_tx
+from pgonce.offsets_store.ledger import SCHEMA
+from pgonce.offsets_store.ledger.feeders import concern_in_tx
 from pgonce.offsets_store.ledger.migrations import require_ledger
-from pgonce.offsets_store.ledger.tables import SCHEMA
 from pgonce.offsets_store.postgres.bounds import enter_in_tx
-from pgonce.offsets_store.postgres.connect import driver_connection, lone
+from pgonce.offsets_store.postgres.connect import connect, driver_connection, lone
 from pgonce.offsets_store.preflight.role import OF_ANY_BATCH, OF_ANY_JOB, Needed, listed, may_create, missing_on_ledger
 from pgonce.offsets_store.verdict.decide import PUBLISH, SKIP, decide, stored_positions
-from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
+from pgonce.offsets_store.verdict.facts import Batch, Ledger, PlannedBatch, Remedies
 from pgonce.offsets_store.verdict.refused_batch import refusal
 
 from ..options.destination import Destination
@@ -53,19 +51,24 @@ def refuse_first_batch(
     if batch is not None and batch.batch_id > 0:
         return
     try:
-        with lone(settings.url, connect_timeout=CONNECT_SECONDS) as connection:
-            driver = driver_connection(connection)
-            driver.read_only, driver.deferrable = True, False
-            named = NamedSink(sink_name or "") if where is None else named_sink(driver, sink_name, where)
-            enter_in_tx(driver, _LOCK_SECONDS)
-            driver.execute("SET LOCAL statement_timeout = '5s'")
-            if _may_be_recorded(driver, OF_ANY_BATCH if batch else OF_ANY_JOB) and batch is not None:
-                _refuse_rivals(connection, settings, batch.into(named.name, named.tables))
-            driver.rollback()
+        with connect(settings.url, connect_timeout=CONNECT_SECONDS) as connection:
+            connection.read_only, connection.deferrable = True, False
+            named = NamedSink(sink_name or "") if where is None else named_sink(connection, sink_name, where)
+            _enter(connection)
+            if not _may_be_recorded(connection, OF_ANY_BATCH if batch else OF_ANY_JOB) or batch is None:
+                return
+            first = batch.into(named.name, named.tables)
+            has_past = settings.remedies.replaces is not None or concern_in_tx(connection, first)
+            connection.rollback()
+        # Most queries find nothing of the kind, and then nothing imports SQLAlchemy before the commit does.
+        ledger = _what_is_known(settings, first) if has_past else Ledger()
     except ConnectError as error:
         _log.info("the commit will check the ledger: %s", error)
-    except (psycopg.Error, sqlalchemy.exc.SQLAlchemyError) as error:
+    except psycopg.Error as error:
         _log.info("the commit will check the ledger: %s", type(error).__name__)
+    else:
+        if ledger is not None:
+            _refuse_rivals(ledger, settings.remedies, first)
 
 
 def _may_be_recorded(connection: psycopg.Connection, needed: Sequence[Needed]) -> bool:
@@ -91,11 +94,32 @@ def _not_permitted(what: str) -> LedgerError:
     )
 
 
-def _refuse_rivals(connection: Connection, settings: CommitSettings, batch: Batch) -> None:
+def _enter(connection: psycopg.Connection) -> None:
+    enter_in_tx(connection, _LOCK_SECONDS)
+    connection.execute("SET LOCAL statement_timeout = '5s'")
+
+
+def _what_is_known(settings: CommitSettings, batch: Batch) -> Ledger | None:
+    """What the ledger says of the query and its rivals; None if the query is not new, or that cannot be read now."""
+    import sqlalchemy.exc
+
+    from pgonce.offsets_store.ledger.lock import unknown_writer_in_tx
+
     remedies = settings.remedies
-    ledger = unknown_writer_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
-    if ledger is None:
-        return
+    try:
+        with lone(settings.url, connect_timeout=CONNECT_SECONDS) as connection:
+            driver = driver_connection(connection)
+            driver.read_only, driver.deferrable = True, False
+            _enter(driver)
+            ledger = unknown_writer_in_tx(connection, batch, remedies.replaces, start_over=remedies.start_over)
+            driver.rollback()
+            return ledger
+    except sqlalchemy.exc.SQLAlchemyError as error:
+        _log.info("the commit will check the ledger: %s", type(error).__name__)
+        return None
+
+
+def _refuse_rivals(ledger: Ledger, remedies: Remedies, batch: Batch) -> None:
     if batch.span is None and stored_positions(ledger, remedies) is not None:
         # The rows may carry positions, which tell which of them the replaced query has stored.
         return

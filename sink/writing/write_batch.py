@@ -20,10 +20,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import Connection
 
 from pgonce.offsets_store.commit.work import AskedSink, NamedSink, Work
 from pgonce.offsets_store.errors import NOTHING, TargetError
@@ -56,6 +56,9 @@ from .routes import (
 from .rows import Gathering, Rows, whole_or_failed
 from .table.table_name import ResolvedName, ask_for_table
 from .write_table import RowsForTable, TableOutcome, write_table_in_tx
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
 
 _DROPPED = "unrouted"
 """The count of rows with unknown routes that are left out."""

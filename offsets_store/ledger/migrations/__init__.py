@@ -24,8 +24,8 @@ from ...postgres.connect import connect
 from ...postgres.lock_watch import LockWatch
 from ...postgres.search_path import SET_OURS
 from ...postgres.translate import is_transient, ledger_error
+from .. import SCHEMA, VIEWS
 from ..restored import follow_restore_in_tx
-from ..tables import SCHEMA, VIEWS
 
 _log = logging.getLogger("pgonce")
 

@@ -16,16 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
 
-import psycopg
 import pyarrow as pa
-import sqlalchemy.exc
 
-from pgonce.offsets_store.commit.retrying import commit_batch, unknown_outcome, what_became_of
-from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
-from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import PUBLISH, Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
@@ -45,6 +41,10 @@ from .messages import (
     not_in_ledger,
     promise_as_message,
 )
+
+if TYPE_CHECKING:
+    from pgonce.offsets_store.commit.work import Work
+    from pgonce.offsets_store.ledger.session import RecordedAttempt
 
 _log = logging.getLogger("pgonce")
 
@@ -66,7 +66,7 @@ class Taken:
     left: tuple[pa.RecordBatch, ...] = ()
 
 
-WorkWith = Callable[[Callable[[], Iterator[bytes]]], Work[Batch]]
+WorkWith: TypeAlias = "Callable[[Callable[[], Iterator[bytes]]], Work[Batch]]"
 """Makes the work of the commit, given what reads the received rows."""
 
 
@@ -131,6 +131,9 @@ class Receiver:
         :raises CommitError: COMMIT_UNKNOWN, if the ledger cannot be asked.
         :raises PgonceError: what the commit raised.
         """
+        # Here, because tasks get a receiver as well, and ask Postgres nothing.
+        from pgonce.offsets_store.commit.retrying import commit_batch, what_became_of
+
         claimed: Verdict | None = None
         kept: PromisedRows | None = None
         failure: ReceiverError
@@ -273,6 +276,11 @@ class Receiver:
 
     def _recorded(self, options: SinkOptions, origin: Origin) -> RecordedAttempt | None:
         """What the ledger has of this attempt; None if it could not be asked at once, and is asked with patience."""
+        import psycopg
+        import sqlalchemy.exc
+
+        from pgonce.offsets_store.ledger.session import recorded_attempt
+
         url, sink = options.commit.url, options.sink_label
         try:
             return recorded_attempt(url, origin.query_id, sink, origin.batch_id, self.token)
@@ -292,6 +300,8 @@ def _asking(failure: ReceiverError, batch_id: int, said: str) -> Iterator[None]:
     except PgonceError as error:
         if not isinstance(failure, PerhapsCommittedError):
             raise
+        from pgonce.offsets_store.commit.retrying import unknown_outcome
+
         raise unknown_outcome(
             f"The receiver of batch {batch_id} {said.rstrip('.')}. After that, the ledger could not be asked: "
             f"{error.what}"

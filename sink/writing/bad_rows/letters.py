@@ -17,7 +17,7 @@ import psycopg
 from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
-from pgonce.offsets_store.ledger.tables import SCHEMA
+from pgonce.offsets_store.ledger import SCHEMA
 from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.verdict.facts import Batch
 

@@ -11,8 +11,9 @@ from support.batches import make_planned_batch
 from support.committed_rows import TABLE, appending, settings
 
 from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
-from pgonce.offsets_store.commit.notification import payload, refuse_unfit_channel, tables_of
+from pgonce.offsets_store.commit.notification import payload, tables_of
 from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.settings import refuse_unfit_channel
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.offsets_store.ledger.batch_jobs import Job

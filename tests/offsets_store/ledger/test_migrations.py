@@ -26,7 +26,7 @@ from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import LedgerError
-from pgonce.offsets_store.ledger import tables
+from pgonce.offsets_store.ledger import VIEWS, tables
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import MIGRATIONS, NEWEST, ensure_ledger, grants, init_sql, migrate
 from pgonce.offsets_store.ledger.published import Published
@@ -120,7 +120,7 @@ class TestForm:
         assert set(found.tables) == set(tables.metadata.tables)
         for name, table in tables.metadata.tables.items():
             assert form(found.tables[name]) == form(table)
-        assert set(inspect(engine).get_view_names("pgonce")) == set(tables.VIEWS)
+        assert set(inspect(engine).get_view_names("pgonce")) == set(VIEWS)
         engine.dispose()
 
     def test_everything_has_a_comment(self, observer):

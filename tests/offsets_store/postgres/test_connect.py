@@ -4,6 +4,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sqlalchemy
 from sqlalchemy import create_engine
 
 from pgonce.offsets_store.errors import PgonceError
@@ -19,7 +20,7 @@ def test_threads_that_begin_at_the_same_moment_share_one_pool(url, monkeypatch):
         made.append(create_engine(*arguments, **options))
         return made[-1]
 
-    monkeypatch.setattr(connect, "create_engine", slowly_made)
+    monkeypatch.setattr(sqlalchemy, "create_engine", slowly_made)
     with ThreadPoolExecutor(4) as pool:
         engines = list(pool.map(connect.engine_for, [url] * 4))
     assert made == [engines[0]]

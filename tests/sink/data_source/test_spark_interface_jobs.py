@@ -1,4 +1,8 @@
-"""``df.write.format("pgonce")`` on a real Spark: what is published, skipped and refused."""
+"""
+``df.write.format("pgonce")`` on a real Spark: what is published, skipped and refused.
+
+Covers: sink.data_source.planning.
+"""
 
 from __future__ import annotations
 

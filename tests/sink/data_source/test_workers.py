@@ -70,6 +70,49 @@ def test_a_worker_that_has_loaded_another_version_is_refused_whatever_is_install
     assert "start the application again" in last
 
 
+UPGRADED_SINCE = "import pgonce.sink.data_source.workers as workers; workers.version = lambda _: '0.0.9'"
+# What a task imports only when it stages, long after its other code.
+LATER = """
+import sys
+import pgonce.sink.data_source.task_writer
+from pgonce.sink.data_source.workers import imported_late
+{meanwhile}
+for again in range(2):
+    try:
+        with imported_late("pgonce.sink.data_source.stager"):
+            import pgonce.sink.data_source.stager
+    except Exception as error:
+        print(error)
+    else:
+        print("imported")
+"""
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "says"),
+    [
+        ("", "imported"),
+        (UPGRADED_SINCE, "[OTHER_VERSION] A task's process has pgonce"),
+        ("sys.modules.update(psycopg=None)", "[NOT_ON_EXECUTORS] "),
+    ],
+)
+def test_code_that_is_imported_later_is_of_the_same_version(meanwhile, says):
+    """However often it is asked for: two versions of the code never run in one task."""
+    code = LATER.format(meanwhile=meanwhile)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    first, second = done.stdout.splitlines()
+    assert first.startswith(says)
+    assert second.startswith(says)
+
+
+def test_a_later_upgrade_does_not_matter_to_what_is_imported_already():
+    """A process goes on with the code that it has."""
+    imported = f"import pgonce.sink.data_source.stager\n{UPGRADED_SINCE}"
+    code = LATER.format(meanwhile=imported)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["imported", "imported"]
+
+
 def test_a_writer_of_a_class_that_no_module_has_arrives_too():
     """As one that somebody derived from ours in a script."""
 
@@ -86,16 +129,20 @@ SETTLES = """
 import gc
 from pgonce.sink.data_source.workers import settle
 
-counts = [gc.get_freeze_count()]
-for work in ("planning", "planning", "writing"):
-    counts.append((settle(work), gc.get_freeze_count())[1])
-    later = [[] for _ in range(1000)]
+counts, loaded = [gc.get_freeze_count()], []
+for work in ("planning", "planning", "planning", "writing", "writing"):
+    settle(work)
+    counts.append(gc.get_freeze_count())
+    loaded.append([[] for _ in range(1000)])
 print(*counts)
 """
 
 
 def test_what_is_loaded_is_set_aside_once_for_each_kind_of_work():
-    """What a second batch of the same kind makes is collected as usual, so nothing grows with the stream."""
+    """
+    When it begins a second time: the first batch does not wait for that, and what later ones make is collected as
+    usual, so nothing grows with the stream.
+    """
     done = subprocess.run([sys.executable, "-c", SETTLES], capture_output=True, text=True, check=True)
-    before, planned, planned_again, written = map(int, done.stdout.split())
-    assert before < planned == planned_again < written
+    before, planned, again, a_third_time, written, written_again = map(int, done.stdout.split())
+    assert before == planned < again == a_third_time == written < written_again

@@ -1,0 +1,77 @@
+"""
+Find the writers that feed a table, with psycopg alone.
+
+Runs in the planner's worker, which has no need of SQLAlchemy, and in the commit, under the user's search_path.
+Invariant: what feeding a table means is said here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import psycopg
+from psycopg import sql
+
+from ..postgres import search_path
+from ..verdict.facts import Batch
+
+# A writer feeds a table if its sink has the table's name, or if it writes into the table, a partition of it, or a table
+# that it is a partition of. A table that was renamed is found by its oid, one that was created again by its name.
+# Not by pg_partition_tree, which locks all partitions until the transaction ends: this is asked while the commit may
+# end the session that it waits for, and that one may be another query's.
+FEEDS = """(
+    pgonce.writers.sink_name = ANY (CAST({names} AS text[]))
+    OR pgonce.writers.targets ?| CAST({names} AS text[])
+    OR EXISTS (
+        SELECT FROM jsonb_each_text(pgonce.writers.targets) AS written, unnest(CAST({oids} AS bigint[])) AS asked(oid)
+        WHERE CAST(written.value AS bigint) = asked.oid
+           OR CAST(asked.oid AS oid) IN (
+               SELECT relid FROM pg_partition_ancestors(CAST(CAST(CAST(written.value AS bigint) AS oid) AS regclass)))
+           OR CAST(CAST(written.value AS bigint) AS oid) IN (
+               SELECT relid FROM pg_partition_ancestors(CAST(CAST(asked.oid AS oid) AS regclass))))
+)"""
+
+
+def lock_feeders_in_tx(
+    connection: psycopg.Connection, tables: Mapping[str, int | None], or_gone: tuple[str, str]
+) -> list[tuple[str, str]]:
+    """
+    Lock the living writers that feed these tables; the query's id and the sink of each.
+
+    The user's search_path may be in force, and is so afterwards.
+
+    :param or_gone: the query's id and the sink of a writer that is found even if it is no longer living.
+    """
+    names, oids = list(tables), [oid for oid in tables.values() if oid is not None]
+    query, sink = or_gone
+    statement = sql.SQL(_LOCK_FEEDERS + FEEDS + " ORDER BY writer_id FOR UPDATE").format(
+        names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(query), sink=sql.Literal(sink)
+    )
+    cursor = connection.cursor()
+    search_path.execute_in_tx(cursor, statement)
+    return cursor.fetchall()
+
+
+_LOCK_FEEDERS = """
+SELECT query_id, sink_name FROM pgonce.writers
+WHERE last_batch_id IS NOT NULL
+  AND (replaced_by IS NULL AND retired_at IS NULL OR query_id = {query} AND sink_name = {sink})
+  AND """
+
+
+def concern_in_tx(connection: psycopg.Connection, batch: Batch) -> bool:
+    """
+    Whether the ledger has anything that concerns the first batch of a query: a writer of the query, or a feeder.
+
+    Our search_path must be in force. If there is none, the query has no rival.
+    """
+    names, oids = [batch.sink_name, *batch.tables], [oid for oid in batch.tables.values() if oid is not None]
+    statement = sql.SQL(_CONCERN + FEEDS + ")").format(
+        names=sql.Literal(names), oids=sql.Literal(oids), query=sql.Literal(batch.query_id)
+    )
+    row = connection.execute(statement).fetchone()
+    return row is None or bool(row[0])
+
+
+_CONCERN = """
+SELECT EXISTS (SELECT FROM pgonce.writers WHERE query_id = {query} OR """

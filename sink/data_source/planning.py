@@ -1,0 +1,98 @@
+"""
+Plan a batch of a stream, or a batch job: check what the user asked for, and refuse early what could not be committed.
+
+Runs in the planner's worker. The commit worker also builds a stream's writer here, and looks at nothing for that.
+Invariant: what is found here proves nothing for the commit, which looks again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from uuid import uuid4
+
+from pyspark.sql.types import StructType
+
+from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
+from pgonce.offsets_store.checkpoint.reader import Checkpoint
+from pgonce.offsets_store.verdict.facts import PlannedBatch
+
+from ..changes.reader import reader_of
+from ..encoding.encoded_types import STAGED_COLUMNS, encoded_columns, refuse_more_columns_than
+from ..identity.from_checkpoint import Origin
+from ..identity.planned_batch import planned_batch, planned_entry
+from ..options.position_columns import written_type
+from ..options.sink_options import JobOptions, SinkOptions, parse_job_options, parse_options
+from ..staging import OF_JOB
+from ..writing.first_batch import refuse_first_batch
+from ..writing.first_look import look_once
+from .receiver.client import Receiver
+from .receiver.launch import receiver_for
+from .task_writer import MicroBatch, TaskWriter
+
+
+def plan_batch(
+    raw: Mapping[str, str], frame_type: StructType, *, overwrite: bool, looks: bool
+) -> tuple[SinkOptions, TaskWriter]:
+    """
+    What writes one batch of a stream.
+
+    :param raw: the options as Spark hands them over.
+    :param looks: whether to look at the checkpoint and at Postgres, as the planner's worker does.
+    :raises PgonceError: if the options, the schema or the checkpoint do not allow one; no row has moved yet.
+    """
+    options = parse_options(raw, overwrite=overwrite)
+    if options.positions:
+        options.positions.check(frame_type)
+    encoded = reader_of(options.destination, frame_type).struct_type
+    encoded_columns(encoded)
+    # Refused at the first batch, not only at the first one that is too large to travel inline.
+    why = (
+        "rows may have to be staged, and a staging table has one more column; foreachBatch with "
+        "PostgresBatchWriter does not need it"
+    )
+    refuse_more_columns_than(encoded, STAGED_COLUMNS, why)
+    planned = planned_entry(options) if looks else None
+    # If Spark writes an entry for this batch, it has dated it before this moment.
+    planned_by_ms = int(time.time() * 1000)
+    receiver: Receiver | None = None
+    if looks:
+        written = written_type(encoded, options.positions, options.destination)
+        _look_first(options, written, planned)
+        receiver = receiver_for(options, written)
+    return options, TaskWriter(options, frame_type, MicroBatch(planned, planned_by_ms), receiver)
+
+
+def plan_job(
+    raw: Mapping[str, str], frame_type: StructType, *, overwrite: bool
+) -> tuple[JobOptions, Origin, TaskWriter]:
+    """
+    The run of a batch job, and what writes it.
+
+    :param raw: the options as Spark hands them over.
+    :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
+    """
+    options = parse_job_options(raw, overwrite=overwrite)
+    encoded = reader_of(options.destination, frame_type).struct_type
+    columns = encoded_columns(encoded)
+    # Refused at once, not only when a partition is too large to travel inline.
+    refuse_more_columns_than(encoded, STAGED_COLUMNS, "rows may have to be staged, which takes a column more")
+    look_once(options, options.commit.url, options.destination, columns)
+    refuse_first_batch(options.commit, None, options.sink_name, options.destination)
+    run = Origin(OF_JOB + options.batch_key, str(uuid4()), 0, None)
+    return options, run, TaskWriter(options, frame_type, run)
+
+
+def _look_first(options: SinkOptions, written: StructType, planned: OffsetLogEntry | None) -> None:
+    """Refuse a target that does not fit, before a row is computed."""
+    # At a later batch a login may be refused because a password is being changed, and the commit waits for that.
+    is_first = planned is not None and planned.batch_id == 0
+    look_once(options, options.commit.url, options.destination, encoded_columns(written), at_the_door=is_first)
+    if is_first:
+        refuse_first_batch(options.commit, _first_batch(options, planned), options.sink_name, options.destination)
+
+
+def _first_batch(options: SinkOptions, planned: OffsetLogEntry | None) -> PlannedBatch:
+    """Batch 0 as its commit will describe it; without the run, because Spark does not tell it to the planner."""
+    query_id = Checkpoint(options.checkpoint_location).query_id() or ""
+    return planned_batch(options, Origin(query_id, "", 0, planned))
