@@ -17,6 +17,9 @@ from pgonce.offsets_store.progress.listener import QUEUED_EVENTS
 from pgonce.offsets_store.recovery.fence import QUIET_SECONDS
 from pgonce.offsets_store.recovery.recover import WAIT_SECONDS
 from pgonce.sink.data_source.commit_parcels import SWEEP_SECONDS
+from pgonce.sink.data_source.receiver.arrived import LONGEST_GUESS_SECONDS
+from pgonce.sink.data_source.receiver.kept_rows import LEFT_FREE_BYTES
+from pgonce.sink.data_source.receiver.line import SILENCE_SECONDS
 from pgonce.sink.data_source.stager import COPY_BYTES
 from pgonce.sink.foreach_batch.arriving_batches import BEFORE_BEGIN_BYTES, IN_MEMORY_BYTES
 from pgonce.sink.foreach_batch.early_commit import PATIENCE_SECONDS
@@ -55,6 +58,9 @@ NUMBERS = [
     ("and every 30 seconds the log says", WAIT_LOGGED_EVERY_SECONDS == 30),
     ("60 seconds after the last sweep", SWEEP_SECONDS == 60),
     ("beyond 64 MiB", IN_MEMORY_BYTES == 64 * MIB),
+    ("up to 20 s in the tasks that wait for it", SILENCE_SECONDS == 20),
+    ("leaves 1 GiB of it", LEFT_FREE_BYTES == 1024 * MIB),
+    ("a transaction that has stood for 60 s", LONGEST_GUESS_SECONDS == 60),
 ]
 
 

@@ -231,6 +231,8 @@ class Receiver:
 
     def _remove_kept(self) -> None:
         folders.remove_batch(Path(self.folder), self.token)
+        if not self.process.lives():
+            folders.remove_if_empty(Path(self.folder))
 
     def _kept(self, promise: Promise) -> PromisedRows | None:
         try:

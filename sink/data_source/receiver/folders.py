@@ -56,6 +56,13 @@ def remove_batch(folder: Path, token: UUID) -> None:
         kept_file(folder, token).unlink()
 
 
+def remove_if_empty(folder: Path) -> None:
+    """Remove the folder of a receiver that is gone, once no batch is kept there."""
+    with suppress(OSError):
+        if all(path.name == _OWNERS for path in folder.iterdir()):
+            remove(folder)
+
+
 def remove(folder: Path) -> None:
     """Remove the folder with all that is in it."""
     shutil.rmtree(folder, ignore_errors=True)

@@ -9,6 +9,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 
@@ -55,6 +56,19 @@ def test_a_folder_is_for_this_user_alone(living, temporary):
     folders.remove(folder)
     assert not folder.exists()
     folders.remove(folder)
+
+
+def test_a_folder_stays_while_a_batch_is_kept_there(living):
+    """The receiver may have had batches of other queries."""
+    folder, first, second = folders.new_folder(living, living), UUID(int=1), UUID(int=2)
+    for token in (first, second):
+        folders.kept_file(folder, token).touch()
+    for token, stays in ((first, True), (second, False)):
+        folders.remove_batch(folder, token)
+        folders.remove_if_empty(folder)
+        assert folder.exists() is stays
+    folders.remove_batch(folder, first)
+    folders.remove_if_empty(folder)
 
 
 def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):

@@ -100,6 +100,12 @@ def sent_and_staged(receiver, options, encoded, attempt_id=1):
     return Parcel(origin(), 0, rows, payload, receiver=receiver), taken.rows
 
 
+def be_impatient(receiver, monkeypatch):
+    """Wait a few seconds for the receiver, no more; it has started by now."""
+    receiver.dial().close()
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 5)
+
+
 def limit_files(pid, size):
     """From now on the process may not write files beyond this size; the kernel says so as it does of a full disk."""
     if not hasattr(resource, "prlimit"):
@@ -235,7 +241,7 @@ def test_without_a_receiver_tasks_stage_and_the_batch_is_committed_from_what_it_
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert recorded(target) == [(2, "received", receiver.token)]
-    assert kept_files(receiver) == []
+    assert not Path(receiver.folder).exists()
 
 
 @pytest.mark.parametrize("lost", ["the file", "a part of it", "another attempt"])
@@ -261,9 +267,9 @@ def test_a_task_whose_receiver_is_lost_in_the_middle_stages_the_rest(
     fault, target, receiver_options, started_receivers, monkeypatch
 ):
     """Rows that it was told are kept are committed from the file, the others are staged, and each is there once."""
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 3)
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "UNACKNOWLEDGED_BYTES", 2_000_000)
     receiver = receiver_for(receiver_options(), STRUCT)
+    be_impatient(receiver, monkeypatch)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "UNACKNOWLEDGED_BYTES", 2_000_000)
 
     def struck(rows):
         for number, row in enumerate(rows):
@@ -304,9 +310,9 @@ def test_a_receiver_that_freezes_with_an_open_transaction_is_ended(
     target, receiver_options, started_receivers, monkeypatch
 ):
     """Its transaction holds the writer's row; the commit worker ends it, and commits what it kept."""
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 2)
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
+    be_impatient(receiver, monkeypatch)
     began = in_copy(target)
     started_receivers[0].send_signal(signal.SIGSTOP)
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
@@ -319,9 +325,9 @@ def test_a_frozen_receiver_does_not_hold_up_a_batch_that_was_staged(
     target, receiver_options, started_receivers, monkeypatch
 ):
     """An attempt that Spark did not choose has begun a transaction there; it is ended with its process."""
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "SILENCE_SECONDS", 2)
     receiver = receiver_for(receiver_options(), STRUCT)
     send(receiver, 1, 2)
+    be_impatient(receiver, monkeypatch)
     in_copy(target)
     started_receivers[0].send_signal(signal.SIGSTOP)
     parcel, taken = sent_and_staged(receiver, receiver_options(), map(body, (1, 2)), attempt_id=2)
