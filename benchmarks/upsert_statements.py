@@ -110,7 +110,7 @@ def _upsert(connection: psycopg.Connection, statements: Sequence[str], rows: int
     for part in (2, 0, 3, 1):
         begin = rows // 2 + part * (rows // 4)
         connection.execute(sql.SQL(f"INSERT INTO gathered {_ROWS}").format(begin, begin + rows // 4))
-    before = _wal_position(connection)
+    before = wal_position(connection)
     began = time.perf_counter()
     for statement in statements:
         connection.execute(statement.encode())
@@ -119,10 +119,11 @@ def _upsert(connection: psycopg.Connection, statements: Sequence[str], rows: int
     found = connection.execute("SELECT count(*) FROM target").fetchone()
     if found != (rows // 2 * 3,):
         raise RuntimeError(f"{statements[-1]} left {found} rows.")
-    return seconds, (_wal_position(connection) - before) / 1e6
+    return seconds, (wal_position(connection) - before) / 1e6
 
 
-def _wal_position(connection: psycopg.Connection) -> float:
+def wal_position(connection: psycopg.Connection) -> float:
+    """How many bytes of WAL the server has written so far."""
     row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn").fetchone()
     assert row
     return float(row[0])

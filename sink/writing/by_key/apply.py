@@ -97,7 +97,7 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     counts["ignored"] = deletes if changes and changes.deletes == "ignore" else 0
     has_deletes = deletes > counts["ignored"]
     if has_deletes and may_merge_changes(connection, batch, count):
-        merged = merge_changes_in_tx(connection, replace(batch, name=_name()), rows, count)
+        merged = merge_changes_in_tx(connection, replace(batch, name=_name()), rows, count, tombstones)
         if merged is not None:
             return {**counts, **merged}
     kept, counts["passed_over"], reduced = _reduce_in_tx(
@@ -107,7 +107,7 @@ def apply_in_tx(connection: psycopg.Connection, rows: GatheredRows, written: Wri
     if counts["superseded"] and compared.order_by is None:
         one = doubled_key(connection, wanted_changes(batch, rows), compared)
         raise _doubled(compared, counts["superseded"], one)
-    left = kept - pass_over_in_tx(connection, batch, tombstones)
+    left = kept - pass_over_in_tx(connection, batch, tombstones, kept)
     counts["passed_over"] += kept - left
     deletes = count_deletes_in_tx(connection, batch) if has_deletes else 0
     outcome = TriggerOutcome(connection, batch, _name())
@@ -172,9 +172,9 @@ def _reduce_in_tx(
         return created.rowcount, 0, all_changes(batch, rows)
     # What is older than the stored row, or than its delete, must not say anything of a newer change.
     given = replace(batch, name=_name())
-    connection.execute(create_of_all(given, rows), prepare=False)
+    count = connection.execute(create_of_all(given, rows), prepare=False).rowcount
     _lock_rows_in_tx(connection, given, deletes=has_deletes)
-    older = pass_over_in_tx(connection, given, tombstones)
+    older = pass_over_in_tx(connection, given, tombstones, count)
     older += _pass_over_stored_in_tx(connection, given)
     return connection.execute(create_from(batch, given), prepare=False).rowcount, older, given.name
 

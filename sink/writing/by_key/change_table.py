@@ -108,6 +108,14 @@ class ChangeTable:
             self.only_target, self.same_key(), further
         )
 
+    def is_absent(self) -> sql.Composable:
+        """Whether the target has no row with the key of ``change``; with an index, each is looked up there."""
+        # OFFSET keeps Postgres from a join, for which it would read the whole table.
+        alone = sql.SQL(" OFFSET 0" if self.upsert.finds_by_index else "")
+        return sql.SQL("NOT EXISTS (SELECT FROM {} AS target WHERE {}{})").format(
+            self.only_target, self.same_key(), alone
+        )
+
     def not_older(self) -> sql.Composable:
         """Whether the stored row ``target`` gives way to ``change``."""
         return not_older(self.upsert, "change") if self.upsert.newer_by else sql.SQL("true")

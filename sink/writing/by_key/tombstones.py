@@ -23,6 +23,7 @@ from ..table.catalogue import TargetTable
 from ..table.lock import turn_of_newer
 from .change_table import DELETED, ChangeTable
 from .tombstone_sets import Tombstones, identified, own_set_in_tx
+from .upsert import is_large
 
 # Types whose values are equal exactly if their JSON is, and those whose JSON says by itself what it means.
 _TRACEABLE = frozenset({
@@ -101,8 +102,10 @@ def refuse_untraceable(changes: ChangeTable) -> None:
         )
 
 
-def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable, tombstones: Sequence[Tombstones]) -> int:
-    """Drop the changes that are older than the delete of their key; return how many."""
+def pass_over_in_tx(
+    connection: psycopg.Connection, changes: ChangeTable, tombstones: Sequence[Tombstones], count: int
+) -> int:
+    """Drop those of the ``count`` changes that are older than the delete of their key; return how many."""
     if not tombstones:
         return 0
     kind = identified(changes).order_kind
@@ -110,7 +113,7 @@ def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable, tombst
     # Not a join: many tombstones may have come since statistics said that there are none, and then Postgres might look
     # through all changes for each of them. This finds each change's tombstone in the index.
     statement = sql.SQL(
-        "DELETE FROM {} AS change WHERE ("
+        "DELETE FROM {} AS change WHERE {}("
         "SELECT (stone.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{} "
         "FROM pgonce.tombstones AS stone "
         "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint AND stone.key OPERATOR(pg_catalog.=) {}"
@@ -118,11 +121,41 @@ def pass_over_in_tx(connection: psycopg.Connection, changes: ChangeTable, tombst
     )
     passed_over = 0
     for of in tombstones:
+        is_late: sql.Composable = sql.SQL("")
+        if kind in _WITH_GREATEST and _are_few_in_tx(connection, of, count):
+            is_late = _IS_LATE.format(_order(changes), compared_as, compared_as, of.set_id)
         found = statement.format(
-            changes.name, compared_as, of.set_id, _key(changes, of.keys), _order(changes), compared_as
+            changes.name, is_late, compared_as, of.set_id, _key(changes, of.keys), _order(changes), compared_as
         )
         passed_over += connection.execute(found).rowcount
     return passed_over
+
+
+# What is newer than every tombstone needs no look at its own. The greatest is found by reading all.
+_IS_LATE = sql.SQL(
+    "change.{}::{} OPERATOR(pg_catalog.<) ("
+    "SELECT pg_catalog.max((all_of.order_value OPERATOR(pg_catalog.#>>) '{{}}'::pg_catalog.text[])::{}) "
+    "FROM pgonce.tombstones AS all_of WHERE all_of.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint) AND "
+)
+# Texts may be compared by another collation than that of the greatest; uuids have none before Postgres 18.
+_WITH_GREATEST = frozenset({
+    "number", "float", "date", "timestamp without time zone", "timestamp with time zone",
+})  # fmt: skip
+_READ_FOR_ONE_CHANGE = 4
+"""So many tombstones are read in the time in which one is looked up by its key, or more."""
+
+
+def _are_few_in_tx(connection: psycopg.Connection, of: Tombstones, changes: int) -> bool:
+    """Whether reading all tombstones takes less time than looking up those of so many changes."""
+    if not is_large(changes):
+        return False
+    most = _READ_FOR_ONE_CHANGE * changes
+    query = sql.SQL(
+        "SELECT pg_catalog.count(*) FROM (SELECT FROM pgonce.tombstones AS stone "
+        "WHERE stone.tombstone_set_id OPERATOR(pg_catalog.=) {}::bigint LIMIT {}) AS stones"
+    )
+    row = connection.execute(query.format(of.set_id, most + 1)).fetchone()
+    return row is not None and row[0] <= most
 
 
 def remember_in_tx(connection: psycopg.Connection, changes: ChangeTable, absent: sql.Composable) -> int:

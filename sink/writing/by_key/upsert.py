@@ -122,10 +122,10 @@ def write_by_key_in_tx(
     :param bounds: the first key's least and greatest value, where they are known.
     """
     if is_large(rows.count) and upsert.finds_by_index and may_merge(connection, table, plan, upsert):
-        count = merged(connection, merge_statement(rows, table, plan, upsert, bounds))
-        if count is not None:
+        done = merged(connection, merge_statement(rows, table, plan, upsert, bounds))
+        if done is not None:
             connection.execute(RELEASE)
-            return count
+            return done.rowcount
     try:
         insert = insert_statement(rows.source, rows.wanted, table, plan, upsert)
         return connection.execute(sql.SQL("; ").join([insert, RELEASE]), prepare=False).rowcount
@@ -192,21 +192,21 @@ def _has_integer_first(table: TargetTable, upsert: Upsert) -> bool:
     return first.fitting.fit is Fit.EXACT and types[first.target] in ("smallint", "integer", "bigint")
 
 
-def merged(connection: psycopg.Connection, merge: sql.Composed) -> int | None:
+def merged(connection: psycopg.Connection, merge: sql.Composed) -> psycopg.Cursor[Any] | None:
     """
-    Run ``merge``, and return how many rows it wrote.
+    Run ``merge``, and return the cursor at its answer.
 
     None if nothing was done, because other statements are needed, or can tell better what is wrong. After any other
     error the transaction has failed.
     """
     connection.execute("SAVEPOINT pgonce_merge")
     try:
-        count = execute_by_index(connection, merge).rowcount
+        done = execute_by_index(connection, merge)
     except _FOR_ON_CONFLICT:
         connection.execute("ROLLBACK TO SAVEPOINT pgonce_merge")
         return None
     connection.execute("RELEASE SAVEPOINT pgonce_merge")
-    return count
+    return done
 
 
 # Another session has inserted a key meanwhile; the batch has a key twice; or an extension's table does not support

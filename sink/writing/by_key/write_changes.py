@@ -7,12 +7,12 @@ newer rows are written, it is remembered.
 
 Locks, deletes and writes each look up all rows. A large batch looks them up once, in one ``MERGE``, but only if that
 has the same effects as deletes and then writes: all values of a row come from the batch, and nothing refers to the
-target's rows.
+target's rows. Where only newer rows are written, ``MERGE`` compares each row when it has locked it (ADR 41).
 """
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 
 import psycopg
 from psycopg import sql
@@ -25,7 +25,8 @@ from ..table.catalogue import TargetTable
 from .change_table import DELETED, NEW, ChangeTable
 from .deciding_changes import create_deciding
 from .keys import Upsert, execute_joined
-from .tombstones import remember_in_tx
+from .tombstone_sets import Tombstones
+from .tombstones import pass_over_in_tx, remember_in_tx
 from .upsert import is_large, may_merge, merged, write_by_key_in_tx
 
 _SOFT_TYPES = {
@@ -105,13 +106,13 @@ def delete_softly_in_tx(
 
 def _absent(connection: psycopg.Connection, batch: ChangeTable, deletes: int, deleted: int, *, traced: bool) -> int:
     """How many of the deleted keys have no row in the target now."""
-    absent = sql.SQL("NOT {}").format(batch.exists())
     if traced:
-        return remember_in_tx(connection, batch, absent)
+        return remember_in_tx(connection, batch, batch.is_absent())
     if deleted == deletes:
         return deleted
     count = sql.SQL("SELECT pg_catalog.count(*) FROM {} AS change WHERE change.{} AND {}")
-    row = execute_joined(connection, count.format(batch.name, DELETED, absent), batch.upsert).fetchone()
+    absent = count.format(batch.name, DELETED, sql.SQL("NOT {}").format(batch.exists()))
+    row = execute_joined(connection, absent, batch.upsert).fetchone()
     return row[0] if row else 0
 
 
@@ -196,11 +197,17 @@ _HAS_REFERENCES = sql.SQL(
 )
 
 
+# Only then MERGE can say how many of the rows that it changed are deleted ones, where stored rows may be newer.
+_FIRST_RETURNING = 170000
+
+
 def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: int) -> bool:
     """Whether one statement may do all, with the last change of each key alone."""
     if not is_large(rows) or batch.changes is None or batch.changes.deletes != "hard":
         return False
-    if batch.puts_together or batch.upsert.newer_by or not batch.upsert.finds_by_index:
+    if batch.puts_together or not batch.upsert.finds_by_index:
+        return False
+    if batch.upsert.newer_by and connection.info.server_version < _FIRST_RETURNING:
         return False
     types = {column.column_name: column.base_type for column in batch.target.columns}
     if types.keys() != {column.target for column in batch.written}:
@@ -214,7 +221,11 @@ def may_merge_changes(connection: psycopg.Connection, batch: ChangeTable, rows: 
 
 
 def merge_changes_in_tx(
-    connection: psycopg.Connection, batch: ChangeTable, rows: GatheredRows, count: int
+    connection: psycopg.Connection,
+    batch: ChangeTable,
+    rows: GatheredRows,
+    count: int,
+    tombstones: Sequence[Tombstones],
 ) -> dict[str, int] | None:
     """
     Write and delete what ``rows`` say, of which there are ``count``; return how many came to which stage.
@@ -224,18 +235,42 @@ def merge_changes_in_tx(
     create = create_deciding(batch, rows, deletes_matter=False)
     kept = connection.execute(create, prepare=False).rowcount
     is_doubled = kept < count and batch.upsert.order_by is None
+    left = kept - pass_over_in_tx(connection, batch, tombstones, kept)
     deletes = count_deletes_in_tx(connection, batch)
-    writes = kept - deletes
-    changed = None if is_doubled else merged(connection, _merge(batch))
+    changed = None if is_doubled else _merged(connection, batch, left - deletes)
     if changed is None:
         return None
-    # Each write inserts a row or updates one, because no stored row is newer.
-    deleted = changed - writes
-    if deleted < deletes:
-        # MERGE passes a row that another session has deleted and inserted again while it waited for that session.
-        deleted += delete_rows_in_tx(connection, batch)
+    written, deleted = changed
+    absent = deletes
+    if batch.upsert.newer_by and deletes:
+        absent = _absent(connection, batch, deletes, deleted, traced=True)
+    # MERGE passes a row that another session has deleted and inserted again while it waited for that session.
+    may_be_left = absent < deletes if batch.upsert.newer_by else deleted < deletes
+    again = delete_rows_in_tx(connection, batch) if may_be_left else 0
+    if again and batch.upsert.newer_by:
+        absent = _absent(connection, batch, deletes, deleted, traced=True)
     connection.execute(RELEASE)
-    return {"written": writes, "deleted": deleted, "superseded": count - kept, "not_found": deletes - deleted}
+    return {
+        "written": written,
+        "deleted": deleted + again,
+        "superseded": count - kept,
+        "not_found": absent - deleted - again,
+        "passed_over": kept - written - absent,
+    }
+
+
+def _merged(connection: psycopg.Connection, batch: ChangeTable, writes: int) -> tuple[int, int] | None:
+    """Run the ``MERGE`` of a batch that has so many writes; how many rows it wrote, and how many it deleted."""
+    if not batch.upsert.newer_by:
+        done = merged(connection, _merge(batch))
+        # Each write inserts a row or updates one, because no stored row is newer.
+        return None if done is None else (writes, done.rowcount - writes)
+    counted = sql.SQL(
+        "WITH merged AS ({} RETURNING change.{} AS is_delete) SELECT pg_catalog.count(*) FILTER (WHERE NOT is_delete), "
+        "pg_catalog.count(*) FILTER (WHERE is_delete) FROM merged"
+    )
+    done = merged(connection, counted.format(_merge(batch), DELETED))
+    return done.fetchone() if done else None
 
 
 def _merge(batch: ChangeTable) -> sql.Composed:
@@ -244,7 +279,8 @@ def _merge(batch: ChangeTable) -> sql.Composed:
     return sql.SQL(
         "MERGE INTO ONLY {target} AS target "
         "USING (SELECT * FROM {changes} ORDER BY {in_order}) AS change ON {same_key} "
-        "WHEN MATCHED AND change.{deleted} THEN DELETE WHEN MATCHED THEN UPDATE SET {sets} "
+        "WHEN MATCHED AND change.{deleted}{newer} THEN DELETE "
+        "WHEN MATCHED AND NOT change.{deleted}{newer} THEN UPDATE SET {sets} "
         "WHEN NOT MATCHED AND NOT change.{deleted} THEN INSERT ({names}) VALUES ({values})"
     ).format(
         target=batch.target.identifier,
@@ -252,6 +288,7 @@ def _merge(batch: ChangeTable) -> sql.Composed:
         in_order=batch.keys_in_order(),
         same_key=batch.same_key(),
         deleted=DELETED,
+        newer=sql.SQL(" AND {}").format(batch.not_older()) if batch.upsert.newer_by else sql.SQL(""),
         sets=sql.SQL(", ").join(sql.SQL("{0} = change.{0}").format(name) for name in changed),
         names=sql.SQL(", ").join(names),
         values=sql.SQL(", ").join(sql.SQL("change.{}").format(name) for name in names),

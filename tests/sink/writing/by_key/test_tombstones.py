@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import date, datetime, timezone
+from decimal import Decimal
 
 import psycopg
 import pytest
@@ -11,6 +12,7 @@ from support.applied_changes import DELETE, WRITE, apply, changes
 from support.fixtures.postgres import url_with
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
+from pgonce.sink.writing.by_key import upsert
 
 KOLKATA, NEW_YORK = "-ctimezone=Asia/Kolkata -cdatestyle=German", "-ctimezone=America/New_York -cdatestyle=SQL,MDY"
 
@@ -91,3 +93,64 @@ def test_a_key_is_looked_up_though_statistics_say_that_nothing_is_remembered(url
             "WHERE oid = 'pgonce.tombstones'::regclass"
         ).fetchone()
     assert read[0] <= 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "of_spark", "orders"),
+    [
+        ("int", t.IntegerType(), (3, 5, 7)),
+        ("numeric(10,2)", t.DecimalType(10, 2), (Decimal("-0.5"), Decimal("9.5"), Decimal("10.25"))),
+        ("float8", t.DoubleType(), (-1e300, 0.1, float("nan"))),
+        ("date", t.DateType(), (date(1, 1, 1), date(2026, 1, 1), date(9999, 12, 31))),
+        ("timestamp", t.TimestampNTZType(), tuple(datetime(2026, 1, day) for day in (1, 2, 31))),  # noqa: DTZ001
+        ("timestamptz", t.TimestampType(), (at(3), at(4), at(23))),
+        ("text", t.StringType(), ("a", "b", "c")),
+        ("uuid", t.StringType(), tuple(f"{n}0000000-0000-0000-0000-000000000000" for n in "19f")),
+    ],
+)
+@pytest.mark.parametrize("stones", [2, 2000])
+@pytest.mark.parametrize("merged_rows", [0, 50_000])
+def test_older_than_the_delete_of_its_key(merged_rows, stones, kind, of_spark, orders, url, admin, monkeypatch):
+    """Whether a batch is large, few or many deletes are remembered, and whether others are newer or older."""
+    monkeypatch.setattr(upsert, "MERGED_ROWS", merged_rows)
+    admin.execute(f"CREATE TABLE events (id bigint PRIMARY KEY, name text, seq {kind})".encode())
+    how = {"struct": changes(id=t.LongType(), name=t.StringType(), seq=of_spark), "only_newer": True}
+    low, middle, high = orders
+    others = [(n, None, low if n % 2 else middle, DELETE) for n in range(10, 10 + stones)]
+    remembered = [(n, None, middle, DELETE) for n in (1, 2, 3)]
+    assert apply(url, *remembered, *others, **how) == {"not_found": 3 + stones}
+    late = [(1, "older", low, WRITE), (2, "the same", middle, WRITE), (3, "newer", high, WRITE), (4, "new", low, WRITE)]
+    assert apply(url, *late, **how) == {"passed_over": 1, "written": 3}
+    # Now the newest delete is newer than all changes.
+    assert apply(url, (5, None, high, DELETE), (3, None, middle, DELETE), **how) == {"not_found": 1, "passed_over": 1}
+    late = [(1, "older", low, WRITE), (5, "older", middle, WRITE), (6, "new", low, WRITE), (7, None, low, DELETE)]
+    assert apply(url, *late, **how) == {"passed_over": 2, "written": 1, "not_found": 1}
+    assert admin.execute("SELECT id FROM events ORDER BY id").fetchall() == [(2,), (3,), (4,), (6,)]
+
+
+def test_only_late_changes_of_a_large_batch_are_looked_up(url, admin, monkeypatch):
+    """The tombstones are read once, if they are not many more than the changes; each change has a look otherwise."""
+    monkeypatch.setattr(upsert, "MERGED_ROWS", 0)
+    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)")
+    apply(url, *((n, None, 100 + n, DELETE) for n in range(500)), only_newer=True)
+
+    def looks(*rows):
+        with psycopg.connect(url) as connection:
+            counts = apply(connection, *rows, only_newer=True)
+            found = connection.execute(
+                "SELECT pg_stat_get_xact_numscans('pgonce.tombstones_pkey'::regclass)::int"
+            ).fetchone()
+        return counts, found[0]
+
+    counts, found = looks(*((n, "new", 599 + n, WRITE) for n in range(200)))
+    assert counts == {"written": 200}
+    assert found < 10
+    counts, found = looks(*((n, "new", 500 + n, WRITE) for n in range(1000, 1200)))
+    assert counts == {"written": 200}
+    assert found < 10
+    counts, found = looks(*((n, "late", n, WRITE) for n in range(200, 400)))
+    assert counts == {"passed_over": 200}
+    assert found >= 200
+    counts, found = looks(*((n, "new", 700, WRITE) for n in range(450, 550)))
+    assert counts == {"written": 100}
+    assert found >= 100

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
+from unittest.mock import patch
 
 import psycopg
 import pytest
@@ -31,12 +33,13 @@ def admin(url):
 
 @pytest.fixture
 def merges(admin, monkeypatch):
-    """Batches of any size may be merged; a list of how many rows each such statement changed, or None."""
+    """Batches of any size may be merged; a list of how many rows each such statement answered with, or None."""
     outcomes = []
 
     def noted(*arguments):
-        outcomes.append(merged(*arguments))
-        return outcomes[-1]
+        done = merged(*arguments)
+        outcomes.append(None if done is None else done.rowcount)
+        return done
 
     monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "MERGED_ROWS", 0)
     monkeypatch.setattr(pgonce.sink.writing.by_key.write_changes, "merged", noted)
@@ -189,3 +192,154 @@ def test_a_table_that_is_published_for_updates_which_it_cannot_identify(identity
     assert apply(url, (1, None, 2, DELETE), (4, None, 2, DELETE)) == {"deleted": 1, "not_found": 1}
     assert stored(admin, "id") == [(2,)]
     assert merges == is_merged_on(admin, None)
+
+
+def newer_merged_on(admin, *outcomes):
+    """What the list of merges then has where only newer rows are written; MERGE returns rows from Postgres 17 on."""
+    return list(outcomes) if admin.info.server_version >= 170000 else []
+
+
+def remembered(admin):
+    """The deletes that are remembered: key and order."""
+    return admin.execute("SELECT (key ->> 0)::int, order_value::int FROM pgonce.tombstones ORDER BY 1").fetchall()
+
+
+NEWER = {"only_newer": True}
+
+
+def test_one_statement_writes_and_deletes_what_is_newer(url, admin, merges):
+    """Stored rows that are newer stay, as do those of deletes that are newer; each change is counted."""
+    admin.execute(f"{TABLE}; INSERT INTO events VALUES (9, 'without order', NULL), (10, 'without order', NULL)")
+    before = [(1, "a", 5, WRITE), (2, "b", 5, WRITE), (3, "c", 5, WRITE), (4, "d", 5, WRITE), (5, None, 5, DELETE)]
+    assert apply(url, *before, (6, None, 5, DELETE), **NEWER) == {"written": 4, "not_found": 2}
+    given = [
+        # Older than the row, the same, newer.
+        (1, "A", 4, WRITE), (2, "B", 5, WRITE), (3, "C", 6, WRITE), (4, None, 4, DELETE), (9, "i", 0, WRITE),
+        # Older than the delete, and not older.
+        (5, "e", 4, WRITE), (6, "f", 5, WRITE),
+        (7, "g", 1, WRITE), (8, None, 3, DELETE), (10, None, 0, DELETE),
+    ]  # fmt: skip
+    counts = apply(url, *given, **NEWER)
+    assert counts == {"written": 5, "passed_over": 3, "not_found": 1, "deleted": 1}
+    assert stored(admin) == [
+        (1, "a", 5), (2, "B", 5), (3, "C", 6), (4, "d", 5), (6, "f", 5), (7, "g", 1), (9, "i", 0)
+    ]  # fmt: skip
+    assert remembered(admin) == [(5, 5), (6, 5), (8, 3), (10, 0)]
+    assert apply(url, (2, None, 5, DELETE), (3, None, 5, DELETE), (8, "late", 2, WRITE), **NEWER) == {
+        "deleted": 1, "passed_over": 2,
+    }  # fmt: skip
+    assert remembered(admin) == [(2, 5), (5, 5), (6, 5), (8, 3), (10, 0)]
+    assert merges == newer_merged_on(admin, 1, 1, 1)
+
+
+def test_a_delete_before_a_newer_write_of_its_key(url, admin, merges):
+    """The write has the greater order, so what is older than the delete does not come back."""
+    admin.execute(TABLE)
+    apply(url, (1, "a", 1, WRITE), (2, None, 1, DELETE), **NEWER)
+    counts = apply(url, (1, None, 3, DELETE), (1, "b", 5, WRITE), (2, "c", 0, WRITE), (2, None, 2, DELETE), **NEWER)
+    assert {stage: counts[stage] for stage in ("written", "not_found")} == {"written": 1, "not_found": 1}
+    late = [(1, "late", 4, WRITE), (1, None, 2, DELETE), (2, "late", 1, WRITE)]
+    counts = apply(url, *late, **NEWER)
+    assert counts["passed_over"] + counts.get("superseded", 0) == len(late)
+    assert stored(admin) == [(1, "b", 5)]
+    assert merges == newer_merged_on(admin, 1, 1, 1)
+
+
+def test_before_postgres_17_only_newer_is_several_statements(url, admin, merges):
+    """MERGE could not say there how many rows it has deleted."""
+    admin.execute(TABLE)
+    with patch.object(pgonce.sink.writing.by_key.write_changes, "_FIRST_RETURNING", 10**6):
+        assert apply(url, (1, "a", 1, WRITE), (2, None, 1, DELETE), **NEWER) == {"written": 1, "not_found": 1}
+    assert merges == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "counts", "left", "stones"),
+    [
+        ("UPDATE events SET seq = 9", WRITE, {"passed_over": 1}, [(5, "old", 9)], []),
+        ("UPDATE events SET seq = 9", DELETE, {"passed_over": 1}, [(5, "old", 9)], []),
+        ("UPDATE events SET seq = 7", WRITE, {"written": 1}, [(5, "ours", 7)], []),
+        ("UPDATE events SET seq = 7", DELETE, {"deleted": 1}, [], [(5, 7)]),
+        ("DELETE FROM events", WRITE, {"written": 1}, [(5, "ours", 7)], []),
+        ("DELETE FROM events", DELETE, {"not_found": 1}, [], [(5, 7)]),
+        ("UPDATE events SET id = 50", WRITE, {"written": 1}, [(5, "ours", 7), (50, "old", 1)], []),
+        ("UPDATE events SET id = 50", DELETE, {"not_found": 1}, [(50, "old", 1)], [(5, 7)]),
+        *(
+            (f"DELETE FROM events; INSERT INTO events VALUES (5, 'again', {seq})", ours, counts, left, stones)
+            for seq, ours, counts, left, stones in (
+                (9, WRITE, {"passed_over": 1}, [(5, "again", 9)], []),
+                (9, DELETE, {"passed_over": 1}, [(5, "again", 9)], []),
+                (7, WRITE, {"written": 1}, [(5, "ours", 7)], []),
+                (7, DELETE, {"deleted": 1}, [], [(5, 7)]),
+            )
+        ),
+    ],
+)
+def test_what_another_session_does_to_a_row_meanwhile(theirs, ours, counts, left, stones, url, admin, merges):
+    """Some application changes the row while the batch waits for it: compared is what it leaves, not what was there."""
+    admin.execute(TABLE)
+    apply(url, (5, "old", 1, WRITE), **NEWER)
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute(theirs.encode())
+        others = [(6, "new", 1, WRITE), (7, None, 1, DELETE)]
+        applying = pool.submit(apply, url, (5, None if ours else "ours", 7, ours), *others, **NEWER)
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        other.commit()
+        found = Counter(applying.result())
+    assert found == Counter(counts) + Counter(written=1, not_found=1)
+    assert stored(admin) == sorted([*left, (6, "new", 1)])
+    assert remembered(admin) == [*stones, (7, 1)]
+
+
+@pytest.mark.parametrize(("seq", "left"), [(9, (5, "theirs", 9)), (7, (5, "ours", 7)), (1, (5, "ours", 7))])
+def test_a_key_that_another_session_inserts_meanwhile(seq, left, url, admin, merges):
+    """MERGE cannot take the key and steps back; then the two rows are compared."""
+    admin.execute(TABLE)
+    with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("INSERT INTO events VALUES (5, 'theirs', %s)", [seq])
+        applying = pool.submit(apply, url, (5, "ours", 7, WRITE), (6, None, 7, DELETE), **NEWER)
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
+        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        other.commit()
+        assert Counter(applying.result()) == Counter({"passed_over" if seq > 7 else "written": 1, "not_found": 1})
+    assert stored(admin) == [left]
+    assert remembered(admin) == [(6, 7)]
+    assert merges == newer_merged_on(admin, None)
+
+
+def test_a_delete_of_another_batch_is_seen_once_it_is_committed(url, admin, merges):
+    """A batch that waits for its turn reads tombstones afterwards: the older row does not come back."""
+    admin.execute(TABLE)
+    apply(url, (1, "a", 1, WRITE), **NEWER)
+    with psycopg.connect(url) as first, ThreadPoolExecutor(1) as pool:
+        assert apply(first, (1, None, 5, DELETE), **NEWER) == {"deleted": 1}
+        second = pool.submit(apply, url, (1, "late", 4, WRITE), (2, None, 4, DELETE), **NEWER)
+        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        first.commit()
+        assert second.result() == {"passed_over": 1, "not_found": 1}
+    assert stored(admin) == []
+    assert remembered(admin) == [(1, 5), (2, 4)]
+
+
+def test_unique_values_that_move_among_newer_rows(url, admin, merges):
+    """If MERGE meets a value that a delete of the batch gives up later, deletes and writes come one after the other."""
+    admin.execute(f"{TABLE}; ALTER TABLE events ADD UNIQUE (name)")
+    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), **NEWER)
+    assert apply(url, (1, "b", 2, WRITE), (2, None, 2, DELETE), **NEWER) == {"written": 1, "deleted": 1}
+    assert (stored(admin), remembered(admin)) == ([(1, "b", 2)], [(2, 2)])
+    assert merges == newer_merged_on(admin, None)
+
+
+@pytest.mark.parametrize("feed", ["spark", "delta"])
+def test_a_version_that_replaces_a_row_where_only_the_newer_counts(feed, url, admin, merges):
+    """Its delete and its insert have one order; the insert is the later one, in whatever order they come."""
+    admin.execute(TABLE)
+    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.LongType(), delete_column=DELETED_COLUMN)
+    how = {"struct": struct, "delete_when": None, "change_feed": feed, **NEWER}
+    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (3, "c", 3, WRITE), **how)
+    rows = [(1, "A", 2, WRITE), (1, None, 2, DELETE), (2, None, 2, DELETE), (2, "B", 2, WRITE), (3, None, 2, DELETE)]
+    assert apply(url, *rows, **how)["written"] == 2
+    assert stored(admin) == [(1, "A", 2), (2, "B", 2), (3, "c", 3)]
+    assert merges == newer_merged_on(admin, 1)
