@@ -48,7 +48,9 @@ def rows_of(*parcels, positions=None):
 
 
 STAGED = Parcel(ORIGIN, 1, 5, Staged(((11, 2), (12, 3))))
-RECEIVED = Parcel(ORIGIN, 2, 4, Received(9))
+RECEIVED = Parcel(ORIGIN, 2, 4, Received(9, 4))
+# Of which the receiver has kept the first four.
+IN_PART = Parcel(ORIGIN, 4, 7, Received(10, 4, ((13, 3),)))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ RECEIVED = Parcel(ORIGIN, 2, 4, Received(9))
         ([STAGED], "staged"),
         ([inline(0, 1), STAGED], "inline+staged"),
         ([RECEIVED, inline(0, 1)], "inline+received"),
+        ([IN_PART, inline(0, 1)], "inline+received+staged"),
         ([inline(0)], "inline"),
         ([inline(0), STAGED], "staged"),
     ],
@@ -86,11 +89,12 @@ def test_rows_below_the_stored_positions_are_left_out():
 
 def test_a_receiver_is_told_of_all_rows():
     """It commits the batch, so it hears of those that it has and of those that it has not."""
-    parcels = [inline(0, 1, 2), STAGED, RECEIVED]
+    parcels = [inline(0, 1, 2), STAGED, RECEIVED, IN_PART]
     rows = rows_of(*parcels)
     promised = promise(parcels, rows)
-    assert promised == Promise("inline+received+staged", {2: (9, 4)}, (body(1, 2),), 2, ((11, 2), (12, 3)))
-    assert promised.rows == rows.count() == 11
+    staged = ((11, 2), (12, 3), (13, 3))
+    assert promised == Promise("inline+received+staged", {2: (9, 4), 4: (10, 4)}, (body(1, 2),), 2, staged)
+    assert promised.rows == rows.count() == 18
 
 
 def unfit(offset):
