@@ -56,7 +56,7 @@ def _nothing_for_each_batch(writer: DataStreamWriter, _: Place) -> DataStreamWri
 
 
 def _inline(writer: DataStreamWriter, place: Place) -> DataStreamWriter:
-    return _pgonce(writer, place).option("inlineBytes", _ALL_INLINE)
+    return _pgonce(writer, place).options(inlineBytes=_ALL_INLINE, receiver="off")
 
 
 def _staged(writer: DataStreamWriter, place: Place) -> DataStreamWriter:

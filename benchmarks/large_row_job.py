@@ -107,8 +107,8 @@ def in_short(said: str) -> str:
 def _way(writer: DataStreamWriter, url: str, table: str, way: str) -> DataStreamWriter:
     options = {"url": url, "table": table}
     sinks: dict[str, Callable[[], DataStreamWriter]] = {
-        "inline": lambda: writer.format("pgonce").options(**options, inlineBytes=str(1 << 30)),
-        "staged": lambda: writer.format("pgonce").options(**options),
+        "inline": lambda: writer.format("pgonce").options(**options, inlineBytes=str(1 << 30), receiver="off"),
+        "staged": lambda: writer.format("pgonce").options(**options, receiver="off"),
         "receiver": lambda: writer.format("pgonce").options(**options, receiver="auto"),
         "PostgresBatchWriter": lambda: writer.foreachBatch(PostgresBatchWriter(url, table=table)),
         "transactional_batch": lambda: writer.foreachBatch(_function(url, table)),

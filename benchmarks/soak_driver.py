@@ -73,7 +73,7 @@ def _batch_writer(writer: DataStreamWriter, job: Job) -> DataStreamWriter:
 
 def _data_source(table: str, inline_bytes: int) -> Callable[[DataStreamWriter, Job], DataStreamWriter]:
     def stream(writer: DataStreamWriter, job: Job) -> DataStreamWriter:
-        options: dict[str, Any] = {"retainBatches": job.retain_batches, "inlineBytes": inline_bytes}
+        options: dict[str, Any] = {"retainBatches": job.retain_batches, "inlineBytes": inline_bytes, "receiver": "off"}
         return writer.format("pgonce").option("url", job.url).option("table", table).options(**options)
 
     return stream

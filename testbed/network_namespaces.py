@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +39,20 @@ class Namespace:
             f"add rule inet cut out tcp dport {port} counter reject with tcp reset",
         ):
             _run(*self.within, "nft", rule)
+
+    def connect_only_to(self, address: str, ports: Iterable[int]) -> None:
+        """Send nothing that would open a connection to another port of a host, as a firewall does that says nothing."""
+        for rule in (
+            "add table inet only",
+            "add chain inet only out { type filter hook output priority 0; }",
+            f"add rule inet only out ip daddr {address} tcp flags & (syn | ack) == syn "
+            f"tcp dport != {{ {', '.join(map(str, sorted(set(ports))))} }} counter drop",
+        ):
+            _run(*self.within, "nft", rule)
+
+    def connect_anywhere(self) -> None:
+        """End what :meth:`connect_only_to` has begun."""
+        _run(*self.within, "nft", "delete table inet only")
 
 
 @dataclass(frozen=True)

@@ -64,6 +64,7 @@ _WRITERS = (
         .label("target_change"),
         last_batches.c.counts,
         writers.c.offsets_read_by,
+        last_batches.c.transport,
     )
     .select_from(writers_and_last_batches)
     .order_by(writers.c.query_name.nulls_last(), writers.c.query_id, writers.c.sink_name)

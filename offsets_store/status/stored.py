@@ -36,6 +36,7 @@ class StoredWriter:
     oids. ``target_change`` says at which batch one of them was last found to be another table than before, and how.
     ``counts`` says what became of the last batch's rows, as in :class:`StoredBatch`. ``offsets_read_by`` says how its
     checkpoint was read: by ``python`` (a disk), ``pyarrow`` or ``spark`` (another store); ``listener`` if it was not.
+    ``transport`` says how the rows of the last batch came, as in ``pgonce.batches``; None if it is unknown.
     """
 
     query_id: str
@@ -58,6 +59,7 @@ class StoredWriter:
     target_change: str | None = None
     counts: dict[str, int] | None = None
     offsets_read_by: str | None = None
+    transport: str | None = None
 
     @property
     def positions(self) -> list[CurrentOffset]:

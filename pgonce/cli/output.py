@@ -128,7 +128,7 @@ def status_table(status: Sequence[Status]) -> Table:
             _lines(writer.sink_name, f"at {writer.target_change}" if writer.target_change else ""),
             _lines(
                 text_of(writer.batch_id),
-                _time(writer.updated_at),
+                f"{_time(writer.updated_at)}, {writer.transport}" if writer.transport else _time(writer.updated_at),
                 *counts_text(writer.counts).split("\n"),
                 "judged by ids (weaker)" if writer.guarantee == "ids" else "",
                 _READ_BY.get(writer.offsets_read_by or "", ""),

@@ -38,7 +38,7 @@ from ..positions import bodies_not_stored, is_stored
 from ..staging import StagedRows, StagingTable, drop_staging_table, give_up_job, sweep, sweep_jobs
 from ..writing.rows import Rows
 from ..writing.write_batch import work_into
-from .parcel import Inline, Parcel, Received, content_hash, open_parcels
+from .parcel import Inline, Parcel, Received, Staged, content_hash, open_parcels
 from .receiver.messages import Promise
 
 _log = logging.getLogger("pgonce")
@@ -90,6 +90,16 @@ def commit_parcels(
         _sweep(options, lambda c: sweep(c, origin.query_id, options.sink_label, origin.run_id, origin.batch_id))
         _swept[run] = time.monotonic()
     return verdict
+
+
+def note_unreached(messages: Sequence[WriterCommitMessage | None]) -> None:
+    """Have later plans know that executors did not find the receiver of this batch."""
+    parcels = [message for message in messages if isinstance(message, Parcel)]
+    has_received = any(isinstance(parcel.payload, Received) for parcel in parcels)
+    for parcel in parcels:
+        if parcel.receiver and isinstance(parcel.payload, Staged) and parcel.payload.is_unreached:
+            parcel.receiver.note_unreached(has_received=has_received)
+            return
 
 
 def commit_job_parcels(

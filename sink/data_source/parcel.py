@@ -63,6 +63,8 @@ class Staged:
     ways: ClassVar[tuple[str, ...]] = ("staged",)
 
     promised: tuple[tuple[int, int], ...]
+    is_unreached: bool = False
+    """Whether a receiver was offered, and no process was at its addresses."""
 
 
 @dataclass(frozen=True)

@@ -120,9 +120,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @called_by_spark
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the commit worker: publish the batch, or skip it."""
-        from .commit_parcels import commit_parcels
+        from .commit_parcels import commit_parcels, note_unreached
 
         commit_parcels(self.options, self.task_writer.columns, messages, batchId)
+        note_unreached(messages)
 
     @called_by_spark
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: ARG002

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from ..options.position_columns import PositionColumns, written_type
 from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach, reach, reach_of, widen
 from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
+from .receiver.calls import Call
 from .receiver.client import Receiver, Taken
 from .workers import imported_late, settle
 
@@ -109,11 +110,20 @@ class TaskWriter:
         task = _Task(origin, context.partitionId(), context.taskAttemptId())
         held = self._nothing_held()
         cap = inline_cap(self.options.inline_bytes, task.partition_id)
+        call_at = inline_cap(self.options.call_bytes, task.partition_id)
         batches = map(self.reader.read, batches)
-        for batch in batches:
-            held.take(batch)
-            if held.size > cap:
-                return self._sent_on(task, held, batches)
+        call: Call | None = None
+        try:
+            for batch in batches:
+                held.take(batch)
+                if self.receiver and call is None and held.size > call_at:
+                    # It may still have to start, and this task goes on meanwhile.
+                    call = self.receiver.call(context.getLocalProperty("spark.driver.host"))
+                if held.size > cap or (call and call.is_answered):
+                    return self._sent_on(task, held, batches, call)
+        finally:
+            if call:
+                call.drop()
         rows = sum(batch.num_rows for batch in held.batches)
         payload = Inline(tuple(held.bodies), tuple(held.positions))
         return self._parcel(task, rows, payload, held, reach(held.positions))
@@ -124,12 +134,12 @@ class TaskWriter:
         is_hashed = isinstance(self.options, JobOptions) and self.options.batch_hash
         return _HeldRows(CopyEncoder(written), unfit, columns, RowSum() if is_hashed else None)
 
-    def _sent_on(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Parcel:
+    def _sent_on(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch], call: Call | None) -> Parcel:
         """Send the rows to the receiver, if there is one; stage those that it does not keep."""
         taken, first = Taken(), iter(held.batches)
-        if self.receiver is not None:
+        if self.receiver is not None and call is not None:
             encoded = itertools.chain(zip(held.bodies, first, strict=False), map(held.encoded, batches))
-            taken = self.receiver.send_rows(task.origin, task.partition_id, task.attempt_id, encoded)
+            taken = self.receiver.send_rows(call, task.origin, task.partition_id, task.attempt_id, encoded)
         # What is staged is encoded again, with its mark.
         held.bodies.clear()
         held.positions.clear()
@@ -138,6 +148,7 @@ class TaskWriter:
         staged, reached = self._staged(task, held, itertools.chain(taken.left, first, others))
         rows = sum(count for _, count in staged.promised)
         if not taken.rows:
+            staged = replace(staged, is_unreached=call is not None and call.is_unreached)
             return self._parcel(task, rows, staged, held, reached)
         received = Received(task.attempt_id, taken.rows, staged.promised)
         return self._parcel(task, taken.rows + rows, received, held, reached)

@@ -275,17 +275,18 @@ class SparkOptions(WriterOptions, total=False):
     inline_bytes: Annotated[int, Option(
         _SINKS, "How many bytes the task of a partition may send in its commit message; beyond that it stages its rows "
         "in a table. `0` stages everything. The first 8 partitions have the full amount, the next 8 a quarter, the "
-        "next a ninth, and so on, but each at least 4 kB. With `receiver` the default is `1048576`.",
+        "next a ninth, and so on, but each at least 4 kB. With `receiver`, a task with more than "
+        "`1048576` sends them there if it can.",
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
-        Way.STREAM, "Tasks send what is larger than `inlineBytes` to a process on the driver, which copies it while "
-        "tasks still run, instead of staging it: [faster](performance.md) for large batches. `auto` listens at the "
-        "address by which the driver reaches Postgres (if that is `127.0.0.1`, name the address that executors know); "
-        "any other text is the address to listen at. Rows cross the network [encrypted](security.md#the-receiver), "
-        "for which the driver needs `pip install 'pgonce[receiver]'`. What a task cannot send there, it stages; a "
-        "receiver that is lost [costs no query](failures.md#a-receiver-that-is-killed-or-frozen-or-has-no-room). "
-        "`PGONCE_RECEIVER=off` in the driver's environment is `off` for all its queries.", NO_RECEIVER,
+        Way.STREAM, "Tasks with more rows than fit into commit messages send them to a process on the driver, which "
+        "copies them while tasks still run, instead of staging them: [faster](performance.md) for large batches. With "
+        "`auto`, executors [find it](clusters.md#when-executors-reach-the-driver) on the driver's host, or at the "
+        "addresses of Spark's driver; any other text is the address to listen at. Rows cross the network "
+        "[encrypted](security.md#the-receiver). What a task cannot send there, it stages; a receiver that is lost "
+        "[costs no query](failures.md#a-receiver-that-is-killed-or-frozen-or-has-no-room). `PGONCE_RECEIVER=off` in "
+        "the driver's environment is `off` for all its queries.", NO_RECEIVER,
         clashes=("position_columns",),
     )]
     offsets_from: Annotated[OffsetsFrom, Option(

@@ -26,9 +26,8 @@ from .position_columns import PositionColumns, positions_of
 from .reading import Given, read
 from .routes import Routes, sink_name_of, where_of
 
-# Lower, because a receiver costs a connection and staging a table, and because rows that a task holds are not being
-# copied yet.
-DEFAULT_INLINE_BYTES_WITH_RECEIVER = 1024 * 1024
+# Less than travels inline, because rows that a task holds are not being copied yet.
+CALL_BYTES = 1024 * 1024
 RECEIVER_SWITCH = "PGONCE_RECEIVER"
 """The environment variable by which a driver does without receivers, whatever its queries say."""
 SPARKS_ASYNC_INTERVAL_MS = 1000
@@ -44,7 +43,13 @@ class _ReachingPostgres:
     commit: CommitSettings
     destination: Destination | Routes
     sink_name: str | None
+    inline_bytes: int
     executor_url: str | None
+
+    @property
+    def call_bytes(self) -> int:
+        """With how many bytes a task calls the receiver, if there is one."""
+        return min(self.inline_bytes, CALL_BYTES)
 
     @property
     def staging_url(self) -> str:
@@ -126,14 +131,13 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     if isinstance(where, Routes):
         _refuse_other_output_mode(where, given["mode"])
     receiver = None if NO_RECEIVER in (given["receiver"], _switch()) else given["receiver"]
-    default_bytes = DEFAULT_INLINE_BYTES_WITH_RECEIVER if receiver else DEFAULT_INLINE_BYTES
     return SinkOptions(
         commit=commit_settings_of(given),
         destination=where,
         checkpoint_location=given["checkpoint_location"],
         sink_name=given["sink_name"],
         query_name=given["query_name"],
-        inline_bytes=given.get("inline_bytes", default_bytes),
+        inline_bytes=given["inline_bytes"],
         receiver=receiver,
         offsets_from=given["offsets_from"],
         positions=positions_of(given),

@@ -130,7 +130,7 @@ def _in_foreach_batch(frame: DataFrame, place: Place, function: Callable[[DataFr
 
 
 def _staged(frame: DataFrame, place: Place) -> DataStreamWriter:
-    return _data_source(frame, place, inlineBytes="0")
+    return _data_source(frame, place, inlineBytes="0", receiver="off")
 
 
 def _received(frame: DataFrame, place: Place) -> DataStreamWriter:

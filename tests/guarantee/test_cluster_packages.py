@@ -39,7 +39,8 @@ if registers == "yes":
 frame = spark.readStream.schema("id long, name string").json(source).repartition(4)
 query = (
     frame.writeStream.format("pgonce")
-    .options(url=url, table="events", createTable="true", inlineBytes="0", checkpointLocation=checkpoint)
+    .options(url=url, table="events", createTable="true", inlineBytes="0", receiver="off")
+    .option("checkpointLocation", checkpoint)
     .trigger(availableNow=True)
     .start()
 )

@@ -116,11 +116,13 @@ class Way(NamedTuple):
 
 WAYS = {
     "append": Way({"table": "appended"}, "appended"),
-    "staged": Way({"table": "staged", "inlineBytes": "0"}, "staged"),
+    "staged": Way({"table": "staged", "inlineBytes": "0", "receiver": "off"}, "staged"),
     "positions": Way({"table": "placed", "positionColumns": "topic,partition,offset"}, "placed"),
     "upsert": Way({"table": "upserted", "mode": "upsert", **BY_KEY}, newest="upserted"),
     "apply": Way({"table": "applied", **APPLY}, newest="applied", deletes=True),
-    "apply_staged": Way({"table": "merged", "inlineBytes": "0", **APPLY}, newest="merged", deletes=True),
+    "apply_staged": Way(
+        {"table": "merged", "inlineBytes": "0", "receiver": "off", **APPLY}, newest="merged", deletes=True
+    ),
     "route": Way(
         {"route": "kind", "tables": json.dumps(ROUTES)}, "routed_rows", "routed_keys", "routed_letters", deletes=True
     ),

@@ -56,7 +56,9 @@ def write(batch, tx):
 words = spark.readStream.schema("id bigint, name string").json(f"{folder}/in")
 frame = words.select("id", named("name").alias("name"))
 ways = {
-    "by_sink": lambda stream: stream.format("pgonce").options(url=url, table="by_sink", inlineBytes="1"),
+    "by_sink": lambda stream: stream.format("pgonce").options(
+        url=url, table="by_sink", inlineBytes="1", receiver="off"
+    ),
     "by_writer": lambda stream: stream.foreachBatch(PostgresBatchWriter(url, table="by_writer")),
     "by_function": lambda stream: stream.foreachBatch(write),
 }

@@ -48,8 +48,7 @@ def written(way, frame, url, checkpoint, **given):
     options = {"url": url, "checkpointLocation": checkpoint, "route": "kind", "tables": json.dumps(TABLES)}
     if way != "inline":
         options["inlineBytes"] = "0"
-    if way == "received":
-        options["receiver"] = "auto"
+        options["receiver"] = "auto" if way == "received" else "off"
     return frame.writeStream.format("pgonce").options(**options)
 
 
@@ -117,7 +116,7 @@ def test_a_change_feed_finds_its_tables(spark, url, admin, checkpoint, tmp_path,
     else:
         options = {"mode": "apply", "changeFeed": "delta", "orderBy": "version", "tables": json.dumps(tables)}
         query = frame.writeStream.format("pgonce").options(**options, url=url, route="kind")
-        query = query.option("inlineBytes", "0") if way == "staged" else query
+        query = query.options(inlineBytes="0", receiver="off") if way == "staged" else query
     query = query.option("checkpointLocation", checkpoint)
     for count in (7, 13):
         inbox.add(count)

@@ -46,7 +46,7 @@ def write(batch, tx):
 
 ways = {
     "inline": lambda stream: stream.format("pgonce").options(url=url, table="inline"),
-    "staged": lambda stream: stream.format("pgonce").options(url=url, table="staged", inlineBytes="1"),
+    "staged": lambda stream: stream.format("pgonce").options(url=url, table="staged", inlineBytes="1", receiver="off"),
     "writer": lambda stream: stream.foreachBatch(PostgresBatchWriter(url, table="writer")),
     "function": lambda stream: stream.foreachBatch(write),
 }

@@ -63,7 +63,7 @@ def test_a_process_imports_what_it_runs(start_driver, admin, url, tmp_path):
         "url": url,
         "directory": str(tmp_path),
         "settings": spark_settings(tmp_path, kafka=False),
-        "variants": {"inline": {}, "staged": {"inlineBytes": "0"}},
+        "variants": {"inline": {}, "staged": {"inlineBytes": "0", "receiver": "off"}},
     }
     driver = start_driver(JOB, json.dumps(told), env=with_tests_on_path())
     assert driver.wait() == 0, driver.output()

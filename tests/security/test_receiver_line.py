@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import pickle
 import queue
 import secrets
@@ -33,8 +34,9 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.data_source.receiver import process
+from pgonce.sink.data_source.receiver.calls import Doors
 from pgonce.sink.data_source.receiver.client import Receiver
-from pgonce.sink.data_source.receiver.host_process import HostProcess
+from pgonce.sink.data_source.receiver.host_process import host_process
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, context_for, context_of, new_identity
 from pgonce.sink.data_source.receiver.messages import Promise, Start
@@ -77,9 +79,8 @@ class Stranger:
         self._answer = answer
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.heard = []
-        port, gone = self._listening.getsockname()[1], HostProcess(1, "gone", "here")
-        certificate, secret = new_identity().certificate, secrets.token_bytes(SECRET_BYTES)
-        self.taken_for = Receiver("127.0.0.1", port, certificate, secret, uuid4(), gone, "/no such folder")
+        where, secret = (self._listening.getsockname(),), secrets.token_bytes(SECRET_BYTES)
+        self.taken_for = Receiver(Doors(where, new_identity().certificate, secret), uuid4(), "/no such folder")
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
@@ -182,7 +183,7 @@ def test_who_listens_where_a_receiver_was_is_told_nothing(answer, monkeypatch):
         stranger.close()
     heard = b"".join(stranger.heard)
     assert name_of(1).encode() not in heard
-    assert told.secret not in heard
+    assert told.doors.secret not in heard
 
 
 def test_who_stands_between_reads_no_row_and_no_secret(target, receiver):
@@ -195,7 +196,13 @@ def test_who_stands_between_reads_no_row_and_no_secret(target, receiver):
     assert len(between.heard) == 2
     for heard in between.heard:
         assert len(heard) > SECRET_BYTES
-        for hidden in (name_of(1).encode(), receiver.secret, str(receiver.token).encode(), b"promise", b"partition_id"):
+        for hidden in (
+            name_of(1).encode(),
+            receiver.doors.secret,
+            str(receiver.token).encode(),
+            b"promise",
+            b"partition_id",
+        ):
             assert hidden not in heard
 
 
@@ -208,7 +215,7 @@ def test_what_was_recorded_and_is_sent_again_is_not_heard(target, receiver, rece
     last = receiver_for(receiver_options(), STRUCT)
     assert send(last, 1, 2) == 2
     for recording in between.heard:
-        with socket.create_connection((receiver.host, receiver.port), timeout=30) as again:
+        with socket.create_connection(receiver.doors.addresses[0], timeout=30) as again:
             again.sendall(recording)
             hung_up(again)
     assert last.finish(origin(), SENT) is Verdict.NEW
@@ -227,7 +234,7 @@ def test_a_line_that_is_cut_is_never_taken_for_its_end(target, receiver, receive
     for number, cut in enumerate(cuts, start=1):
         between = Between(receiver, to_receiver=cut)
         rows = map(body, (10 * number, 10 * number + 1))
-        taken = between.receiver.send_rows(origin(), number, 10 + number, rows)
+        taken = between.receiver.send_rows(between.receiver.call(), origin(), number, 10 + number, rows)
         between.close()
         left = itertools.chain(taken.left, (row for _, row in rows))
         staged = Stager(receiver_options().commit.url, table, STRUCT, 10 + number, 10).stage(left)
@@ -245,7 +252,7 @@ def test_a_task_does_not_promise_rows_whose_receipt_was_cut(target, receiver):
     whole.close()
     # In the midst of its word, which is the last that it says (a signature may be a byte or two longer or shorter).
     between = Between(receiver, from_receiver=len(whole.answered[0]) - 20)
-    taken = between.receiver.send_rows(origin(), 1, 2, map(body, [3]))
+    taken = between.receiver.send_rows(between.receiver.call(), origin(), 1, 2, map(body, [3]))
     assert (taken.rows, [row.column("id").to_pylist() for row in taken.left]) == (0, [[3]])
     between.close()
     assert receiver.finish(origin(), SENT) is Verdict.NEW
@@ -275,8 +282,8 @@ def test_who_knows_the_certificate_alone_is_not_heard(said, target, receiver):
     """The certificate is no secret; who does not begin with the secret is hung up on, whatever else he says."""
     assert send(receiver, 1, 2) == 2
     with (
-        socket.create_connection((receiver.host, receiver.port)) as plain,
-        context_for(receiver.certificate).wrap_socket(plain) as caller,
+        socket.create_connection(receiver.doors.addresses[0]) as plain,
+        context_for(receiver.doors.certificate).wrap_socket(plain) as caller,
     ):
         caller.settimeout(30)
         # It may be hung up on before it has ended.
@@ -304,8 +311,8 @@ def test_another_batchs_token_opens_nothing(target, receiver, receiver_options, 
 def test_many_silent_callers_keep_nobody_waiting(target, receiver):
     """A hundred lines, half of them with TLS and none with a word, are hung up on; meanwhile a batch is published."""
     assert send(receiver, 1, 2) == 2
-    silent = [socket.create_connection((receiver.host, receiver.port)) for _ in range(100)]
-    context = context_for(receiver.certificate)
+    silent = [socket.create_connection(receiver.doors.addresses[0]) for _ in range(100)]
+    context = context_for(receiver.doors.certificate)
     for number in range(0, 100, 2):
         silent[number] = context.wrap_socket(silent[number])
     began = time.monotonic()
@@ -320,10 +327,10 @@ def test_many_silent_callers_keep_nobody_waiting(target, receiver):
 
 def test_a_line_is_tls_1_3_and_nothing_older(receiver):
     """An older version is refused, whatever a caller would like."""
-    context = context_for(receiver.certificate)
+    context = context_for(receiver.doors.certificate)
     context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_2
     with (
-        socket.create_connection((receiver.host, receiver.port)) as plain,
+        socket.create_connection(receiver.doors.addresses[0]) as plain,
         pytest.raises(OSError, match=r"(?i)alert|version|handshake"),
     ):
         context.wrap_socket(plain)
@@ -352,7 +359,8 @@ def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, target
         line.say(verdict=claimed)
 
     liar = Stranger(lies)
-    believed = replace(liar.taken_for, certificate=identity.certificate, secret=secret)
+    doors = replace(liar.taken_for.doors, certificate=identity.certificate, secret=secret)
+    believed = replace(liar.taken_for, doors=doors)
     with pytest.raises(PgonceError, match=f"NOT_IN_LEDGER.*{claimed}"):
         commit(receiver_options(), believed)
     liar.close()
@@ -362,16 +370,17 @@ def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, target
 def test_without_the_library_that_makes_certificates_a_receiver_is_refused(receiver_options, monkeypatch):
     """The error names what to install, and where."""
     monkeypatch.setitem(sys.modules, "cryptography", None)
-    with pytest.raises(PgonceError, match=r"NO_RECEIVER_TLS.*pip install 'pgonce\[receiver\]'"):
+    with pytest.raises(PgonceError, match="NO_RECEIVER_TLS.*pip install cryptography"):
         receiver_for(receiver_options(), STRUCT)
 
 
 def test_no_secret_stands_where_a_log_would_show_it(receiver):
     """Neither in what the plan carries nor in what the receiver is told, as Python shows them."""
     identity = new_identity()
-    start = Start(identity, receiver.secret, receiver.folder, receiver.process, receiver.process, "0.0.9")
+    process = host_process(os.getpid())
+    start = Start(identity, receiver.doors.secret, receiver.folder, process, process, "0.0.9")
     shown = repr(identity) + repr(start) + repr(receiver) + repr(Parcel(origin(), 0, 0, Inline(), receiver=receiver))
-    for hidden in (identity.key, identity.password, receiver.secret):
+    for hidden in (identity.key, identity.password, receiver.doors.secret):
         assert repr(hidden)[2:-1] not in shown
     # The key is the receiver's alone: what travels with the plan does not have it.
     assert b"PRIVATE KEY" not in pickle.dumps(receiver)

@@ -52,7 +52,7 @@ def _function(sink: Sink):
 
 _WAYS = {
     "inline": DataSource("inline"),
-    "staged": DataSource("staged", inline_bytes=0),
+    "staged": DataSource("staged", inline_bytes=0, receiver="off"),
     "received": DataSource("received", inline_bytes=0, receiver="auto"),
     "writer": InForeachBatch("writer", _writer, lambda sink, _: _writer(sink)),
     "function": InForeachBatch("function", _function, lambda sink, _: _function(sink)),

@@ -36,6 +36,7 @@ def publish(
     end: Any,
     *,
     rows: int = 10,
+    transport: str = "inline",
     counts: dict[str, int] | None = None,
     tables: dict[str, int] | None = None,
     **identity: Any,
@@ -56,7 +57,7 @@ def publish(
     batch = make_batch(batch_id, end=end, **fields)
     with writing(url) as connection:
         locked = lock_writer_in_tx(connection, batch, None)
-        published = Published(rows, "inline", counts=counts, tables=tables)
+        published = Published(rows, transport, counts=counts, tables=tables)
         record.record_batch_in_tx(
             connection, locked, batch, published, WrittenTables(), stored=None, retain_batches=100
         )

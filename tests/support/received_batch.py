@@ -45,7 +45,7 @@ def body(one: int) -> tuple[bytes, pa.RecordBatch]:
 
 def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int = 1, batch_id: int = 1) -> int | None:
     """A task attempt that sends these rows; how many are kept, if any."""
-    return receiver.send_rows(origin(batch_id), partition_id, attempt_id, map(body, ids)).rows or None
+    return receiver.send_rows(receiver.call(), origin(batch_id), partition_id, attempt_id, map(body, ids)).rows or None
 
 
 def parcels(receiver: Receiver) -> list[Parcel]:

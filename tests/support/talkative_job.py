@@ -132,7 +132,8 @@ def start(spark, given, url, way, name):
     writer = frame.writeStream.option("checkpointLocation", str(folder))
     if way == "data source":
         # In a batch of its own, staged: tasks connect too.
-        options = {"inlineBytes": "0", "retryTimeout": "0", "independent": "true", "bootstrapServers": NO_BROKER}
+        options = {"inlineBytes": "0", "receiver": "off", "retryTimeout": "0", "independent": "true"}
+        options["bootstrapServers"] = NO_BROKER
         if source:
             options["passwordFrom"] = source
         if name == "uri":

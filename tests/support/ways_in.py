@@ -47,7 +47,7 @@ class DataSource:
     @property
     def takes_positions(self) -> bool:
         """Whether rows may carry their positions."""
-        return self.receiver is None
+        return self.receiver in (None, "off")
 
     def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
         """Add the frame's rows to the table."""
@@ -185,14 +185,14 @@ def of_this_spark(ways: Iterable[WayIn]) -> tuple[WayIn, ...]:
 
 WAYS: tuple[WayIn, ...] = (
     DataSource("inline"),
-    DataSource("staged", inline_bytes=0),
+    DataSource("staged", inline_bytes=0, receiver="off"),
     DataSource("received", inline_bytes=0, receiver="auto"),
     InForeachBatch("writer_append", _writer("append"), _writer("complete")),
     InForeachBatch("writer_upsert", _upserting_writer, _upserting_writer, upserts=True),
     InForeachBatch("function", _appending_function, _replacing_function),
 )
 APPLYING_WAYS: tuple[WayIn, ...] = (
-    DataSource("applied", inline_bytes=0, upserts=True),
+    DataSource("applied", inline_bytes=0, receiver="off", upserts=True),
     InForeachBatch("function_apply", _applying_function, _replacing_function, upserts=True),
 )
 # The table also has a key here.

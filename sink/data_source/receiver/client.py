@@ -10,11 +10,10 @@ receiver says. As long as the ledger cannot be asked, the outcome is called unkn
 from __future__ import annotations
 
 import logging
-import socket
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 from uuid import UUID
@@ -28,9 +27,9 @@ from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
 from . import folders
-from .host_process import HostProcess
+from .calls import Call, Doors
 from .kept_rows import PromisedRows
-from .line import BROKEN, CONNECT_SECONDS, SILENCE_SECONDS, SILENT, Line, context_for
+from .line import BROKEN, SILENCE_SECONDS, Line
 from .messages import (
     PerhapsCommittedError,
     Promise,
@@ -41,6 +40,7 @@ from .messages import (
     not_in_ledger,
     promise_as_message,
 )
+from .private_folder import Note
 
 if TYPE_CHECKING:
     from pgonce.offsets_store.commit.work import Work
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("pgonce")
 
-# Receivers that did not answer in time: behind a firewall, or frozen. No task of this worker waits for them again.
-_unreachable: set[tuple[str, int]] = set()
 # So much of its rows a task holds while the receiver has not said that they are kept.
 UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
 
@@ -73,24 +71,35 @@ WorkWith: TypeAlias = "Callable[[Callable[[], Iterator[bytes]]], Work[Batch]]"
 @dataclass(frozen=True)
 class Receiver:
     """
-    The receiver of one planned batch: where it listens, its certificate, and where it keeps rows.
+    The receiver of one planned batch: how it is called, and where it keeps rows.
 
-    ``process`` and ``folder`` are on the driver's host, where the commit worker finds them. ``token`` is the token of
-    the batch's commit; the receiver knows the batch by it. It is the same for all tries of this plan. All this travels
-    with the plan to the tasks, and with their commit messages to the commit. A receiver only makes a batch faster:
-    without one, the rows go through the staging table.
+    ``folder`` is on the driver's host, where the commit worker finds it, once the receiver has started. ``token`` is
+    the token of the batch's commit; the receiver knows the batch by it. It is the same for all tries of this plan.
+    ``note`` is where the commit writes for later plans what became of this offer. All this travels with the plan to the
+    tasks, and with their commit messages to the commit. A receiver only makes a batch faster: without one, the rows go
+    through the staging table.
     """
 
-    host: str
-    port: int
-    certificate: bytes = field(repr=False)
-    secret: bytes = field(repr=False)
+    doors: Doors
     token: UUID
-    process: HostProcess
     folder: str
+    note: Note | None = None
+
+    def call(self, driver_host: str | None = None) -> Call:
+        """
+        In a task: call it, while the task makes more rows.
+
+        :param driver_host: where executors reach Spark's driver, if that is known; it may be a name, or translated.
+        """
+        return Call(self.doors.also_at(driver_host))
 
     def send_rows(
-        self, origin: Origin, partition_id: int, attempt_id: int, encoded: Iterator[tuple[bytes, pa.RecordBatch]]
+        self,
+        call: Call,
+        origin: Origin,
+        partition_id: int,
+        attempt_id: int,
+        encoded: Iterator[tuple[bytes, pa.RecordBatch]],
     ) -> Taken:
         """
         In a task: send the attempt's rows, given as bodies, each with the rows that it has.
@@ -98,7 +107,7 @@ class Receiver:
         If the receiver cannot be reached, breaks off or keeps no more, the other rows are for the caller: those that
         are left of what was sent, and what is left in ``encoded``.
         """
-        line = self._line_for_rows(origin, partition_id, attempt_id)
+        line = self._line_for_rows(call, origin, partition_id, attempt_id)
         if line is None:
             return Taken()
         window = _Window(line)
@@ -195,6 +204,9 @@ class Receiver:
 
         If the receiver does not answer, it is ended, because it may hold a transaction of the batch.
         """
+        if not Path(self.folder).exists():
+            # It was never started, which a call would do; or it has ended.
+            return
         try:
             with closing(self.dial()) as line:
                 line.say(say="give up", token=str(self.token))
@@ -204,21 +216,39 @@ class Receiver:
             self._end_process()
         self._remove_kept()
 
-    def dial(self, patience: int | None = None) -> Line:
+    def dial(self) -> Line:
         """
-        Open a line to it, on which no wait takes longer than ``patience`` seconds (else :data:`SILENCE_SECONDS`).
+        Open a line to it, on which no wait takes longer than :data:`SILENCE_SECONDS`.
 
         :raises OSError: or another of :data:`BROKEN`, if that fails.
         """
-        context = context_for(self.certificate)
-        connected = socket.create_connection((self.host, self.port), timeout=CONNECT_SECONDS)
-        line = Line(connected, context, patience or SILENCE_SECONDS, dialled=True)
-        try:
-            line.show(self.secret)
-        except BaseException:
-            line.close()
-            raise
-        return line
+        return self.doors.dial(SILENCE_SECONDS)
+
+    def note_unreached(self, *, has_received: bool) -> None:
+        """
+        In the commit worker: some tasks have staged their rows, because no process was at its addresses.
+
+        So the next plan offers one to executors on other hosts too. If this one was offered to them and none of them
+        has reached it, later plans offer none for an hour.
+
+        :param has_received: whether other tasks of the batch have reached it.
+        """
+        if self.note is None or (self.doors.is_for_other_hosts and has_received):
+            return
+        if not self.doors.is_for_other_hosts:
+            self.note.write("staged")
+            return
+        process = folders.process_of(Path(self.folder))
+        if process is not None and not process.lives():
+            # It was killed before a task could reach it.
+            return
+        if self.note.write("unreached"):
+            _log.warning(
+                "no executor reaches the receiver on this driver (%s), so large partitions are staged, and no receiver "
+                "is offered to this query for an hour. If the driver has an address that executors reach, set receiver "
+                "to it; receiver=off ends this message.",
+                self.doors,
+            )
 
     def _end_process(self) -> None:
         """
@@ -226,12 +256,14 @@ class Receiver:
 
         The rows of other queries that it has kept are then found in their files.
         """
-        if self.process.kill():
-            _log.warning("the receiver (process %s) did not answer, and was ended", self.process.pid)
+        process = folders.process_of(Path(self.folder))
+        if process is not None and process.kill():
+            _log.warning("the receiver (process %s) did not answer, and was ended", process.pid)
 
     def _remove_kept(self) -> None:
         folders.remove_batch(Path(self.folder), self.token)
-        if not self.process.lives():
+        process = folders.process_of(Path(self.folder))
+        if process is not None and not process.lives():
             folders.remove_if_empty(Path(self.folder))
 
     def _kept(self, promise: Promise) -> PromisedRows | None:
@@ -241,25 +273,26 @@ class Receiver:
             _log.warning("the rows that a lost receiver had kept cannot be read: %s", error)
             return None
 
-    def _line_for_rows(self, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
-        where = (self.host, self.port)
-        if where in _unreachable:
+    def _line_for_rows(self, call: Call, origin: Origin, partition_id: int, attempt_id: int) -> Line | None:
+        line = call.line()
+        if line is None:
+            # What is remembered was said when it happened.
+            level = logging.INFO if call.is_remembered else logging.WARNING
+            _log.log(level, "partition %s is staged, because no receiver answers: %s", partition_id, call.why)
             return None
         try:
-            line = self.dial()
-            try:
-                who = {"origin": asdict(origin), "partition_id": partition_id, "attempt_id": attempt_id}
-                line.say(say="rows", token=str(self.token), **who)
-                if line.hear()["taken"]:
-                    return line
-            except BaseException:
-                line.close()
-                raise
-            line.close()
+            line.be_patient(SILENCE_SECONDS)
+            who = {"origin": asdict(origin), "partition_id": partition_id, "attempt_id": attempt_id}
+            line.say(say="rows", token=str(self.token), **who)
+            if line.hear()["taken"]:
+                return line
         except BROKEN as error:
-            if isinstance(error, SILENT):
-                _unreachable.add(where)
-            _log.warning("partition %s is staged: no receiver answers at %s:%s: %s", partition_id, *where, error)
+            self.doors.note_broken(error)
+            _log.warning("partition %s is staged, because its receiver breaks off: %s", partition_id, error)
+        except BaseException:
+            line.close()
+            raise
+        line.close()
         return None
 
     def _is_sent(self, window: _Window, body: bytes = b"", batch: pa.RecordBatch | None = None) -> bool:
@@ -270,8 +303,7 @@ class Receiver:
             else:
                 window.send(body, batch)
         except BROKEN as error:
-            if isinstance(error, SILENT):
-                _unreachable.add((self.host, self.port))
+            self.doors.note_broken(error)
             _log.warning("the rest of a partition is staged, because its receiver breaks off: %s", error)
             return False
         return not window.is_closed

@@ -1,7 +1,8 @@
 """
 The folder of a receiver, in which it keeps the rows of its batches: a file for each batch.
 
-Made in the planner's worker, used in the receiver and the commit worker. Invariant: a folder belongs to one user and
+Named by the planner's worker when it offers a receiver, made when that is started, used in the receiver and the commit
+worker. Invariant: a folder belongs to one user and
 lets no other in. It is removed when its receiver has nothing to do any more. One that was left over because everything
 was killed is removed when the next receiver starts, once its driver is gone.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -26,6 +28,7 @@ _log = logging.getLogger("pgonce.receiver")
 
 _PREFIX = "pgonce-receiver-"
 _OWNERS = "owners"
+_RECEIVER = "receiver"
 # The planner's worker writes down at once whose the folder is.
 _UNOWNED_SECONDS = 60.0
 # A driver may go on without Spark's daemon, which its last batch may need that long to notice.
@@ -34,15 +37,32 @@ _WITHOUT_DAEMON_SECONDS = 6 * 3600.0
 _FOREIGN_SECONDS = 7 * 24 * 3600.0
 
 
-def new_folder(driver: HostProcess, daemon: HostProcess) -> Path:
+def new_folder_name() -> Path:
+    """Return a folder in the temporary directory that is not there yet: that of a receiver that has not started."""
+    return Path(tempfile.gettempdir()) / f"{_PREFIX}{secrets.token_hex(8)}"
+
+
+def make_folder(folder: Path, driver: HostProcess, daemon: HostProcess) -> None:
     """
-    Make a folder in the temporary directory, for a receiver of this driver, which is started under this daemon.
+    Make the folder for a receiver of this driver, which is started under this daemon.
 
     :raises OSError: if there is no room.
     """
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    folder.mkdir(mode=0o700)
     (folder / _OWNERS).write_text(json.dumps([asdict(driver), asdict(daemon)]))
-    return folder
+
+
+def note_process(folder: Path, receiver: HostProcess) -> None:
+    """Write down which process the receiver is, before it is told of any batch."""
+    (folder / _RECEIVER).write_text(json.dumps(asdict(receiver)))
+
+
+def process_of(folder: Path) -> HostProcess | None:
+    """The process of the receiver that has this folder; None if it has not started, or has removed the folder."""
+    try:
+        return HostProcess(**json.loads((folder / _RECEIVER).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def kept_file(folder: Path, token: UUID) -> Path:
@@ -59,7 +79,7 @@ def remove_batch(folder: Path, token: UUID) -> None:
 def remove_if_empty(folder: Path) -> None:
     """Remove the folder of a receiver that is gone, once no batch is kept there."""
     with suppress(OSError):
-        if all(path.name == _OWNERS for path in folder.iterdir()):
+        if all(path.name in (_OWNERS, _RECEIVER) for path in folder.iterdir()):
             remove(folder)
 
 

@@ -1,8 +1,8 @@
 """
-Start a receiver, or tell one that runs, for a batch that was planned.
+Offer a receiver to a batch that was planned, and start it once a task calls.
 
 Runs in the planner's worker. Invariant: a receiver only makes a batch faster; if there is none, rows travel as they do
-without the option.
+with ``receiver=off``. A stream whose partitions all travel inline starts no process and listens at no network.
 """
 
 from __future__ import annotations
@@ -10,33 +10,35 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import queue
 import secrets
+import select
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from ipaddress import ip_address
-from pathlib import Path
 from typing import IO, cast
 from uuid import uuid4
 
 from pyspark.sql.types import StructType
 
 from pgonce.offsets_store.errors import ConfigurationError, NotInstalledError, PgonceError, bad_option
-from pgonce.offsets_store.postgres.connect import connect
 
 from ...options.definitions import AUTOMATIC
 from ...options.sink_options import SinkOptions
 from ..workers import LOADED_VERSION
 from . import folders
+from .addresses import driver_addresses
+from .calls import Address, Doors
 from .client import Receiver
-from .host_process import HostProcess, host_process, parent_of
-from .line import SECRET_BYTES, new_identity
+from .host_process import host_process, parent_of
+from .line import SECRET_BYTES, Identity, new_identity
 from .messages import PlannedReception, Start
+from .private_folder import Note, listen_in_folder, note_of
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -46,60 +48,154 @@ _RUN = (
     "from pgonce.sink.data_source.receiver.process import run_receiver; run_receiver()"
 )
 # A receiver reads at once, except during the second in which it starts.
-_UNREAD_ORDERS = 64
+_UNREAD_PLANS = 64
+_BACKLOG = 128
 
 
-class _Running:
+class _Offer:
     """
-    A receiver that this worker has started.
+    A receiver of this worker: how it is called, and its process once a task has called.
 
-    A thread writes what it is told, so that a batch does not wait for a receiver that does not read.
+    A thread waits for the first call, starts the process, which takes over the sockets, and writes to it what it is
+    told. So neither the start nor a receiver that does not read keeps a batch waiting.
+
+    :param listening: sockets; the callers wait in their backlogs until the process has started.
+    :param identity: for callers from a network.
+    :param places: descriptors that its process also keeps open.
+    :param is_for_others: whether it was made for executors on other hosts, even if this host has no way to them.
     """
 
-    def __init__(self, host: str) -> None:
-        identity = new_identity()
+    def __init__(
+        self,
+        listening: Sequence[socket.socket],
+        identity: Identity | None,
+        places: Sequence[int] = (),
+        *,
+        is_for_others: bool = True,
+    ) -> None:
+        self._listening, self._places, self.is_for_others = listening, places, is_for_others
+        secret = secrets.token_bytes(SECRET_BYTES)
+        self.doors = Doors(tuple(map(_address_of, listening)), identity.certificate if identity else None, secret)
+        self.folder = folders.new_folder_name()
         daemon = host_process(os.getppid())
         driver = host_process(parent_of(daemon.pid))
-        with _listening(host) as listening, _folder_of(driver, daemon) as self.folder:
-            self._process = subprocess.Popen(  # noqa: S603 (the same Python)
-                [sys.executable, "-c", _RUN, str(listening.fileno())],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[listening.fileno()],
-                # It must find modules as this worker does: Spark adds --py-files to the path, not to the environment.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            )
-            self.host, self.port = host, int(listening.getsockname()[1])
-        self.process = host_process(self._process.pid)
-        self.certificate, self.secret = identity.certificate, secrets.token_bytes(SECRET_BYTES)
-        self._orders: queue.Queue[Start | PlannedReception | None] = queue.Queue(_UNREAD_ORDERS)
-        self._orders.put(Start(identity, self.secret, str(self.folder), driver, daemon, LOADED_VERSION))
-        self._writing = threading.Thread(target=self._write_orders, name="pgonce-receiver-orders", daemon=True)
-        self._writing.start()
+        self._start = Start(identity, secret, str(self.folder), driver, daemon, LOADED_VERSION)
+        self._changed = threading.Condition()
+        self._plans: deque[PlannedReception] = deque()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_over = False
+        # A thread that waits for a call can be woken by this only.
+        self._woken, self._wake = socket.socketpair()
+        threading.Thread(target=self._serve, name="pgonce-receiver", daemon=True).start()
 
     def expects(self, plan: PlannedReception) -> bool:
         """Tell it of a batch; False if it is gone, or has stopped reading."""
-        with suppress(queue.Full):
-            if self._process.poll() is None and self._writing.is_alive():
-                self._orders.put_nowait(plan)
+        with self._changed:
+            process = self._process
+            if self._is_over or (process and process.poll() is not None):
+                return False
+            if process is None:
+                # An earlier batch of the same writer is over, and no task has called for it.
+                self._plans = deque(one for one in self._plans if _writer(one) != _writer(plan))
+            if len(self._plans) < _UNREAD_PLANS:
+                self._plans.append(plan)
+                self._changed.notify()
                 return True
-            self._orders.put_nowait(None)
         # A receiver that does not read is frozen. It may hold a transaction of another query, which would block its
         # successor.
-        self._process.kill()
-        self._process.wait()
+        self.retire()
+        if process:
+            process.kill()
+            process.wait()
         return False
 
-    def _write_orders(self) -> None:
-        pipe = cast("IO[bytes]", self._process.stdin)
+    def start(self) -> None:
+        """Start it without a call, because one will come."""
+        # It may have started already.
+        with suppress(OSError):
+            self._wake.send(b".")
+
+    def retire(self) -> None:
+        """Plan nothing more with it: it ends when it has nothing left to do."""
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+        self.start()
+
+    def _serve(self) -> None:
+        process = None
+        try:
+            called = select.poll()
+            for one in (self._woken, *self._listening):
+                called.register(one, select.POLLIN)
+            called.poll()
+            with self._changed:
+                if not self._is_over:
+                    self._process = process = self._started()
+        except OSError as error:
+            _log.warning("there is no receiver for this batch: %s", error)
+        finally:
+            # They are the process's from now on. If there is none, callers must not wait.
+            self._close()
+        if process is None:
+            return
+        pipe = cast("IO[bytes]", process.stdin)
         with suppress(OSError), pipe:
-            while (order := self._orders.get()) is not None:
+            order: Start | PlannedReception | None = self._start
+            while order:
                 pickle.dump(order, pipe)
                 pipe.flush()
+                order = self._next()
+
+    def _next(self) -> PlannedReception | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._plans or self._is_over)
+            return self._plans.popleft() if self._plans else None
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        folders.remove_leftovers()
+        folders.make_folder(self.folder, self._start.driver, self._start.daemon)
+        try:
+            process = self._popen()
+        except BaseException:
+            folders.remove(self.folder)
+            raise
+        folders.note_process(self.folder, host_process(process.pid))
+        return process
+
+    def _popen(self) -> subprocess.Popen[bytes]:
+        sockets = [one.fileno() for one in self._listening]
+        return subprocess.Popen(  # noqa: S603 (the same Python)
+            [sys.executable, "-c", _RUN, *map(str, sockets)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[*sockets, *self._places],
+            # It must find modules as this worker does: Spark adds --py-files to the path, not to the environment.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+
+    def _close(self) -> None:
+        with self._changed:
+            self._is_over = self._is_over or self._process is None
+        for opened in (*self._listening, self._woken, self._wake):
+            opened.close()
+        for place in self._places:
+            os.close(place)
 
 
-# By the host at which they listen.
-_running: dict[str, _Running] = {}
+def _writer(plan: PlannedReception) -> tuple[str, str]:
+    return plan.options.checkpoint_location, plan.options.sink_label
+
+
+def _address_of(listening: socket.socket) -> Address:
+    if listening.family == socket.AF_UNIX:
+        return str(listening.getsockname())
+    host, port, *_ = listening.getsockname()
+    return str(host), int(port)
+
+
+# By the option: "auto", or an address.
+_offers: dict[str, _Offer] = {}
 
 
 def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | None:
@@ -107,77 +203,108 @@ def receiver_for(options: SinkOptions, struct_type: StructType) -> Receiver | No
     A receiver that expects a batch with these columns; None if there can be none, or if none is wanted.
 
     :raises ConfigurationError: if ``receiver`` does not name an address of this host, and never did; or if no
-        certificate can be made.
+        certificate can be made for it.
     """
-    if options.receiver is None:
-        return None
-    if "SPARK_REUSE_WORKER" not in os.environ:
-        _log.warning(
-            "there is no receiver: spark.python.worker.reuse is off, so every batch would start one of its own"
-        )
+    if options.receiver is None or not _is_possible():
         return None
     plan = PlannedReception(uuid4(), options, struct_type)
+    note = _note(plan)
+    found = note.read() if note else None
+    if found == "unreached" and options.receiver == AUTOMATIC:
+        return None
     try:
-        host = _host_towards(options.commit.url) if options.receiver == AUTOMATIC else options.receiver
-        running = _running.get(host)
-        if running is None or not running.expects(plan):
-            running = _running[host] = _Running(host)
-            running.expects(plan)
+        offer = _offered(options.receiver, plan, is_for_others=found is not None or note is None)
+        if found == "staged":
+            # The last large batch had to do without it, and the tasks of this one need not wait for its start.
+            offer.start()
     except (PgonceError, OSError) as error:
-        _host_towards.cache_clear()
-        if isinstance(error, ConfigurationError) and _is_for_good(error, options):
+        if isinstance(error, ConfigurationError) and _is_for_good(error, options.receiver):
             raise
         _log.warning("there is no receiver for this batch: %s", error)
         return None
-    return Receiver(
-        running.host,
-        running.port,
-        running.certificate,
-        running.secret,
-        plan.token,
-        running.process,
-        str(running.folder),
-    )
+    return Receiver(offer.doors, plan.token, str(offer.folder), note)
 
 
-def _is_for_good(error: ConfigurationError, options: SinkOptions) -> bool:
-    return isinstance(error, NotInstalledError) or options.receiver not in (AUTOMATIC, *_running)
+def _is_possible() -> bool:
+    if "SPARK_REUSE_WORKER" not in os.environ:
+        _say_once("spark.python.worker.reuse is off, so every batch would start one of its own")
+        return False
+    # Windows has neither sockets that a process inherits, nor workers that are used again.
+    return os.name == "posix"
 
 
 @cache
-def _host_towards(url: str) -> str:
-    """The address at which this host talks to Postgres: executors most likely reach it there."""
-    with connect(url) as connection, socket.socket(fileno=os.dup(connection.fileno())) as connected:
-        if connected.family == socket.AF_UNIX:
-            return "127.0.0.1"
-        host: str = connected.getsockname()[0]
-        return host
+def _say_once(why: str) -> None:
+    _log.info("there is no receiver: %s", why)
 
 
-@contextmanager
-def _listening(host: str) -> Iterator[socket.socket]:
+def _note(plan: PlannedReception) -> Note | None:
+    with suppress(OSError):
+        return note_of(_writer(plan), os.getppid())
+    return None
+
+
+def _offered(receiver: str, plan: PlannedReception, *, is_for_others: bool) -> _Offer:
+    """An offer that has taken the plan; ``is_for_others`` if executors on other hosts must find it."""
+    offer = _offers.get(receiver)
+    if offer is not None and is_for_others and not offer.is_for_others:
+        offer.retire()
+        offer = None
+    if offer is None or not offer.expects(plan):
+        offer = _offers[receiver] = _new_offer(receiver, is_for_others=is_for_others)
+        offer.expects(plan)
+    return offer
+
+
+def _new_offer(receiver: str, *, is_for_others: bool) -> _Offer:
+    if receiver != AUTOMATIC:
+        return _Offer([_listening(receiver)], new_identity())
+    listening: list[socket.socket] = []
+    places: list[int] = []
+    identity = None
+    with suppress(OSError):
+        on_this_host, place = listen_in_folder()
+        listening.append(on_this_host)
+        places.append(place)
+    if is_for_others or not listening:
+        try:
+            identity = new_identity()
+        except NotInstalledError as error:
+            _say_once(f"executors on other hosts stage their rows. {error.what}")
+        else:
+            listening += _listening_for_others()
+    if not listening:
+        raise OSError("this host has no address at which executors could reach it")
+    return _Offer(listening, identity, places, is_for_others=is_for_others or not places)
+
+
+def _listening_for_others() -> list[socket.socket]:
+    listening: list[socket.socket] = []
+    for address in driver_addresses(parent_of(os.getppid())):
+        family = socket.AF_INET if ip_address(address).version == 4 else socket.AF_INET6  # noqa: PLR2004 (IPv4)
+        # The same port at all of them, if it is free there.
+        for port in (listening[0].getsockname()[1], 0) if listening else (0,):
+            # An interface may have gone.
+            with suppress(OSError):
+                listening.append(socket.create_server((address, port), family=family, backlog=_BACKLOG))
+                break
+    return listening
+
+
+def _is_for_good(error: ConfigurationError, receiver: str) -> bool:
+    return receiver != AUTOMATIC and (isinstance(error, NotInstalledError) or receiver not in _offers)
+
+
+def _listening(host: str) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((host, 0), family=family, backlog=128)
+        listening = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
     except (OSError, UnicodeError) as error:
         raise _no_host(host, f"this driver cannot listen at this address: {error}") from None
     if ip_address(address[0]).is_unspecified:
         listening.close()
         raise _no_host(host, "this stands for all addresses of the host, and tasks need one to which they can connect")
-    with listening:
-        yield listening
-
-
-@contextmanager
-def _folder_of(driver: HostProcess, daemon: HostProcess) -> Iterator[Path]:
-    """A folder for a receiver that is started in the block."""
-    folders.remove_leftovers()
-    folder = folders.new_folder(driver, daemon)
-    try:
-        yield folder
-    except BaseException:
-        folders.remove(folder)
-        raise
+    return listening
 
 
 def _no_host(host: str, why: str) -> ConfigurationError:

@@ -2,15 +2,17 @@
 The line between a receiver and its callers, and the certificate that they recognize it by.
 
 Runs at both ends; the certificate is made in the planner's worker. Invariant: each receiver has a key of its own, which
-no other process is told. A line uses TLS 1.3 from its first byte. The caller says nothing until it has seen the
-certificate that the plan names, and the receiver listens only to callers that know the secret. Only bodies of a COPY
-and JSON are sent, never objects, and each is preceded by its length: a line that ends too early is broken.
+no other process is told. A line over a network uses TLS 1.3 from its first byte; one that stays on the host leads to a
+process of the same user. The caller says nothing until it has seen the certificate that the plan names, or that user,
+and the receiver listens only to callers that know the secret. Only bodies of a COPY and JSON are sent, never objects,
+and each is preceded by its length: a line that ends too early is broken.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import os
 import secrets
 import select
 import socket
@@ -23,7 +25,6 @@ from typing import Any, cast
 
 from pgonce.offsets_store.errors import NotInstalledError
 
-CONNECT_SECONDS = 5
 # The receiver reads at once what arrives, and while it commits it says so every second. If it is silent for this long,
 # it is frozen, or its host is gone; or its host is so busy that it had better be left alone.
 SILENCE_SECONDS = 20
@@ -36,6 +37,10 @@ SILENT = (TimeoutError,)
 
 _LENGTH = struct.Struct("!Q")
 _ROWS = struct.Struct("!QQ")
+# What a receiver says first on a line without TLS: it is there.
+_HERE = b"+"
+# A process's id, user and group, as the kernel tells its other side.
+_CREDENTIALS = struct.Struct("3i")
 # A host that vanished silently is noticed after a minute, whether something was sent to it (TCP_USER_TIMEOUT, in
 # milliseconds: keepalives wait while sent data is not acknowledged) or not.
 _NOTICED = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
@@ -49,28 +54,28 @@ class Line:
     """
     One connection: messages as JSON, and bodies of a COPY as they are.
 
-    :param connected: belongs to this line from now on, which closes it even if the handshake fails.
+    :param connected: belongs to this line from now on, which closes it even if the handshake fails. It is a socket of
+        TCP, or one of this host.
+    :param context: for TCP.
     :param patience: seconds that any wait for the other side may take; 0 means for ever.
-    :raises OSError: if the other side does not present what ``context`` asks for.
+    :raises OSError: if the other side does not present what ``context`` asks for, or is not of this user.
     """
 
-    def __init__(self, connected: socket.socket, context: ssl.SSLContext, patience: int, *, dialled: bool) -> None:
+    def __init__(
+        self, connected: socket.socket, context: ssl.SSLContext | None, patience: float, *, dialled: bool
+    ) -> None:
         try:
-            # A message does not wait until the one before is acknowledged, which would take 40 ms, twice a task.
-            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for name, value in _NOTICED.items():
-                if hasattr(socket, name):
-                    connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
             connected.settimeout(patience)
-            # There is one time limit for the whole handshake, so that a caller cannot draw it out byte by byte.
-            self._socket = context.wrap_socket(connected, server_side=not dialled, suppress_ragged_eofs=False)
+            if connected.family == socket.AF_UNIX:
+                self._socket = _met(connected, dialled=dialled)
+            else:
+                self._socket = _encrypted(connected, context, dialled=dialled)
         except BaseException:
             connected.close()
             raise
         self.be_patient(patience)
 
-    def be_patient(self, seconds: int) -> None:
+    def be_patient(self, seconds: float) -> None:
         """Change how long a wait may take."""
         self._socket.settimeout(seconds or None)
 
@@ -91,7 +96,7 @@ class Line:
     def say(self, **message: Any) -> None:
         """Send a message."""
         said = json.dumps(message).encode()
-        self._socket.sendall(_LENGTH.pack(len(said)) + said)
+        self._send(_LENGTH.pack(len(said)) + said)
 
     def hear(self) -> dict[str, Any]:
         """Wait for a message."""
@@ -102,13 +107,15 @@ class Line:
         """Whether the other side has said something, or has hung up; does not wait."""
         looked = select.poll()
         looked.register(self._socket, select.POLLIN)
-        return self._socket.pending() > 0 or bool(looked.poll(0))
+        # TLS may have decrypted more than was asked for.
+        decrypted = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
+        return decrypted > 0 or bool(looked.poll(0))
 
     def send_rows(self, body: bytes, rows: int) -> None:
         """Send a body, and how many rows it has; an empty one means that no more come, and how many there were."""
-        self._socket.sendall(_ROWS.pack(len(body), rows))
+        self._send(_ROWS.pack(len(body), rows))
         if body:
-            self._socket.sendall(body)
+            self._send(body)
 
     def next_rows(self) -> tuple[bytes, int]:
         """Wait for a body, and how many rows it has."""
@@ -117,9 +124,15 @@ class Line:
 
     def send_body(self, body: bytes) -> None:
         """Send a body alone."""
-        self._socket.sendall(_LENGTH.pack(len(body)))
+        self._send(_LENGTH.pack(len(body)))
         if body:
-            self._socket.sendall(body)
+            self._send(body)
+
+    def _send(self, said: bytes) -> None:
+        # Not by sendall: without TLS it allows the time of one wait for all of a large body.
+        left = memoryview(said)
+        while left:
+            left = left[self._socket.send(left) :]
 
     def next_body(self) -> bytes:
         """Wait for a body alone."""
@@ -140,6 +153,38 @@ class Line:
     def close(self) -> None:
         """End it."""
         self._socket.close()
+
+
+def _encrypted(connected: socket.socket, context: ssl.SSLContext | None, *, dialled: bool) -> socket.socket:
+    if context is None:
+        raise OSError("a line over a network needs a certificate")
+    # A message does not wait until the one before is acknowledged, which would take 40 ms, twice a task.
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _NOTICED.items():
+        if hasattr(socket, name):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    # There is one time limit for the whole handshake, so that a caller cannot draw it out byte by byte.
+    return context.wrap_socket(connected, server_side=not dialled, suppress_ragged_eofs=False)
+
+
+def _met(connected: socket.socket, *, dialled: bool) -> socket.socket:
+    """
+    Do on a socket of this host what a handshake does on a network: find out that the other side is there, and whose.
+
+    :raises OSError: if it is another user's, or does not answer.
+    """
+    # Elsewhere than on Linux, only the folder in which the socket lies protects it.
+    if hasattr(socket, "SO_PEERCRED"):
+        other = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        _, user, _ = _CREDENTIALS.unpack(other)
+        if user != os.geteuid():
+            raise PermissionError(f"the process at the other end of the line is of user {user}")
+    if not dialled:
+        connected.sendall(_HERE)
+    elif connected.recv(len(_HERE)) != _HERE:
+        raise ConnectionError("the other side hung up")
+    return connected
 
 
 @dataclass(frozen=True)
@@ -166,10 +211,10 @@ def new_identity() -> Identity:
     except ImportError:
         raise NotInstalledError(
             "NO_RECEIVER_TLS",
-            "receiver is set, but the Python package cryptography is not installed on the driver. It makes the "
-            "certificate by which tasks recognize the receiver.",
+            "receiver names an address, but the Python package cryptography is not installed on the driver, though "
+            "pgonce depends on it. It makes the certificate by which tasks recognize the receiver.",
             "Nothing was written.",
-            "Install it there (pip install 'pgonce[receiver]'), or leave receiver out; executors do not need it.",
+            "Install it there (pip install cryptography), or leave receiver out; executors do not need it.",
         ) from None
     # A curve that hosts in FIPS mode also support.
     key = ec.generate_private_key(ec.SECP256R1())

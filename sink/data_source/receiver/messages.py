@@ -53,7 +53,7 @@ class Start:
     the same, and so has the commit, which looks at their parcels.
     """
 
-    identity: Identity
+    identity: Identity | None
     secret: bytes = field(repr=False)
     folder: str
     driver: HostProcess

@@ -65,8 +65,8 @@ _DRIVER_ENDS_SECONDS = 5.0
 
 
 def run_receiver() -> None:
-    """Run until there is nothing left to do; the one argument is the descriptor of the socket to listen at."""
-    listening = socket.socket(fileno=int(sys.argv[1]))
+    """Run until there is nothing left to do; the arguments are the descriptors of the sockets to listen at."""
+    listening = [socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:]]
     start: Start = pickle.load(sys.stdin.buffer)  # noqa: S301 (from the process that started this one)
     if start.version != LOADED_VERSION:
         # Installed since the planner's worker began. Without a receiver, tasks stage their rows.
@@ -74,7 +74,9 @@ def run_receiver() -> None:
         return
     receptions = Receptions(Path(start.folder))
     _beside(_take_plans, receptions)
-    _beside(_answer, listening, context_of(start.identity), start.secret, receptions)
+    context = context_of(start.identity) if start.identity else None
+    for one in listening:
+        _beside(_answer, one, context, start.secret, receptions)
     while receptions.has_work() and start.daemon.lives():
         receptions.wake()
         time.sleep(_LOOK_SECONDS)
@@ -112,7 +114,7 @@ def _take_plans(receptions: Receptions) -> None:
         os._exit(1)
 
 
-def _answer(listening: socket.socket, context: ssl.SSLContext, secret: bytes, receptions: Receptions) -> None:
+def _answer(listening: socket.socket, context: ssl.SSLContext | None, secret: bytes, receptions: Receptions) -> None:
     while True:
         try:
             connected, _ = listening.accept()
@@ -122,7 +124,7 @@ def _answer(listening: socket.socket, context: ssl.SSLContext, secret: bytes, re
             time.sleep(_DEAF_SECONDS)
 
 
-def _converse(connected: socket.socket, context: ssl.SSLContext, secret: bytes, receptions: Receptions) -> None:
+def _converse(connected: socket.socket, context: ssl.SSLContext | None, secret: bytes, receptions: Receptions) -> None:
     try:
         with closing(Line(connected, context, _IDENTIFY_SECONDS, dialled=False)) as line:
             line.refuse_stranger(secret)

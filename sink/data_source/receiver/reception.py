@@ -36,8 +36,8 @@ from .messages import Promise, in_words, without_rows
 
 _log = logging.getLogger("pgonce.receiver")
 
-# A batch smaller than this many times inlineBytes has arrived in whole before its transaction begins.
-BEGIN_AT_INLINE_BYTES = 2
+# A batch smaller than this many times what has a task call has arrived in whole before its transaction begins.
+BEGIN_AT_CALL_BYTES = 2
 # How long a batch is kept after the last sign of it: its last task may be a slow one.
 FORGOTTEN_SECONDS = 6 * 3600.0
 
@@ -189,7 +189,7 @@ class Reception:
         # A writer's first batch keeps other new writers of its sink waiting.
         adopted = self._options.commit.remedies.adopt_checkpoint
         is_first = self._origin is None or self._origin.batch_id in (0, adopted)
-        is_large = self._arrived.size >= BEGIN_AT_INLINE_BYTES * self._options.inline_bytes
+        is_large = self._arrived.size >= BEGIN_AT_CALL_BYTES * self._options.call_bytes
         return self._may_guess and is_large and not (is_first or self._arrived.promise or self._arrived.is_over)
 
     def _commit_early(self) -> None:

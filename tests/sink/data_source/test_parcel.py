@@ -18,8 +18,9 @@ from pgonce.sink.data_source.parcel import (
     inline_cap,
     open_parcels,
 )
+from pgonce.sink.data_source.receiver.calls import Doors
 from pgonce.sink.data_source.receiver.client import Receiver
-from pgonce.sink.data_source.receiver.host_process import HostProcess
+from pgonce.sink.data_source.receiver.private_folder import Note
 from pgonce.sink.data_source.workers import LOADED_VERSION
 from pgonce.sink.identity.from_checkpoint import Origin
 
@@ -75,9 +76,8 @@ def test_a_parcel_says_which_rows_are_staged(payload, staged, ways):
 
 def test_a_receivers_secret_travels_and_is_never_shown():
     """Tasks and the commit get it with the plan; no log of a plan or a message does."""
-    receiver = Receiver(
-        "10.0.0.7", 4711, b"certificate", b"secret", UUID(int=7), HostProcess(1, "7", "here"), "/tmp/folder"
-    )
+    doors = Doors((("10.0.0.7", 4711), "/tmp/pgonce-0/0"), b"certificate", b"secret")
+    receiver = Receiver(doors, UUID(int=7), "/tmp/folder", Note("/tmp/pgonce-0/a.note", "7"))
     sent = parcel(payload=Received(3, 1), receiver=receiver)
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert "secret" not in repr(sent) + repr(sent.receiver)

@@ -81,15 +81,16 @@ def test_the_words_about_a_querys_past_are_understood():
         ({"receiver": "OFF"}, None, 8 << 20),
         ({"receiver": "off", "positionColumns": "topic,partition,offset"}, None, 8 << 20),
         ({"receiver": " ", "positionColumns": "topic,partition,offset"}, None, 8 << 20),
-        ({"receiver": "Auto"}, "auto", 1 << 20),
-        ({"receiver": "10.0.0.7"}, "10.0.0.7", 1 << 20),
+        ({"receiver": "Auto"}, "auto", 8 << 20),
+        ({"receiver": "10.0.0.7"}, "10.0.0.7", 8 << 20),
         ({"receiver": "auto", "inlineBytes": "5"}, "auto", 5),
     ],
 )
-def test_a_receiver_is_had_by_asking_and_takes_more_of_the_rows(given, host, inline_bytes):
-    """Without the option there is none; with it, less travels in commit messages, unless the user says how much."""
+def test_where_a_receiver_is_called(given, host, inline_bytes):
+    """A task calls it with a megabyte of rows, or with less if less travels in commit messages."""
     options = parse(**given)
     assert (options.receiver, options.inline_bytes) == (host, inline_bytes)
+    assert options.call_bytes == min(inline_bytes, 1 << 20)
 
 
 def test_an_environment_may_do_without_receivers(monkeypatch):

@@ -42,6 +42,13 @@ def living():
     return host_process(os.getpid())
 
 
+def made(driver, daemon):
+    """A folder for a receiver of this driver."""
+    folder = folders.new_folder_name()
+    folders.make_folder(folder, driver, daemon)
+    return folder
+
+
 def age(folder, seconds):
     """Nothing in the folder was touched for so long."""
     for path in (*folder.iterdir(), folder):
@@ -50,7 +57,7 @@ def age(folder, seconds):
 
 def test_a_folder_is_for_this_user_alone(living, temporary):
     """Nobody else may list it or enter it."""
-    folder = folders.new_folder(living, living)
+    folder = made(living, living)
     assert folder.parent == temporary
     assert folder.stat().st_mode & 0o777 == 0o700
     folders.remove(folder)
@@ -60,7 +67,7 @@ def test_a_folder_is_for_this_user_alone(living, temporary):
 
 def test_a_folder_stays_while_a_batch_is_kept_there(living):
     """The receiver may have had batches of other queries."""
-    folder, first, second = folders.new_folder(living, living), UUID(int=1), UUID(int=2)
+    folder, first, second = made(living, living), UUID(int=1), UUID(int=2)
     for token in (first, second):
         folders.kept_file(folder, token).touch()
     for token, stays in ((first, True), (second, False)):
@@ -73,7 +80,7 @@ def test_a_folder_stays_while_a_batch_is_kept_there(living):
 
 def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
     """Its state decides, however young it is; that of a driver that lives stays, however old it is."""
-    left, used = folders.new_folder(gone, gone), folders.new_folder(living, living)
+    left, used = made(gone, gone), made(living, living)
     (left / "rows").touch()
     age(used, 100 * DAY)
     folders.remove_leftovers()
@@ -82,7 +89,7 @@ def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
 
 def test_without_its_daemon_a_batch_may_still_be_committed_for_a_while(living, gone):
     """Spark's driver begins another daemon, whose worker reads what is kept; a day later nobody wants it."""
-    young, old = folders.new_folder(living, gone), folders.new_folder(living, gone)
+    young, old = made(living, gone), made(living, gone)
     age(young, 3600)
     age(old, DAY)
     folders.remove_leftovers()
@@ -92,7 +99,7 @@ def test_without_its_daemon_a_batch_may_still_be_committed_for_a_while(living, g
 def test_of_another_containers_folder_only_its_age_is_known(gone):
     """Process ids mean something else there."""
     elsewhere = replace(gone, place="another")
-    young, old = folders.new_folder(elsewhere, elsewhere), folders.new_folder(elsewhere, elsewhere)
+    young, old = made(elsewhere, elsewhere), made(elsewhere, elsewhere)
     age(young, DAY)
     age(old, 30 * DAY)
     folders.remove_leftovers()
@@ -102,7 +109,7 @@ def test_of_another_containers_folder_only_its_age_is_known(gone):
 @pytest.mark.parametrize("written", [None, "", "[]", json.dumps([{"pid": 1}]), "no JSON"])
 def test_a_folder_that_does_not_say_whose_it_is_is_left_over_after_a_minute(written, living):
     """Its planner's worker was killed before it could."""
-    folder = folders.new_folder(living, living)
+    folder = made(living, living)
     if written is None:
         (folder / "owners").unlink()
     else:

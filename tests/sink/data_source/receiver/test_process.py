@@ -39,7 +39,7 @@ from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attemp
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Parcel, Received, Staged
-from pgonce.sink.data_source.receiver import launch, process
+from pgonce.sink.data_source.receiver import folders, launch, process
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.messages import (
     PlannedReception,
@@ -80,7 +80,7 @@ def recorded(target):
 
 def kept_files(receiver):
     """The files of the batches whose rows a receiver keeps."""
-    return [path for path in Path(receiver.folder).glob("*") if path.name != "owners"]
+    return [path for path in Path(receiver.folder).glob("*") if path.name not in ("owners", "receiver")]
 
 
 def wide_rows(count):
@@ -92,7 +92,7 @@ def wide_rows(count):
 
 def sent_and_staged(receiver, options, encoded, attempt_id=1):
     """What a task does with its rows: the parcel, and how many of them the receiver has kept."""
-    taken = receiver.send_rows(origin(), 0, attempt_id, encoded)
+    taken = receiver.send_rows(receiver.call(), origin(), 0, attempt_id, encoded)
     left = itertools.chain(taken.left, (row for _, row in encoded))
     staged = Stager(options.staging_url, staging_table(options, origin()), STRUCT, attempt_id, 10).stage(left)
     rows = taken.rows + sum(count for _, count in staged)
@@ -137,7 +137,8 @@ def test_a_receiver_of_another_version_takes_no_rows(target, receiver_options, s
     """Where another version was installed since the planner's worker began, its tasks stage their rows."""
     monkeypatch.setattr(launch, "LOADED_VERSION", "0.0.9")
     receiver = receiver_for(receiver_options(), STRUCT)
-    # It must have been started, which takes its time.
+    # A call has it start, which takes its time.
+    assert send(receiver, 1, 2) is None
     assert is_gone(started_receivers[0], PATIENCE_SECONDS)
     assert send(receiver, 1, 2) is None
 
@@ -167,7 +168,7 @@ def test_an_attempt_whose_rows_fail_on_the_way_is_not_waited_for(target, receive
 
     receiver = receiver_for(receiver_options(), STRUCT)
     with pytest.raises(RuntimeError, match="upstream fails"):
-        receiver.send_rows(origin(), 0, 1, failing())
+        receiver.send_rows(receiver.call(), origin(), 0, 1, failing())
     assert send(receiver, 1, 2, attempt_id=2) == 2
     assert receiver.finish(origin(), Promise("received", {0: (2, 2)})) is Verdict.NEW
     assert ids(target) == [1, 2]
@@ -190,7 +191,7 @@ def test_who_does_not_know_the_secret_is_not_heard(target, receiver_options, cap
     receiver = receiver_for(receiver_options(), STRUCT)
     assert send(receiver, 1, 2) == 2
     # Nor does he know which process it is.
-    stranger = replace(receiver, secret=bytes(32), process=replace(receiver.process, started="at another time"))
+    stranger = replace(receiver, doors=replace(receiver.doors, secret=bytes(32)), folder="/no such folder")
     assert send(stranger, 3, partition_id=1) is None
     with pytest.raises(PgonceError, match="RECEIVER_LOST"):
         stranger.finish(origin(), SENT)
@@ -198,8 +199,8 @@ def test_who_does_not_know_the_secret_is_not_heard(target, receiver_options, cap
     assert ids(target) == []
     assert receiver.finish(origin(), SENT) is Verdict.NEW
     assert ids(target) == [1, 2]
-    assert receiver.secret.hex() not in caplog.text
-    assert repr(receiver.secret) not in repr(receiver)
+    assert receiver.doors.secret.hex() not in caplog.text
+    assert repr(receiver.doors.secret) not in repr(receiver)
 
 
 def test_strangers_hold_nobody_up(target, receiver_options):
@@ -216,7 +217,7 @@ def test_strangers_hold_nobody_up(target, receiver_options):
 
     def disturb(receiver):
         for words in said:
-            strangers.append(socket.create_connection((receiver.host, receiver.port)))
+            strangers.append(socket.create_connection(receiver.doors.addresses[0]))
             strangers[-1].sendall(words)
 
     receiver = receiver_for(receiver_options(), STRUCT)
@@ -343,8 +344,9 @@ def test_only_the_receiver_itself_is_ended(target, receiver_options, started_rec
     send(receiver, 1, 2)
     kill(started_receivers[0])
     other = subprocess.Popen(["sleep", "100"])
-    reused = replace(receiver, process=replace(receiver.process, pid=other.pid))
-    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(reused), 1) is Verdict.NEW
+    folder = Path(receiver.folder)
+    folders.note_process(folder, replace(folders.process_of(folder), pid=other.pid))
+    assert commit_parcels(receiver_options(), encoded_columns(STRUCT), parcels(receiver), 1) is Verdict.NEW
     assert other.poll() is None
     kill(other)
 
@@ -446,7 +448,7 @@ def test_an_outcome_that_the_ledger_cannot_be_asked_for_is_unknown(target, proxy
     proxy.start()
     # The next start, which Spark makes of the same offsets.
     again, restarted = receiver_for(receiver_options(), STRUCT), replace(origin(), run_id="run 2")
-    again.send_rows(restarted, 0, 1, map(body, (1, 2)))
+    again.send_rows(again.call(), restarted, 0, 1, map(body, (1, 2)))
     parcel = Parcel(restarted, 0, 2, Received(1, 2), receiver=again)
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.REPLAY
     assert ids(target) == [1, 2]
@@ -542,7 +544,7 @@ def test_a_replay_that_was_seen_early_is_one_for_a_commit_without_the_receiver(
     send(first, 1, 2)
     commit_parcels(settings, columns, parcels(first), 1)
     again, restarted = receiver_for(settings, STRUCT), replace(origin(), run_id="run 2")
-    again.send_rows(restarted, 0, 1, map(body, (1, 2)))
+    again.send_rows(again.call(), restarted, 0, 1, map(body, (1, 2)))
     assert wait_until(lambda: target.execute("SELECT count(*) FROM pgonce.replays").fetchone() == (1,))
     kill(started_receivers[0])
     staged = Parcel(restarted, 0, 2, Staged(((7, 2),)), receiver=again)
@@ -613,7 +615,7 @@ def test_no_password_stands_where_other_users_of_the_host_can_read(receiver_opti
         ["ps", "-ww", "-o", "args=", "-p", str(started_receivers[0].pid)], capture_output=True, check=True
     )
     assert b"pgonce.sink.data_source.receiver.process" in command.stdout
-    for hidden in (password, receiver.secret.hex(), str(receiver.token)):
+    for hidden in (password, receiver.doors.secret.hex(), str(receiver.token)):
         assert hidden.encode() not in command.stdout
     environment = Path(f"/proc/{started_receivers[0].pid}/environ")
     assert not environment.exists() or password.encode() not in environment.read_bytes()
@@ -667,14 +669,6 @@ def test_without_the_option_there_is_no_receiver(receiver_options, started_recei
     assert started_receivers == []
 
 
-def test_a_postgres_that_is_away_costs_the_receiver_and_no_batch(receiver_options, started_receivers, caplog):
-    """Where nobody can say which address faces Postgres, rows travel as they do without a receiver."""
-    assert receiver_for(receiver_options(url=f"postgresql://user:s3cret-word@{HOST}:1/db"), STRUCT) is None
-    assert "there is no receiver for this batch" in caplog.text
-    assert "s3cret-word" not in caplog.text
-    assert started_receivers == []
-
-
 def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(target, receiver_options, capfd):
     """Its standard error is the driver's log, where no row belongs."""
     target.execute("ALTER TABLE events ADD CONSTRAINT small CHECK (name NOT LIKE 'secret %')")
@@ -683,7 +677,9 @@ def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(target, receiver_o
         "name": pa.array(["secret word".ljust(3_000_000, "."), "good".ljust(3_000_000, ".")], pa.string()),
     })  # fmt: skip
     receiver = receiver_for(receiver_options(), STRUCT)
-    assert receiver.send_rows(origin(), 0, 1, iter([(CopyEncoder(STRUCT).encode(long), long)])).rows == 2
+    assert (
+        receiver.send_rows(receiver.call(), origin(), 0, 1, iter([(CopyEncoder(STRUCT).encode(long), long)])).rows == 2
+    )
     aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
     assert wait_until(lambda: target.execute(aborted).fetchall())
     receiver.give_up()
