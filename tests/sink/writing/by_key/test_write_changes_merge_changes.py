@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
@@ -343,3 +344,39 @@ def test_a_version_that_replaces_a_row_where_only_the_newer_counts(feed, url, ad
     assert apply(url, *rows, **how)["written"] == 2
     assert stored(admin) == [(1, "A", 2), (2, "B", 2), (3, "c", 3)]
     assert merges == newer_merged_on(admin, 1)
+
+
+def test_sessions_that_write_the_same_keys_at_once(url, admin, merges):
+    """Three queries and an application write in no order: of each key the greatest order is left, or its delete."""
+    admin.execute(TABLE)
+    seed = random.randrange(10**9)
+    draw = random.Random(seed)
+    orders = list(range(1, 1501))
+    draw.shuffle(orders)
+    # The application takes no turns and leaves no tombstones, so it has the keys from 15 on, which are never deleted.
+    given = [(draw.randrange(30), f"name {seq}", seq, WRITE) for seq in orders]
+    given = [(key, name, seq, DELETE if key < 15 and seq % 3 == 0 else WRITE) for key, name, seq, _ in given]
+    batches = [given[start : start + 12] for start in range(0, 1200, 12)]
+
+    def query(number):
+        for batch in batches[number::3]:
+            apply(url, *batch, **NEWER)
+
+    def application(rows):
+        upsert = (
+            "INSERT INTO events VALUES (%s, %s, %s) ON CONFLICT (id) DO UPDATE SET name = excluded.name, "
+            "seq = excluded.seq WHERE events.seq <= excluded.seq"
+        )
+        with psycopg.connect(url, autocommit=True) as connection:
+            for row in rows:
+                connection.execute(upsert, row[:3])
+
+    others = [row for row in given[1200:] if row[0] >= 15]
+    with ThreadPoolExecutor(4) as pool:
+        for writing in [*(pool.submit(query, number) for number in range(3)), pool.submit(application, others)]:
+            writing.result()
+    last = {}
+    for row in sorted([*given[:1200], *others], key=lambda row: row[2]):
+        last[row[0]] = row
+    assert stored(admin) == sorted(row[:3] for row in last.values() if row[3] is WRITE), f"seed {seed}"
+    assert (1 in merges) == (admin.info.server_version >= 170000)
