@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as f
 
@@ -20,6 +19,7 @@ from pgonce.offsets_store.errors import NOTHING
 from pgonce.offsets_store.offsets import Offsets, Span, places
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
+from .encoding import compute as pc
 from .encoding.copy_encoder import body_rows
 from .errors import EncodingError
 from .options.position_columns import PositionColumns

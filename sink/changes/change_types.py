@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import BooleanType, DataType, StringType, StructField, StructType
 
 from pgonce.offsets_store.errors import NOTHING, ConfigurationError, bad_option
 
+from ..encoding import compute as pc
 from ..errors import EncodingError
 from ..options.destination import CHANGE_TYPE, DELETED_COLUMN
 

@@ -16,9 +16,9 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql.types import DataType, StringType, StructField, StructType
 
+from ..encoding import compute as pc
 from ..options.destination import OPERATION, Destination
 from ..options.routes import Routes
 from .change_types import (

@@ -24,7 +24,7 @@ from pgonce.offsets_store.errors import NOTHING
 
 from ..border import called_by_spark
 from ..errors import SparkError
-from .workers import reduced, settle
+from .workers import importing, reduced, settle
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,8 +80,8 @@ class PgonceDataSource(DataSource):
 
         :raises PgonceError: if the options, the schema or the table do not allow one; no row has moved yet.
         """
-        from .planning import plan_job
-
+        with importing():
+            from .planning import plan_job
         return JobWriter(*plan_job(self.options, schema, overwrite=overwrite))
 
     @called_by_spark
@@ -92,8 +92,8 @@ class PgonceDataSource(DataSource):
         :raises PgonceError: if the options, the schema or the checkpoint do not allow one; no row has moved yet.
         """
         settle("planning")
-        from .planning import plan_batch
-
+        with importing():
+            from .planning import plan_batch
         # The commit worker does not look: another driver may have committed this batch, and only the ledger can tell.
         # Before an abort, a look that failed would hide the reason, and leave the staging table (seen: "Writing job
         # failed.").
@@ -120,8 +120,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @called_by_spark
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the commit worker: publish the batch, or skip it."""
-        from .commit_parcels import commit_parcels, note_unreached
-
+        with importing():
+            from .commit_parcels import commit_parcels, note_unreached
         commit_parcels(self.options, self.task_writer.columns, messages, batchId)
         note_unreached(messages)
 
@@ -153,8 +153,8 @@ class JobWriter(DataSourceArrowWriter):
     @called_by_spark
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """In the commit worker: publish the rows under their key, or skip them."""
-        from .commit_parcels import commit_job_parcels
-
+        with importing():
+            from .commit_parcels import commit_job_parcels
         commit_job_parcels(self.options, self.task_writer.columns, messages)
 
     @called_by_spark

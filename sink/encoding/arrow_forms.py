@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as t
 
+from . import compute as pc
 from .encoded_types import TimeType
 from .json_texts import NulInJsonError, json_texts
 

@@ -1,4 +1,8 @@
-"""What each Python process imports: Spark starts them by the dozen, and each one begins with its imports."""
+"""
+What each Python process imports: Spark starts them by the dozen, and each one begins with its imports.
+
+Covers: sink.encoding.compute.
+"""
 
 from __future__ import annotations
 
@@ -73,6 +77,9 @@ def test_a_process_imports_what_it_runs(start_driver, admin, url, tmp_path):
         "task": ENCODING,
         "commit": ENCODING | PSYCOPG | {"SQLAlchemy"},
     }
+    # Only a process that reads rows needs it.
+    for process in ("planner", "commit"):
+        assert "pyarrow.compute" not in (tmp_path / "inline" / process).read_text().split()
     # By the same worker, which has been Spark's since.
     assert noted(tmp_path / "staged")["task"] >= ENCODING | PSYCOPG
     assert "SQLAlchemy" not in noted(tmp_path / "staged")["task"]
