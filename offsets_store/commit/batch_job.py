@@ -13,7 +13,7 @@ but for steps 2 and 3, and what is recorded:
    with other rows, and this one is refused: ``_skip_in_tx``
 4. publish the rows: ``Work.publish_in_tx``
 5. record the job: ``_record_in_tx``
-6. COMMIT: ``send_commit``
+6. COMMIT, in the round trip of step 5: ``committing``; of a job that is skipped: ``send_commit``
 
 Whether another try follows is decided in :mod:`~pgonce.offsets_store.commit.retrying`, as for the batches of a stream.
 """
@@ -30,9 +30,8 @@ from ..errors import RefusedBatch
 from ..ledger.batch_jobs import Job, RecordedJob, claim_in_tx, record_job_in_tx, record_skip_in_tx
 from ..ledger.published import Published
 from ..postgres.lock_watch import LockWatch
-from . import one_transaction
 from .notification import notify_in_tx
-from .one_transaction import begun_transaction, recording_in_tx
+from .one_transaction import begun_transaction, committing, send_commit
 from .retrying import tried
 from .settings import CommitSettings
 from .work import Named, Outcome, Work
@@ -94,20 +93,17 @@ def _publish_or_skip(
         if recorded is None:
             with watch.looking(began.backend_pid, may_end=False):
                 published = work.publish_in_tx(connection, None, None)
-                with recording_in_tx(connection, began, outcome):
+                with committing(settings.url, connection, began, _named(job), outcome):
                     _record_in_tx(settings, connection, sink_name, job, published)
-            verdict = JobVerdict.PUBLISHED
-        elif recorded.attempt == job.attempt:
+            return CommittedJob(JobVerdict.PUBLISHED, sink_name)
+        if recorded.attempt == job.attempt:
             return CommittedJob(JobVerdict.LANDED, sink_name)
-        else:
-            with outcome.on_ledger():
-                _skip_in_tx(connection, sink_name, job, recorded)
-            verdict = JobVerdict.SKIPPED
-        one_transaction.send_commit(settings.url, connection, began.backend_pid, _named(job), outcome)
-    if recorded is not None:
-        # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
-        _log.warning("%s", _skipped(sink_name, job, recorded))
-    return CommittedJob(verdict, sink_name)
+        with outcome.on_ledger():
+            _skip_in_tx(connection, sink_name, job, recorded)
+        send_commit(settings.url, connection, began.backend_pid, _named(job), outcome)
+    # A warning, because Spark shows nothing less of its Python workers, and save() returns as if rows were written.
+    _log.warning("%s", _skipped(sink_name, job, recorded))
+    return CommittedJob(JobVerdict.SKIPPED, sink_name)
 
 
 def _record_in_tx(

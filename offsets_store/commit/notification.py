@@ -14,17 +14,19 @@ from sqlalchemy import Connection
 
 from ..ledger.published import Published
 from ..postgres.connect import driver_connection
+from ..postgres.one_trip import Asked, Statement
 
 # Postgres's own bound: NOTIFY_PAYLOAD_MAX_LENGTH, less the byte that ends the text.
 _LONGEST_PAYLOAD = 7999
+
+_NOTIFY = Statement("SELECT pg_catalog.pg_notify($1, $2)", "channel", "payload")
 
 
 def notify_in_tx(connection: Connection, channel: str | None, published: Published, **what: Any) -> None:
     """Tell those who listen to ``channel``, if there is one, once this transaction is committed."""
     if channel is not None:
-        text = payload({**what, "rows": published.rows, "tables": tables_of(published)})
-        # Not by SQLAlchemy, which would read the answer, and so make a round trip of it.
-        driver_connection(connection).execute("SELECT pg_catalog.pg_notify(%s, %s)", [channel, text])
+        said = payload({**what, "rows": published.rows, "tables": tables_of(published)})
+        Asked(driver_connection(connection), _NOTIFY, {"channel": channel, "payload": said})
 
 
 def tables_of(published: Published) -> dict[str, int | None] | None:

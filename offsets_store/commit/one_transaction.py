@@ -7,10 +7,7 @@ a session of its own, with a ledger to lock; one that failed is never used again
 
 from __future__ import annotations
 
-import logging
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
@@ -19,24 +16,23 @@ import psycopg
 import sqlalchemy.exc
 from psycopg import sql
 from psycopg.pq import TransactionStatus
-from sqlalchemy import Connection, bindparam, event, func, literal_column, select
+from sqlalchemy import Connection, event
 
-from ..errors import NOTHING, CommitError, PgonceError
+from ..errors import NOTHING, CommitError
 from ..ledger.lock import PLACES_IN_ORDER
 from ..ledger.migrations import ensure_ledger, forget_ledger
-from ..postgres.bounds import enter_in_tx, outlast_locks, server_settings
-from ..postgres.connect import checked_out, connect, driver_connection
-from ..postgres.one_trip import Asked, one_trip
-from ..postgres.search_path import ENTER_COLUMNS, leave_in_tx
-from ..postgres.translate import leaves_commit_unknown
+from ..postgres.bounds import outlast_locks, server_settings
+from ..postgres.connect import checked_out, driver_connection
+from ..postgres.one_trip import Asked, Statement, keep_prepared, one_trip
+from ..postgres.search_path import ENTER_COLUMNS, LEAVE, leave_in_tx
+from ..postgres.translate import driver_error, leaves_commit_unknown
+from .commit_watch import saying_why_it_waits
 from .settings import CommitSettings
 from .work import Named, NamedSink, NameSink, Outcome, asked_sink
 
-_log = logging.getLogger("pgonce")
-
-WAIT_LOGGED_EVERY_SECONDS = 30.0
-
 _T = TypeVar("_T")
+
+_VERSION_17 = 170000
 
 
 @dataclass(frozen=True)
@@ -51,28 +47,44 @@ class TransactionState:
 
 # Every name has its schema, because the user's search_path is in force. Postgres keeps this order: the user's settings
 # are remembered before ours take their place.
-_STATE = select(
-    literal_column("pg_catalog.pg_current_xact_id()::pg_catalog.text").label("xid"),
-    func.pg_catalog.current_setting("synchronous_commit").label("synchronous_commit"),
-    func.pg_catalog.pg_backend_pid().label("backend_pid"),
-    literal_column(ENTER_COLUMNS.as_string(None)),
+_STATE_COLUMNS = (
+    "SELECT pg_catalog.pg_current_xact_id()::pg_catalog.text AS xid, "
+    "pg_catalog.current_setting('synchronous_commit') AS synchronous_commit, "
+    f"pg_catalog.pg_backend_pid() AS backend_pid, {ENTER_COLUMNS.as_string(None)}"
 )
-_BEGIN = _STATE.add_columns(
-    *(
-        func.pg_catalog.set_config(name, value, True)
-        for name, value in {
-            "statement_timeout": "0",
-            "idle_in_transaction_session_timeout": "0",
-            "lock_timeout": bindparam("lock_timeout"),
-            "application_name": bindparam("application"),
-            "tcp_user_timeout": bindparam("tcp_user_timeout"),
-            "tcp_keepalives_idle": bindparam("tcp_keepalives_idle"),
-            "tcp_keepalives_interval": bindparam("tcp_keepalives_interval"),
-            "tcp_keepalives_count": bindparam("tcp_keepalives_count"),
-        }.items()
-    )
+_FOR_A_TRY = {
+    "statement_timeout": "'0'",
+    "idle_in_transaction_session_timeout": "'0'",
+}
+_GIVEN = (
+    "lock_timeout",
+    "application_name",
+    "tcp_user_timeout",
+    "tcp_keepalives_idle",
+    "tcp_keepalives_interval",
+    "tcp_keepalives_count",
 )
-_BEGIN_17 = _BEGIN.add_columns(func.pg_catalog.set_config("transaction_timeout", "0", True))
+
+
+def _to_begin(values: Mapping[str, str]) -> Statement:
+    given = {name: f"${number}" for number, name in enumerate(_GIVEN, 1)}
+    to_set = (f"pg_catalog.set_config('{name}', {value}, true)" for name, value in {**values, **given}.items())
+    return Statement(", ".join([_STATE_COLUMNS, *to_set]), *_GIVEN)
+
+
+_STATE = Statement(_STATE_COLUMNS)
+_BEGIN = _to_begin(_FOR_A_TRY)
+_BEGIN_17 = _to_begin({**_FOR_A_TRY, "transaction_timeout": "'0'"})
+# The last one before COMMIT: deferred triggers of the user's tables run at COMMIT, under the user's search_path. It
+# fails in a transaction that is not the one that began, and so COMMIT does nothing.
+_LEAVE = Statement(
+    f"{LEAVE.as_string(None)}, CASE WHEN pg_current_xact_id()::text = $1 "
+    "AND current_setting('synchronous_commit') <> 'off' THEN 0 "
+    "ELSE CAST(concat('pgonce does not commit transaction ', pg_current_xact_id()) AS integer) END",
+    "xid",
+)
+# There is nothing to plan.
+_COMMIT = Statement("COMMIT", is_prepared=False)
 
 
 def begin_in_tx(connection: Connection, application: str, lock_timeout_seconds: float) -> TransactionState:
@@ -88,13 +100,14 @@ def ask_to_begin(connection: Connection, application: str, lock_timeout_seconds:
     its locks are in the way of others. All settings are local to the transaction, because a pooler gives the session to
     another client afterwards.
     """
-    is_17 = connection.dialect.server_version_info >= (17,)  # type: ignore[operator]
+    driver = driver_connection(connection)
+    is_17 = driver.pgconn.server_version >= _VERSION_17
     settings = {
-        "application": application,
+        "application_name": application,
         "lock_timeout": f"{int(lock_timeout_seconds * 1000)}",
-        **server_settings(driver_connection(connection)),
+        **server_settings(driver),
     }
-    return Asked(connection, _BEGIN_17 if is_17 else _BEGIN, settings)
+    return Asked(driver, _BEGIN_17 if is_17 else _BEGIN, settings)
 
 
 def begin_again_in_tx(
@@ -151,7 +164,7 @@ def begun_transaction(
     """
     Begin the transaction of a try; what the block does not commit is rolled back.
 
-    After BEGIN, all that has to be asked travels in one round trip.
+    BEGIN, and all that has to be asked, travel in one round trip.
 
     :param ask: asks the ledger in the same trip, and gets the sink's name if it is known by then.
     :param isolation_level: given if the transaction needs it, whatever the role's default is.
@@ -161,7 +174,7 @@ def begun_transaction(
         connection = session.execution_options(isolation_level=isolation_level) if isolation_level else session
         begin: Asked | None = None
         try:
-            with one_trip(connection):
+            with one_trip(driver_connection(connection)):
                 # Before our search_path is in force, because a table is found along the user's.
                 sink = asked_sink(name_sink, connection)
                 begin = ask_to_begin(connection, application_name(run_id), settings.lock_timeout)
@@ -174,6 +187,7 @@ def begun_transaction(
                 asked_sink(name_sink, connection).read()
             raise
         state = _state_in(begin)
+        keep_prepared(driver_connection(connection), settings.url, state.backend_pid)
         refuse_lost_on_crash(state)
         yield Begun(connection, sink.read(), state, asked)
 
@@ -229,7 +243,7 @@ def refuse_another_in_tx(connection: Connection, began: TransactionState) -> Non
 
     :raises CommitError: TRANSACTION_ENDED or SYNCHRONOUS_COMMIT_OFF.
     """
-    _refuse_another(began, _state_in(Asked(connection, _STATE, {})))
+    _refuse_another(began, _state_in(Asked(driver_connection(connection), _STATE)))
 
 
 def _refuse_another(began: TransactionState, now: TransactionState) -> None:
@@ -239,31 +253,43 @@ def _refuse_another(began: TransactionState, now: TransactionState) -> None:
 
 
 @contextmanager
-def recording_in_tx(connection: Connection, began: TransactionState, outcome: Outcome) -> Iterator[None]:
+def committing(
+    url: str, connection: Connection, began: TransactionState, what: Named, outcome: Outcome
+) -> Iterator[None]:
     """
-    Run the block, which records what was written, in one round trip; the transaction is ready for COMMIT then.
+    Run the block, which records what was written, and COMMIT, in one round trip; Postgres has answered COMMIT then.
 
-    :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SYNCHRONOUS_COMMIT_OFF.
+    :param outcome: is unknown from the time when COMMIT is sent until its answer is there.
+    :raises CommitError: TRANSACTION_ENDED, if it is not the transaction that ``began``; SYNCHRONOUS_COMMIT_OFF;
+        ROLLED_BACK.
+    :raises psycopg.Error: what Postgres says, or that its answer was lost.
     """
     driver = driver_connection(connection)
     if driver.info.transaction_status is TransactionStatus.INERROR:
         # Raises that it has failed: an error was swallowed, and it was not one of the ledger's.
         leave_in_tx(driver)
-    state: Asked | None = None
+    state = left = answer = None
     try:
-        with outcome.on_ledger(), one_trip(connection):
+        with saying_why_it_waits(url, began.backend_pid, what.full), outcome.on_ledger(), one_trip(driver):
             # This sets our search_path again.
-            state = Asked(connection, _STATE, {})
+            state = Asked(driver, _STATE)
             yield
-            # Deferred triggers of the user's tables run at COMMIT, under the user's search_path.
-            leave_in_tx(driver)
-    except (psycopg.Error, sqlalchemy.exc.DBAPIError):
-        # In another transaction, the record may refer to what was rolled back.
-        if state is not None and state.is_answered:
+            left = Asked(driver, _LEAVE, {"xid": began.xid})
+            answer = Asked(driver, _COMMIT)
+            # It is sent when the block ends.
+            outcome.unknown = True
+    except (psycopg.Error, sqlalchemy.exc.DBAPIError) as error:
+        # An error of a statement before COMMIT, and of COMMIT itself, say alike that nothing is committed.
+        cause = driver_error(error)
+        outcome.unknown = outcome.unknown and (cause is None or leaves_commit_unknown(cause))
+        # Constraints of the user's tables may be checked at COMMIT.
+        outcome.in_ledger = left is None or not left.is_answered
+        if not outcome.unknown and state is not None and state.is_answered:
+            # In another transaction, the record may also refer to what was rolled back.
             _refuse_another(began, _state_in(state))
         raise
-    # What was recorded in another transaction is rolled back.
-    _refuse_another(began, _state_in(state))
+    outcome.unknown = False
+    _refuse_rolled_back(answer.tag)
 
 
 def send_commit(url: str, connection: Connection, backend_pid: int, what: Named, outcome: Outcome) -> None:
@@ -275,7 +301,7 @@ def send_commit(url: str, connection: Connection, backend_pid: int, what: Named,
     :raises psycopg.Error: what Postgres says, or that its answer was lost.
     """
     try:
-        with _saying_why_it_waits(url, backend_pid, what.full):
+        with saying_why_it_waits(url, backend_pid, what.full):
             outcome.unknown = True
             # Not by SQLAlchemy, which hides the answer: COMMIT of a failed transaction answers ROLLBACK.
             tag = driver_connection(connection).execute("COMMIT").statusmessage
@@ -283,6 +309,11 @@ def send_commit(url: str, connection: Connection, backend_pid: int, what: Named,
         outcome.unknown = leaves_commit_unknown(error)
         raise
     outcome.unknown = False
+    _refuse_rolled_back(tag)
+
+
+def _refuse_rolled_back(tag: str | None) -> None:
+    """:raises CommitError: ROLLED_BACK, if this is not what Postgres answers when it has committed."""
     if tag != "COMMIT":
         raise CommitError(
             "ROLLED_BACK",
@@ -292,56 +323,6 @@ def send_commit(url: str, connection: Connection, backend_pid: int, what: Named,
             "Let errors of tx.execute and tx.connection out of your function, or wrap what may fail in a savepoint "
             "(tx.connection.begin_nested()).",
         )
-
-
-@contextmanager
-def _saying_why_it_waits(url: str, backend_pid: int, what: str) -> Iterator[None]:
-    """
-    While the block waits for the COMMIT of ``backend_pid``, log every half minute what the server waits for.
-
-    :param what: what is committed, for the log.
-    """
-    done = threading.Event()
-    threading.Thread(
-        target=_watch, args=(url, backend_pid, what, done), name="pgonce-commit-watch", daemon=True
-    ).start()
-    try:
-        yield
-    finally:
-        done.set()
-
-
-def _watch(url: str, backend_pid: int, what: str, done: threading.Event) -> None:
-    began = time.monotonic()
-    while not done.wait(WAIT_LOGGED_EVERY_SECONDS):
-        why = _reason(url, backend_pid)
-        if not done.is_set():
-            waited = time.monotonic() - began
-            _log.warning("%s: COMMIT has been waiting for %.0f s: %s", what, waited, why)
-
-
-def _reason(url: str, backend_pid: int) -> str:
-    try:
-        with connect(url) as observer:
-            enter_in_tx(observer)
-            found = observer.execute(_WAITS_FOR, [backend_pid]).fetchone()
-    except (psycopg.Error, PgonceError) as error:
-        return f"Postgres could not be asked why: {' '.join(str(error).split())}"
-    if found is None:
-        return f"its session (pid {backend_pid}) is gone"
-    waits_for, standbys = found
-    if waits_for == "IPC/SyncRep":
-        return (
-            f"too few synchronous standbys have confirmed it (pid {backend_pid} waits for {waits_for}; "
-            f"synchronous_standby_names = {standbys!r})"
-        )
-    return f"pid {backend_pid} waits for {waits_for}" if waits_for else f"pid {backend_pid} is at work"
-
-
-_WAITS_FOR = """
-SELECT wait_event_type || '/' || wait_event, current_setting('synchronous_standby_names')
-FROM pg_stat_activity WHERE pid = %s
-"""
 
 
 def _refuse_ended(connection: Connection, *_: object) -> None:

@@ -10,8 +10,8 @@ The steps, in this order:
 2. lock the writer's row, and read the ledger under the lock: ``lock_writer_in_tx``
 3. decide what the batch is, and refuse it if it may be neither published nor skipped: ``decide``, ``refusal``
 4. publish the rows: ``_publish_in_tx``
-5. record the batch: ``_record_in_tx``; for a batch that is skipped, ``_skip_in_tx`` stands for steps 4 and 5
-6. COMMIT: ``_commit``
+5. record the batch: ``_record_in_tx``
+6. COMMIT, in the round trip of step 5: ``committing``; for a batch that is skipped, ``_skip`` stands for steps 4 to 6
 
 ``_decided_transaction`` takes steps 1 to 3. A batch job (:mod:`~pgonce.offsets_store.commit.batch_job`) has the same
 steps, with a key in place of the writer's row; what is the same within a step is in
@@ -61,7 +61,7 @@ from .one_transaction import (
     application_name,
     begin_again_in_tx,
     begun_transaction,
-    recording_in_tx,
+    committing,
 )
 from .settings import CommitSettings
 from .work import NameSink, Outcome, Work, named
@@ -96,12 +96,11 @@ def publish_or_skip(
             with watch.looking(transaction.began.backend_pid, may_end=False):
                 stored = _stored_positions(transaction)
                 published, tables = _publish_in_tx(transaction, work, stored, outcome)
-                with recording_in_tx(transaction.connection, transaction.began, outcome):
+                with committing(settings.url, transaction.connection, transaction.began, named(planned), outcome):
                     _record_in_tx(transaction, published, tables, stored)
+            _note_commit(transaction)
         else:
-            with outcome.on_ledger():
-                _skip_in_tx(transaction)
-        _commit(transaction, outcome)
+            _skip(transaction, outcome)
     return transaction.verdict
 
 
@@ -115,9 +114,7 @@ def ask_or_skip(
     """
     with _decided_transaction(settings, planned, name_sink, watch, outcome) as transaction:
         if transaction.verdict in SKIP:
-            with outcome.on_ledger():
-                _skip_in_tx(transaction)
-            _commit(transaction, outcome)
+            _skip(transaction, outcome)
     return transaction.verdict
 
 
@@ -223,9 +220,16 @@ def _skip_in_tx(transaction: Try) -> None:
         )
 
 
-def _commit(transaction: Try, outcome: Outcome) -> None:
+def _skip(transaction: Try, outcome: Outcome) -> None:
+    with outcome.on_ledger():
+        _skip_in_tx(transaction)
+    url, what = transaction.settings.url, named(transaction.batch)
+    one_transaction.send_commit(url, transaction.connection, transaction.began.backend_pid, what, outcome)
+    _note_commit(transaction)
+
+
+def _note_commit(transaction: Try) -> None:
     url, batch = transaction.settings.url, transaction.batch
-    one_transaction.send_commit(url, transaction.connection, transaction.began.backend_pid, named(batch), outcome)
     _done[url, batch.query_id, batch.sink_name] = batch.batch_id
     _log.info(
         "batch %s of query %s into %s: %s", batch.batch_id, batch.query_id, batch.sink_name, transaction.verdict.name

@@ -16,6 +16,9 @@ from uuid import UUID
 from sqlalchemy import Connection, bindparam, func, select, update
 from sqlalchemy.dialects import postgresql
 
+from ..postgres.connect import driver_connection
+from ..postgres.one_trip import Asked
+from .compiled import Compiled
 from .migrations import refuse_too_new
 from .published import Published
 from .tables import LEAST_READER, batch_job_skips, batch_jobs
@@ -62,7 +65,7 @@ _FIND = select(
     batch_jobs.c.committed_at,
     batch_jobs.c.application,
 ).where(_IS_IT)
-_RECORD = (
+_RECORD = Compiled(
     update(batch_jobs)
     .where(_IS_IT)
     .values(
@@ -100,7 +103,8 @@ def claim_in_tx(connection: Connection, sink_name: str, job: Job) -> RecordedJob
 
 def record_job_in_tx(connection: Connection, sink_name: str, job: Job, published: Published) -> None:
     """Record what was published under the key that this transaction has claimed."""
-    connection.execute(
+    Asked(
+        driver_connection(connection),
         _RECORD,
         {
             "sink": sink_name,

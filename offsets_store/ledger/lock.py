@@ -28,12 +28,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql
 
+from ..postgres.connect import driver_connection
 from ..postgres.one_trip import Asked
 from ..postgres.text import QUALIFIED_NAME
 from ..verdict.facts import Batch, Ledger, PlannedBatch, Recorded, rivals_of
+from .compiled import Compiled, send_once
 from .migrations import refuse_too_new
 from .tables import LEAST_READER, batches, interventions, replays, runs, writers
-from .writers import as_recorded, as_writer, neighbours_in_tx, replaced_query_in_tx
+from .writers import RECORDED, as_recorded, as_writer, neighbours_in_tx, replaced_query_in_tx
 
 _Row = Mapping[str, Any] | RowMapping
 
@@ -56,7 +58,7 @@ def is_accepted_in_tx(connection: Connection, writer_id: int, batch_id: int) -> 
 def close_acceptances_in_tx(connection: Connection, writer_id: int, batch_id: int) -> None:
     """Mark what was accepted up to this batch as used: the batch is published, whether it needed that or not."""
     up_to_this = and_(is_open(writer_id), interventions.c.batch_id <= batch_id)
-    connection.execute(update(interventions).where(up_to_this).values(used_at=func.clock_timestamp()))
+    send_once(connection, update(interventions).where(up_to_this).values(used_at=func.clock_timestamp()))
 
 
 PLACES_IN_ORDER = """
@@ -108,8 +110,9 @@ def ask_for_writer(connection: Connection, batch: PlannedBatch, sink_name: str |
     :param sink_name: None if it is the name of the table whose oid ``pgonce.target`` has.
     """
     identity = {"query": batch.query_id, "sink": sink_name}
-    row = Asked(connection, _LOCK, identity)
-    return AskedWriter(row, Asked(connection, _FACTS, {**identity, **_asked_about(batch)}))
+    driver = driver_connection(connection)
+    row = Asked(driver, _LOCK_SENT, identity)
+    return AskedWriter(row, Asked(driver, _FACTS_SENT, {**identity, **_asked_about(batch)}))
 
 
 def lock_writer_in_tx(
@@ -206,6 +209,7 @@ _IS_IT = and_(
     writers.c.sink_name == func.coalesce(bindparam("sink", type_=writers.c.sink_name.type), _TARGET),
 )
 _LOCK = select(*_READ, LEAST_READER).where(_IS_IT).with_for_update(of=writers)
+_LOCK_SENT = Compiled(_LOCK)
 _LAST = select(writers.c.last_batch_id).where(
     writers.c.query_id == bindparam("query"), writers.c.sink_name == bindparam("sink")
 )
@@ -243,9 +247,7 @@ def _record_of(record: FromClause, batch_id: ColumnElement[int]) -> ColumnElemen
 
 _FACTS = (
     select(
-        _same_id,
-        _last,
-        _previous,
+        *(record.c[name] for record in (_same_id, _last, _previous) for name in RECORDED),
         writers.c.writer_id.label("of_writer"),
         select(literal(1))
         .where(runs.c.writer_id == writers.c.writer_id, runs.c.run_id == bindparam("run"))
@@ -270,6 +272,7 @@ _FACTS = (
     .where(_IS_IT)
     .set_label_style(LABEL_STYLE_TABLENAME_PLUS_COL)
 )
+_FACTS_SENT = Compiled(_FACTS)
 
 
 def _asked_about(batch: PlannedBatch) -> dict[str, Any]:

@@ -11,20 +11,53 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, exists, func, insert, literal, or_, select, update
+from sqlalchemy import (
+    BindParameter,
+    Connection,
+    and_,
+    bindparam,
+    delete,
+    exists,
+    func,
+    insert,
+    literal,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql
 
 from ..offsets import Offsets, furthest
+from ..postgres.connect import driver_connection
+from ..postgres.one_trip import Asked
 from ..verdict.facts import Batch
 from ..verdict.reads import Reads, reads_of, together
+from .compiled import Compiled, send_once
 from .lock import LockedWriter
 from .published import Published, WrittenAs, WrittenTables
 from .tables import batches, interventions, replays, runs, target_changes, writers
 
-_RECORD = insert(batches)
+_RECORDED = (
+    "writer_id",
+    "generation",
+    "batch_id",
+    "run_id",
+    "attempt",
+    "start_offsets",
+    "end_offsets",
+    "offset_log",
+    "rows",
+    "transport",
+    "positions",
+    "dropped_rows",
+    "counts",
+    "tables",
+    "stateful",
+    "topic_ids",
+)
 _MOVED = (
     "query_name",
     "checkpoint_location",
@@ -36,10 +69,19 @@ _MOVED = (
     "targets",
     "offsets_read_by",
 )
-_MOVE = (
+
+
+def _given(names: Iterable[str]) -> dict[str, BindParameter[Any]]:
+    # Under names of our own: those of columns are SQLAlchemy's.
+    return {name: bindparam(f"to_{name}") for name in names}
+
+
+# Inline: no column of theirs is asked for, because answers are not read in the round trip of a record.
+_RECORD = Compiled(insert(batches).inline().values(_given(_RECORDED)))
+_MOVE = Compiled(
     update(writers)
     .where(writers.c.writer_id == bindparam("writer"))
-    .values(updated_at=func.clock_timestamp(), swapped_from=None, **{name: bindparam(f"to_{name}") for name in _MOVED})
+    .values(updated_at=func.clock_timestamp(), swapped_from=None, **_given(_MOVED))
 )
 
 
@@ -61,47 +103,43 @@ def record_batch_in_tx(
     generation = generation_of(locked, batch)
     end = _end(locked, batch)
     known_ids = (locked.ledger.last and locked.ledger.last.topic_ids) or {}
-    connection.execute(
-        _RECORD,
-        {
-            "writer_id": locked.writer_id,
-            "generation": generation,
-            "batch_id": batch.batch_id,
-            "run_id": batch.run_id,
-            "attempt": batch.attempt,
-            "start_offsets": batch.start,
-            "end_offsets": end,
-            "offset_log": batch.offset_log,
-            "rows": published.rows,
-            "transport": published.transport,
-            "positions": batch.span and furthest(stored, batch.span.next),
-            "dropped_rows": published.dropped,
-            "counts": published.counts,
-            "tables": published.tables,
-            "stateful": batch.stateful,
-            # If the brokers were not asked this time, what was known stays known.
-            "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
-        },
-    )
-    connection.execute(
-        _MOVE,
-        {
-            "writer": locked.writer_id,
-            "to_query_name": batch.query_name,
-            "to_checkpoint_location": batch.checkpoint_location,
-            "to_run_id": batch.run_id,
-            "to_generation": generation,
-            "to_last_batch_id": batch.batch_id,
-            "to_end_offsets": end,
-            "to_guarantee": batch.guarantee,
-            "to_offsets_read_by": batch.offsets_read_by,
-            "to_targets": tables.known or (locked.ledger.writer and locked.ledger.writer.targets),
-        },
-    )
+    moved = {
+        "query_name": batch.query_name,
+        "checkpoint_location": batch.checkpoint_location,
+        "run_id": batch.run_id,
+        "generation": generation,
+        "last_batch_id": batch.batch_id,
+        "end_offsets": end,
+        "guarantee": batch.guarantee,
+        "offsets_read_by": batch.offsets_read_by,
+        "targets": tables.known or (locked.ledger.writer and locked.ledger.writer.targets),
+    }
+    recorded = {
+        "writer_id": locked.writer_id,
+        "generation": generation,
+        "batch_id": batch.batch_id,
+        "run_id": batch.run_id,
+        "attempt": batch.attempt,
+        "start_offsets": batch.start,
+        "end_offsets": end,
+        "offset_log": batch.offset_log,
+        "rows": published.rows,
+        "transport": published.transport,
+        "positions": batch.span and furthest(stored, batch.span.next),
+        "dropped_rows": published.dropped,
+        "counts": published.counts,
+        "tables": published.tables,
+        "stateful": batch.stateful,
+        # If the brokers were not asked this time, what was known stays known.
+        "topic_ids": {**known_ids, **(batch.topic_ids or {})} or None,
+    }
+    driver = driver_connection(connection)
+    Asked(driver, _RECORD, _of_columns(recorded))
+    Asked(driver, _MOVE, {"writer": locked.writer_id, **_of_columns(moved)})
     row = {"writer_id": locked.writer_id, "generation": generation, "batch_id": batch.batch_id}
     for name, change in tables.changes.items():
         both = " ".join(filter(None, [change, published.notes.get(name)]))
-        connection.execute(insert(target_changes).values(**row, table_name=name, change=both))
+        send_once(connection, insert(target_changes).values(**row, table_name=name, change=both))
     for name, note in published.notes.items():
         if name not in tables.changes:
             _note_once_in_tx(connection, {**row, "table_name": name, "change": note})
@@ -115,16 +153,21 @@ def record_batch_in_tx(
     _fill_in_tx(connection, locked, batch)
 
 
+def _of_columns(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"to_{name}": value for name, value in values.items()}
+
+
 def _note_how_in_tx(connection: Connection, locked: LockedWriter, written_as: Mapping[str, WrittenAs]) -> None:
     """Record how the rows were written, if the batch before did it in another way."""
     each = ((name, one.digest) for name, one in sorted(written_as.items()))
     digest = hashlib.sha256(repr(list(each)).encode()).hexdigest()
     if written_as and digest != locked.written_as:
         tables = {name: one.recorded for name, one in written_as.items()}
-        connection.execute(
+        send_once(
+            connection,
             update(writers)
             .where(writers.c.writer_id == locked.writer_id)
-            .values(written_as={"digest": digest, "tables": tables})
+            .values(written_as={"digest": digest, "tables": tables}),
         )
 
 
@@ -133,21 +176,22 @@ def _note_once_in_tx(connection: Connection, row: dict[str, Any]) -> None:
     same = [target_changes.c[name] == row[name] for name in ("writer_id", "table_name", "change")]
     values = select(*(literal(value, target_changes.c[name].type) for name, value in row.items()))
     is_new = values.where(~exists().where(*same))
-    connection.execute(insert(target_changes).from_select(list(row), is_new))
+    send_once(connection, insert(target_changes).from_select(list(row), is_new))
 
 
 def _fill_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
     # Asynchronous progress tracking may write a batch's entry after its commit. The next commit of the run sees it.
     previous = locked.ledger.previous
     if previous is not None and previous.offset_log is None and previous.run_id == batch.run_id:
-        connection.execute(
+        send_once(
+            connection,
             update(batches)
             .where(
                 batches.c.writer_id == locked.writer_id,
                 batches.c.generation == locked.generation,
                 batches.c.batch_id == previous.batch_id,
             )
-            .values(offset_log=batch.previous_offset_log)
+            .values(offset_log=batch.previous_offset_log),
         )
 
 
@@ -177,11 +221,12 @@ def _note_reads_in_tx(connection: Connection, locked: LockedWriter, now: Reads |
     known = together(before, now) if owner else now
     if known != before:
         sources = known and known.record()
-        connection.execute(update(writers).where(writers.c.writer_id == locked.writer_id).values(sources=sources))
+        send_once(connection, update(writers).where(writers.c.writer_id == locked.writer_id).values(sources=sources))
 
 
 def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
-    connection.execute(
+    send_once(
+        connection,
         postgresql.insert(runs)
         .values(
             writer_id=writer_id,
@@ -189,18 +234,19 @@ def _own_in_tx(connection: Connection, writer_id: int, batch: Batch) -> None:
             first_batch_id=batch.batch_id,
             application=f"{socket.gethostname()} pid {os.getpid()}",
         )
-        .on_conflict_do_nothing()
+        .on_conflict_do_nothing(),
     )
 
 
 def replace_writer_in_tx(connection: Connection, locked: LockedWriter, batch: Batch, replaces: str) -> None:
     """Let this query take the place of query ``replaces``, which may publish no more."""
-    connection.execute(
+    send_once(
+        connection,
         update(writers)
         .where(writers.c.query_id == replaces, writers.c.sink_name == batch.sink_name)
-        .values(replaced_by=batch.query_id)
+        .values(replaced_by=batch.query_id),
     )
-    connection.execute(update(writers).where(writers.c.writer_id == locked.writer_id).values(replaces=replaces))
+    send_once(connection, update(writers).where(writers.c.writer_id == locked.writer_id).values(replaces=replaces))
 
 
 def note_start_over_in_tx(connection: Connection, locked: LockedWriter, emptied: int, replaces: str) -> None:
@@ -208,7 +254,7 @@ def note_start_over_in_tx(connection: Connection, locked: LockedWriter, emptied:
     details = {"replaced": replaces, "rows": emptied}
     over = {"writer_id": locked.writer_id, "kind": "start-over", "batch_id": 0, "details": details}
     # Inline: the key that it is given is not asked for, because answers are not read in this round trip.
-    connection.execute(insert(interventions).inline().values(**over, used_at=func.clock_timestamp()))
+    send_once(connection, insert(interventions).inline().values(**over, used_at=func.clock_timestamp()))
 
 
 def seal_in_tx(connection: Connection, locked: LockedWriter, batch: Batch) -> None:
@@ -261,4 +307,4 @@ def prune_in_tx(connection: Connection, writer_id: int, generation: int, newest_
         if generation > 0:
             # Each earlier generation has at most retainBatches records.
             old = or_(old, and_(table.c.writer_id == writer_id, table.c.generation < generation))
-        connection.execute(delete(table).where(old, table.c.batch_id <= newest_to_go))
+        send_once(connection, delete(table).where(old, table.c.batch_id <= newest_to_go))

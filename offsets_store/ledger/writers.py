@@ -76,12 +76,12 @@ def as_writer(row: Mapping[str, Any] | RowMapping, last: Recorded | None) -> Wri
 
 def as_recorded(row: Mapping[str, Any] | RowMapping, prefix: str = "") -> Recorded:
     """A row of ``batches``; the names of its columns may begin with a ``prefix``."""
-    values = checked({name: row[f"{prefix}{name}"] for name in _RECORDED})
+    values = checked({name: row[f"{prefix}{name}"] for name in RECORDED})
     start, end = values.pop("start_offsets"), values.pop("end_offsets")
     return Recorded(start=start, end=end, **values)
 
 
-_RECORDED = (
+RECORDED = (
     "batch_id",
     "run_id",
     "attempt",
@@ -92,6 +92,7 @@ _RECORDED = (
     "topic_ids",
     "stateful",
 )
+"""The columns of ``batches`` that :func:`as_recorded` reads."""
 # What pgonce writes as a JSON object, or not at all.
 _OBJECTS = (
     "end_offsets",

@@ -35,10 +35,13 @@ ENTER_COLUMNS = _OURS.entering
 LEAVE = _OURS.leave
 """The statement of :func:`leave_in_tx`, for a text with others."""
 
+# To compose it takes psycopg as long as Postgres needs to run it.
+_LEAVE = LEAVE.as_bytes(None)
+
 
 def leave_in_tx(connection: psycopg.Connection) -> None:
     """Set the user's search_path (and the rest) again: for the user's SQL, and before COMMIT for deferred triggers."""
-    connection.execute(LEAVE)
+    connection.execute(_LEAVE)
 
 
 def under_ours(statement: sql.Composable) -> sql.Composed:

@@ -8,7 +8,7 @@ not depend on how large a batch happened to be.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import psycopg
@@ -19,13 +19,15 @@ from pgonce.offsets_store.postgres import search_path
 from pgonce.offsets_store.postgres.text import qualified_name
 
 from ..encoding.encoded_types import EncodedColumn
+from ..options.definitions import BY_KEY
 from ..options.destination import Destination
 from .evolution.alter import lock_with_new_columns
 from .evolution.new_columns import Change, alter_statement, left_out, without_extra
+from .rows import Gathering
 from .table.catalogue import TargetColumn, TargetTable
 from .table.fit import Fit, Fitting
 from .table.fit_column import fit_column
-from .table.lock import lock_table
+from .table.lock import lock_table, nothing_more
 from .table.table_name import ResolvedName, missing_table, refuse_missing_schema
 
 _log = logging.getLogger("pgonce")
@@ -247,8 +249,8 @@ def target_for(
     connection: psycopg.Connection,
     destination: Destination,
     encoded: Sequence[EncodedColumn],
-    found: ResolvedName | None = None,
-    gather: Callable[[], object] = lambda: None,
+    found: ResolvedName | None,
+    gathering: Gathering,
     too_narrow: Collection[str] = (),
     *,
     leaves: bool = False,
@@ -257,7 +259,8 @@ def target_for(
     The checked target of a batch, locked, and the plan of its columns; creates or alters it if the user asked for that.
 
     :param found: what is known about the table's name in this transaction.
-    :param gather: brings the rows to Postgres, so that a table that is altered need not be locked meanwhile.
+    :param gathering: brings the rows to Postgres, so that a table that is altered need not be locked meanwhile. Where
+        rows are gathered in any case, the table that gathers them is made in the round trip of the lock.
     :param too_narrow: columns of the rows with values that the table's columns refuse.
     :param leaves: whether to set the user's search_path first, if no columns may be added.
     :raises TargetError: if the table is missing or unfit, or does not take these columns.
@@ -265,8 +268,9 @@ def target_for(
 
     def lock(found: ResolvedName | None, *, leaves: bool = False) -> tuple[ResolvedName, TargetTable | None]:
         if destination.schema_evolution == "addColumns":
-            return lock_with_new_columns(connection, destination, encoded, found, gather, too_narrow)
-        return lock_table(connection, destination.table, found, leaves=leaves)
+            return lock_with_new_columns(connection, destination, encoded, found, gathering, too_narrow)
+        more = gathering.creation if destination.mode in BY_KEY else nothing_more
+        return lock_table(connection, destination.table, found, leaves=leaves, more=more)
 
     found, table = lock(found, leaves=leaves)
     if table is None:

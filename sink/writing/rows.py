@@ -57,6 +57,8 @@ class Rows:
 
 
 _counter = itertools.count()
+# In bytes: Postgres's NAMEDATALEN, less the byte that ends the text.
+_LONGEST_NAME = 63
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,8 @@ class Gathering:
         self._with_others = gathered
         self._bodies: Iterable[bytes] | None = None
         self._table = gathered.source if gathered else None
+        # Made in advance, and empty so far.
+        self._made: sql.Identifier | None = None
 
     @property
     def is_done(self) -> bool:
@@ -111,7 +115,7 @@ class Gathering:
 
     def undone(self) -> None:
         """What was done since the last savepoint was rolled back; rows of several tables are gathered before it."""
-        self._bodies = None
+        self._bodies = self._made = None
         self._table = self._with_others.source if self._with_others else None
 
     def rows(self) -> GatheredRows:
@@ -125,17 +129,34 @@ class Gathering:
             self._table = self._gathered()
         return self._table
 
-    def _gathered(self) -> sql.Identifier:
-        connection, staged, columns = self._connection, self._rows.staged, self._rows.columns
-        names = [column.name for column in columns]
-        if staged is not None:
-            refuse_missing_table(connection, staged)
-            copy_rows(connection, staged.identifier, names, self.bodies())
-            return staged.identifier
+    def creation(self) -> sql.Composable | None:
+        """
+        The statement that makes the table in advance, for rows that will be gathered in any case; it is to be run.
+
+        None if they have a table already, or if they are about to be refused for the names of their columns.
+        """
+        names = {column.name.encode()[:_LONGEST_NAME] for column in self._rows.columns}
+        if self._rows.staged is not None or self.is_done or len(names) < len(self._rows.columns):
+            return None
+        self._made, create = self._new()
+        return create
+
+    def _new(self) -> tuple[sql.Identifier, sql.Composable]:
         table = sql.Identifier("pg_temp", f"pgonce_rows_{next(_counter)}")
         create = sql.SQL("CREATE TEMPORARY TABLE {} ({}) ON COMMIT DROP")
-        search_path.execute_in_tx(connection.cursor(), create.format(table, column_definitions(columns)))
-        copy_rows(connection, table, names, self.bodies())
+        return table, create.format(table, column_definitions(self._rows.columns))
+
+    def _gathered(self) -> sql.Identifier:
+        connection, staged = self._connection, self._rows.staged
+        if staged is not None:
+            refuse_missing_table(connection, staged)
+            table = staged.identifier
+        elif self._made is not None:
+            table = self._made
+        else:
+            table, create = self._new()
+            search_path.execute_in_tx(connection.cursor(), create)
+        copy_rows(connection, table, [column.name for column in self._rows.columns], self.bodies())
         return table
 
 

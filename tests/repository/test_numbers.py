@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pgonce.offsets_store.commit.one_transaction import WAIT_LOGGED_EVERY_SECONDS
+from pgonce.offsets_store.commit.commit_watch import WAIT_LOGGED_EVERY_SECONDS
 from pgonce.offsets_store.ledger.record import PRUNE_EVERY
 from pgonce.offsets_store.postgres.connect import (
     DEFAULT_MAX_CONNECTIONS,

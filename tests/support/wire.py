@@ -31,6 +31,7 @@ class Transcript:
     def __init__(self) -> None:
         self.said = b""
         self.copied = 0
+        self._prepared: dict[bytes, bytes] = {}
         self._commit_statements: set[bytes] = set()
         self._commit_portals: set[bytes] = set()
 
@@ -41,9 +42,13 @@ class Transcript:
                 return self._query(body)
             case b"P":
                 name, query, _ = body.split(b"\0", 2)
+                self._prepared[name] = query
                 _put(self._commit_statements, name, self._query(query))
             case b"B":
                 portal, statement, _ = body.split(b"\0", 2)
+                if statement:
+                    # Its text was sent once, perhaps in an earlier transaction.
+                    self.said += self._prepared.get(statement, b"")
                 _put(self._commit_portals, portal, statement in self._commit_statements)
             case b"E":
                 return body.split(b"\0", 1)[0] in self._commit_portals

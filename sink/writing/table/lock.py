@@ -13,7 +13,8 @@ the roots' oids.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 import psycopg
 from psycopg import sql
@@ -33,14 +34,26 @@ _LOCK = sql.SQL("PREPARE pgonce_lock AS INSERT INTO {} DEFAULT VALUES; DEALLOCAT
 _LOCK_ANSWERS = 2
 
 
+def nothing_more() -> sql.Composable | None:
+    """No statement travels with the lock."""
+    return None
+
+
 def lock_table(
-    connection: psycopg.Connection, table: str, found: ResolvedName | None = None, *, leaves: bool = False
+    connection: psycopg.Connection,
+    table: str,
+    found: ResolvedName | None = None,
+    *,
+    leaves: bool = False,
+    more: Callable[[], sql.Composable | None] = nothing_more,
 ) -> tuple[ResolvedName, TargetTable | None]:
     """
     Like :func:`look_up_table`, but lock the table first; what cannot be written to is described without a lock.
 
     :param found: what :func:`resolve_table` has said about ``table`` in this transaction; it saves a round trip.
     :param leaves: whether to set the user's search_path first, in the same round trip.
+    :param more: makes a statement that is run under our search_path once the table is locked, in the same round trip;
+        it is not called if there is no table to be locked.
     :raises psycopg.errors.LockNotAvailable: if others keep it locked for longer than ``lock_timeout``.
     :raises psycopg.errors.SerializationFailure: if the table was altered after the transaction's snapshot was taken.
     """
@@ -49,13 +62,12 @@ def lock_table(
         leaves = False
     found = found or resolve_table(connection, table)
     while found.kind in _WRITABLE:
-        name = sql.Identifier(found.schema, found.name)
-        row_type = sql.SQL("SELECT (NULL::{}).*").format(name)
-        first = [search_path.LEAVE] if leaves else []
-        statements = sql.SQL("; ").join([*first, _LOCK.format(name), look_up_statements(table), row_type])
+        statements = _statements(table, found.schema, found.name, leaves=leaves)
+        if (another := more()) is not None:
+            statements += b"; " + search_path.under_ours(another).as_bytes(connection)
         with connection.cursor() as cursor:
             cursor.execute(statements, prepare=False)
-            for _ in range(len(first) + _LOCK_ANSWERS):
+            for _ in range(leaves + _LOCK_ANSWERS):
                 cursor.nextset()
             now, described = looked_up(cursor, table)
             cursor.nextset()
@@ -64,8 +76,17 @@ def lock_table(
             _refuse_older_snapshot(described, types)
             return now, with_user_types(connection, described)
         # Meanwhile the name means another table. The lock on the first one does no harm.
-        found, leaves = now, False
+        found, leaves, more = now, False, nothing_more
     return look_up_table(connection, table)
+
+
+# To compose it takes psycopg a tenth of a millisecond.
+@lru_cache(maxsize=256)
+def _statements(table: str, schema: str, name: str, *, leaves: bool) -> bytes:
+    first = [search_path.LEAVE] if leaves else []
+    locked = sql.Identifier(schema, name)
+    row_type = sql.SQL("SELECT (NULL::{}).*").format(locked)
+    return sql.SQL("; ").join([*first, _LOCK.format(locked), look_up_statements(table), row_type]).as_bytes(None)
 
 
 def lock_tables(connection: psycopg.Connection, tables: Sequence[ResolvedName]) -> None:

@@ -16,6 +16,7 @@ from psycopg import sql
 
 from pgonce.offsets_store.errors import NOTHING, TargetError
 from pgonce.offsets_store.postgres import search_path
+from pgonce.offsets_store.postgres.one_trip import Asked, Statement
 from pgonce.offsets_store.postgres.text import qualified_name
 
 TEMPORARY = "pg_temp"
@@ -68,12 +69,11 @@ def ask_for_table(connection: psycopg.Connection, table: str) -> Callable[[], Re
 
     In a round trip with other statements, a text that is not a name ends the trip with an error of ``NOT_A_NAME``.
     """
-    cursor = connection.cursor()
     try:
-        cursor.execute(resolve_statement(table), prepare=False)
+        asked = Asked(connection, _RESOLVE_ONE, {"given": table})
     except NOT_A_NAME:
         return lambda: resolved(None, table)
-    return lambda: resolved(cursor.fetchone(), table)
+    return lambda: resolved(next(iter(asked.rows()), None), table)
 
 
 def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Callable[[], list[ResolvedName]]:
@@ -82,9 +82,8 @@ def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Cal
 
     :raises TargetError: BAD_TABLE_NAME, SCHEMA_MISSING.
     """
-    cursor = connection.cursor()
     try:
-        cursor.execute(_RESOLVE_ALL, [list(tables)])
+        asked = Asked(connection, _RESOLVE_ALL, {"given": list(tables)})
     except NOT_A_NAME as error:
         raise TargetError(
             "BAD_TABLE_NAME",
@@ -93,7 +92,7 @@ def ask_for_tables(connection: psycopg.Connection, tables: Sequence[str]) -> Cal
             "Write table or schema.table, and put names with capitals or odd characters in double quotes: "
             "'app.\"Orders\"'.",
         ) from error
-    return lambda: [resolved(row, table) for row, table in zip(cursor.fetchall(), tables, strict=True)]
+    return lambda: [resolved(row, table) for row, table in zip(asked.rows(), tables, strict=True)]
 
 
 def resolve_statement(table: str) -> sql.Composed:
@@ -153,14 +152,18 @@ LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 """
 
-_RESOLVE_ALL = """
+_RESOLVE_ONE = Statement(_RESOLVE.format(table="$1"), "given")
+_RESOLVE_ALL = Statement(
+    """
 SELECT pg_catalog.parse_ident(t.given), pg_catalog.current_schema(), n.nspname, c.relname, c.oid,
        c.relkind::pg_catalog.text, pg_catalog.to_regclass(t.given) IS NOT NULL
-FROM pg_catalog.unnest(%s::pg_catalog.text[]) WITH ORDINALITY AS t(given, place)
+FROM pg_catalog.unnest($1::pg_catalog.text[]) WITH ORDINALITY AS t(given, place)
 LEFT JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass(t.given)
 LEFT JOIN pg_catalog.pg_namespace AS n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 ORDER BY t.place
-"""
+""",
+    "given",
+)
 
 
 _NEAR = """

@@ -120,7 +120,7 @@ def replicated():
 def test_a_commit_that_waits_for_a_standby_says_so(replicated, monkeypatch, caplog):
     """While no standby confirms a COMMIT, the log names what it waits for, again and again; then it goes on."""
     url = replicated.uri()
-    monkeypatch.setattr("pgonce.offsets_store.commit.one_transaction.WAIT_LOGGED_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch.WAIT_LOGGED_EVERY_SECONDS", 0.2)
     commit_batch(settings(url), make_batch(0), appending(1))
     replicated.configure(synchronous_standby_names="standby")
     with ThreadPoolExecutor(1) as pool, caplog.at_level(logging.WARNING, logger="pgonce"):

@@ -170,8 +170,9 @@ class TestTheServersHost:
             if moment == "between batches":
                 gone.now()
             elif moment == "at COMMIT":
-                commit = one_try._commit
-                monkeypatch.setattr(one_try, "_commit", lambda *of: (steps and steps.pop()(), commit(*of)))
+                # The last step before COMMIT, in the same round trip.
+                notify = one_try._notify_in_tx
+                monkeypatch.setattr(one_try, "_notify_in_tx", lambda *of: (steps and steps.pop()(), notify(*of)))
             verdict = commit_batch(
                 given, make_batch(1), publishing(1, then=gone.now) if moment == "in COPY" else publishing(1)
             )

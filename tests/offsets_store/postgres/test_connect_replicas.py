@@ -320,7 +320,7 @@ def test_a_commit_whose_answer_is_lost_in_a_failover(is_received, verdict):
 
 def test_remote_apply_waits_until_the_standby_is_back(caplog, monkeypatch):
     """The log says what COMMIT waits for; once the standby is back, the batch can be read there when COMMIT returns."""
-    monkeypatch.setattr("pgonce.offsets_store.commit.one_transaction.WAIT_LOGGED_EVERY_SECONDS", 0.2)
+    monkeypatch.setattr("pgonce.offsets_store.commit.commit_watch.WAIT_LOGGED_EVERY_SECONDS", 0.2)
     with changing() as (one, two), caplog.at_level(logging.WARNING, logger="pgonce"):
         one.configure(synchronous_standby_names="two", synchronous_commit="remote_apply")
         assert commit_batch(settings(one.uri()), make_batch(0), appending(1)) is Verdict.NEW

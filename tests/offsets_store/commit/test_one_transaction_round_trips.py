@@ -1,0 +1,162 @@
+"""How many round trips a small commit is, and that each of them may be the one in which the line breaks."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import psycopg
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as t
+from support import routed_rows
+from support.applied_changes import changes
+from support.batches import make_batch
+from support.committed_rows import ids, rows, settings
+from support.fixtures.proxy import Proxy
+from support.rows import given_rows
+
+from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
+from pgonce.offsets_store.commit.retrying import commit_batch
+from pgonce.offsets_store.commit.work import Work
+from pgonce.offsets_store.errors import PgonceError
+from pgonce.offsets_store.ledger.batch_jobs import Job
+from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
+from pgonce.sink.encoding.encoded_types import encoded_columns
+from pgonce.sink.options.destination import destination
+from pgonce.sink.writing.rows import Rows
+from pgonce.sink.writing.write_batch import work_into
+
+CHANGES = changes(id=t.LongType(), name=t.StringType())
+
+
+@pytest.fixture
+def admin(url):
+    """A connection that may do anything, with the tables made."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text)")
+        connection.execute("CREATE TABLE orders (id bigint PRIMARY KEY, name text)")
+        yield connection
+
+
+def changed(number: int) -> Rows:
+    """One change that writes."""
+    types = {"id": pa.int64(), "name": pa.string(), "gone": pa.bool_()}
+    values = {"id": [number], "name": ["n"], "gone": [False]}
+    batch = pa.record_batch({name: pa.array(values[name], of) for name, of in types.items()})
+    return given_rows(encoded_columns(CHANGES), 1, lambda: [CopyEncoder(CHANGES).encode(batch)])
+
+
+def appended(number: int) -> Work:
+    """One row, into a table after which the sink is named."""
+    return work_into(None, destination("events", "append", (), None), rows(number))
+
+
+def upserted(number: int) -> Work:
+    """One row, by its key."""
+    return work_into(None, destination("events", "upsert", ("id",), None), rows(number))
+
+
+def applied(number: int) -> Work:
+    """One change, by its key."""
+    return work_into(None, destination("events", "apply", ("id",), None, delete_when="gone"), changed(number))
+
+
+def routed(number: int) -> Work:
+    """Two rows, for two tables."""
+    where = routed_rows.routes({"a": {"table": "events"}, "b": {"table": "orders"}})
+    return work_into("routed", where, routed_rows.routed(("a", number, "n"), ("b", number, "n")))
+
+
+WAYS = {"append": appended, "upsert": upserted, "apply": applied, "routes": routed}
+
+
+@dataclass
+class Line:
+    """Counts the messages of the clients of a proxy, and breaks their connection at the one of this ``number``."""
+
+    proxy: Proxy
+    number: int = 0
+    seen: int = 0
+    trips: int = 0
+    had_commit: bool = False
+
+    def __call__(self, kind: bytes, body: bytes) -> None:
+        self.seen += 1
+        self.had_commit |= self.seen < self.number and kind == b"P" and body.startswith(b"\0COMMIT\0")
+        # Postgres answers a query, and what came before Sync; and the end of a COPY.
+        self.trips += kind in (b"Q", b"S", b"c")
+        if self.seen == self.number:
+            self.proxy.cut_all()
+
+    @property
+    def broke(self) -> bool:
+        """Whether there was such a message."""
+        return self.seen >= self.number
+
+
+@pytest.mark.parametrize(("way", "trips"), [("append", 5), ("upsert", 7), ("apply", 9), ("routes", 12)])
+def test_a_small_commit_is_few_round_trips(way, trips, admin, proxy):
+    """Two of them are a COPY's; begin, lock and ledger are one, and so are record and COMMIT."""
+    for number in range(2):
+        commit_batch(settings(proxy.url), make_batch(number), WAYS[way](number))
+    proxy.before_message = line = Line(proxy)
+    commit_batch(settings(proxy.url), make_batch(2), WAYS[way](2))
+    assert ids(admin) == [0, 1, 2]
+    assert line.trips == trips
+
+
+def broken_at_each_message(proxy: Proxy, commit: Callable[[int], object], landed: object) -> list[object]:
+    """What ``commit`` says of each batch: the line breaks at the next message each time, and then no more."""
+    said = [commit(0)]
+    for number in itertools.count(1):
+        proxy.before_message = line = Line(proxy, number)
+        said.append(commit(number))
+        # Whether what had been sent when the line broke still reached the server, is up to the two of them.
+        assert line.had_commit or said[-1] is not landed
+        if not line.broke:
+            return said
+    raise AssertionError
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_line_may_break_at_any_message(way, admin, proxy):
+    """The batch is there once, and is called landed only if COMMIT had been sent."""
+
+    def commit(number: int) -> object:
+        return commit_batch(settings(proxy.url, retry_timeout=60), make_batch(number), WAYS[way](number))
+
+    said = broken_at_each_message(proxy, commit, Verdict.LANDED)
+    assert ids(admin) == list(range(len(said)))
+    assert set(said) <= {Verdict.NEW, Verdict.LANDED}
+    assert said[-1] is Verdict.NEW
+
+
+def test_the_line_of_a_batch_job_may_break_at_any_message(admin, proxy):
+    """As that of a batch."""
+
+    def commit(number: int) -> object:
+        job = Job(f"job {number}", make_batch(number).attempt)
+        return commit_job(settings(proxy.url, retry_timeout=60), job, appended(number)).verdict
+
+    said = broken_at_each_message(proxy, commit, JobVerdict.LANDED)
+    assert ids(admin) == list(range(len(said)))
+    assert set(said) <= {JobVerdict.PUBLISHED, JobVerdict.LANDED}
+    assert said[-1] is JobVerdict.PUBLISHED
+
+
+def test_what_fails_at_commit_is_the_tables_and_what_fails_before_it_is_the_ledgers(admin, url):
+    """Record and COMMIT are one round trip, and each error is still said of what has failed."""
+    commit_batch(settings(url), make_batch(0), appended(0))
+    admin.execute("CREATE TABLE parents (id bigint PRIMARY KEY)")
+    admin.execute("ALTER TABLE events ADD FOREIGN KEY (id) REFERENCES parents NOT VALID DEFERRABLE INITIALLY DEFERRED")
+    with pytest.raises(PgonceError, match=r"FOREIGN_KEY_VIOLATION.*parents"):
+        commit_batch(settings(url), make_batch(1), appended(1))
+    admin.execute("ALTER TABLE pgonce.batches ADD CHECK (batch_id <> 2) NOT VALID")
+    admin.execute("INSERT INTO parents VALUES (1), (2)")
+    commit_batch(settings(url), make_batch(1), appended(1))
+    with pytest.raises(PgonceError, match=r"LEDGER_FAILED.*batches"):
+        commit_batch(settings(url), make_batch(2), appended(2))
+    assert ids(admin) == [0, 1]
