@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from run import POSTGRES, RESULTS
 from screen import about_this_run, write_results
-from upsert_statements import wal_position
+from upsert_statements import cpu_seconds, wal_position
 
 _COLUMNS = "id bigint, customer text, amount numeric(12,2), note text, updated_at timestamptz, lsn bigint"
 _NAMES = ("customer", "amount", "note", "updated_at", "lsn")
@@ -275,21 +275,16 @@ def _applied(connection: psycopg.Connection, design: Sequence[tuple[str, str]], 
         connection.execute(statement.encode())
     session = psutil.Process(connection.info.backend_pid)
     steps: dict[str, float] = {}
-    before, began, used = wal_position(connection), time.perf_counter(), _cpu(session)
+    before, began, used = wal_position(connection), time.perf_counter(), cpu_seconds(session)
     for step, statement in (("facts", _FACTS), *design):
-        so_far = _cpu(session)
+        so_far = cpu_seconds(session)
         connection.execute(statement.encode())
-        steps[step] = _cpu(session) - so_far
+        steps[step] = cpu_seconds(session) - so_far
     connection.commit()
-    ms, cpu = (time.perf_counter() - began) * 1000, _cpu(session) - used
+    ms, cpu = (time.perf_counter() - began) * 1000, cpu_seconds(session) - used
     wal = (wal_position(connection) - before) / 1e6
     left = connection.execute("SELECT count(*), sum(hashtextextended(t::text, 0)) FROM target AS t").fetchone()
     return Applied(ms, cpu, steps, wal, left)
-
-
-def _cpu(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
 
 
 if __name__ == "__main__":

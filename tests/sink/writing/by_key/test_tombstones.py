@@ -154,3 +154,17 @@ def test_only_late_changes_of_a_large_batch_are_looked_up(url, admin, monkeypatc
     counts, found = looks(*((n, "new", 700, WRITE) for n in range(450, 550)))
     assert counts == {"written": 100}
     assert found >= 100
+
+
+@pytest.mark.parametrize(("collation", "low", "high"), [("C", "B", "a"), ("und-x-icu", "a", "B")])
+def test_texts_are_older_by_the_collation_of_their_column(collation, low, high, icu_url, monkeypatch):
+    """In a large batch as well, whatever the greatest of the remembered texts is to the database."""
+    monkeypatch.setattr(upsert, "MERGED_ROWS", 0)
+    ensure_ledger(icu_url)
+    how = {"struct": changes(id=t.LongType(), name=t.StringType(), seq=t.StringType()), "only_newer": True}
+    with psycopg.connect(icu_url, autocommit=True) as admin:
+        create = f'CREATE TABLE events (id bigint PRIMARY KEY, name text, seq text COLLATE "{collation}")'
+        admin.execute(create.encode())
+        apply(icu_url, (1, None, low, DELETE), (2, None, high, DELETE), **how)
+        late = [(1, "new", high, WRITE), (2, "late", low, WRITE), (3, None, low, DELETE)]
+        assert apply(icu_url, *late, **how) == {"written": 1, "passed_over": 1, "not_found": 1}
