@@ -275,8 +275,8 @@ class SparkOptions(WriterOptions, total=False):
     inline_bytes: Annotated[int, Option(
         _SINKS, "How many bytes the task of a partition may send in its commit message; beyond that it stages its rows "
         "in a table. `0` stages everything. The first 8 partitions have the full amount, the next 8 a quarter, the "
-        "next a ninth, and so on, but each at least 4 kB. With `receiver`, a task with more than "
-        "`1048576` sends them there if it can.",
+        "next a ninth, and so on, but each at least 4 kB. A task with more than `1048576` "
+        "sends them to the `receiver` instead, if it reaches one.",
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
@@ -286,8 +286,7 @@ class SparkOptions(WriterOptions, total=False):
         "addresses of Spark's driver; any other text is the address to listen at. Rows cross the network "
         "[encrypted](security.md#the-receiver). What a task cannot send there, it stages; a receiver that is lost "
         "[costs no query](failures.md#a-receiver-that-is-killed-or-frozen-or-has-no-room). `PGONCE_RECEIVER=off` in "
-        "the driver's environment is `off` for all its queries.", NO_RECEIVER,
-        clashes=("position_columns",),
+        "the driver's environment is `off` for all its queries. With `positionColumns` there is none.", AUTOMATIC,
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
         Way.STREAM, "Where offsets come from. `listener` is for checkpoints that only Spark can read, and is "

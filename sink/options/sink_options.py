@@ -19,7 +19,7 @@ from pgonce.offsets_store.kafka.settings import Brokers, brokers
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 from pgonce.offsets_store.verdict.facts import Remedies
 
-from .definitions import DEFAULT_INLINE_BYTES, NO_RECEIVER, OffsetsFrom
+from .definitions import AUTOMATIC, DEFAULT_INLINE_BYTES, NO_RECEIVER, OffsetsFrom
 from .destination import Destination, destination_of
 from .option import Mode, Way
 from .position_columns import PositionColumns, positions_of
@@ -126,11 +126,16 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
             'Set .option("checkpointLocation", ...) on the writer itself.',
         )
     given["mode"] = _mode(given, overwrite, "Spark's output mode", '.outputMode("complete")')
-    given["receiver"] = given["receiver"].strip() or NO_RECEIVER
+    given["receiver"] = given["receiver"].strip() or AUTOMATIC
     where = where_of(given)
     if isinstance(where, Routes):
         _refuse_other_output_mode(where, given["mode"])
-    receiver = None if NO_RECEIVER in (given["receiver"], _switch()) else given["receiver"]
+    positions = positions_of(given)
+    if positions and given["receiver"] not in (AUTOMATIC, NO_RECEIVER):
+        what = "receiver names an address, and with positionColumns there is no receiver."
+        raise bad_option("CLASHING_OPTIONS", what, "Leave one of the two out.")
+    # Which of their rows are stored is compared with all positions of the batch, and these are known at its end.
+    receiver = None if positions or NO_RECEIVER in (given["receiver"], _switch()) else given["receiver"]
     return SinkOptions(
         commit=commit_settings_of(given),
         destination=where,
@@ -140,7 +145,7 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         inline_bytes=given["inline_bytes"],
         receiver=receiver,
         offsets_from=given["offsets_from"],
-        positions=positions_of(given),
+        positions=positions,
         async_interval_ms=_async_interval(raw, given),
         brokers=brokers(given["bootstrap_servers"], given["kafka_options"]),
         executor_url=_executor_url(given),

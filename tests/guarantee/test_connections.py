@@ -90,6 +90,5 @@ def test_a_query_holds_as_many_connections_as_the_page_says(
                 between = counted.now()
             finally:
                 query.stop()
-        print("CONNECTIONS", way.name, between, counted.most)
         assert between == idle
         assert idle <= counted.most <= most
