@@ -402,12 +402,13 @@ def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, target,
     send(reception, 0, 1, 1, 2)
     if early:
         copying(target, 1, 2)
-    assert bool(transactions(target)) is early
+    # Not by Postgres's list of sessions, which shows one of the fixture's for a moment.
+    assert (reception._early is not None) is early
     write_checkpoint(folder, {1: entry(1, planned=5)})
     with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
         reception.finish(origin(), promise(SENT))
     assert (ids(target), recorded(target)) == ([], [])
-    assert not transactions(target)
+    assert rolled_back(target)
 
 
 def test_a_batch_that_is_begun_again_is_read_from_its_file(target, receive, tmp_path):
