@@ -45,8 +45,6 @@ OTHER_RUN = "bbbbbbbb-1111-4111-8111-111111111111"
 SENT = {0: (1, 2)}
 # More than psycopg, libpq and the server hold back: a row that was sent has come to Postgres at least in part.
 WIDTH = 1_200_000
-# No transaction begins before the promise, for two rows are fewer bytes.
-KEPT = str(10 * WIDTH)
 
 
 @pytest.fixture
@@ -57,10 +55,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def receive(url, folder, tmp_path):
-    """Makes receptions of batch 1, whose transaction begins with the first body; none outlives the test."""
+    """Makes receptions of batch 1, whose transaction begins with the first body if it may; none outlives the test."""
     made = []
 
-    def make(*, overwrite=False, **changes):
+    def make(*, overwrite=False, may_guess=True, **changes):
         given = {
             **OPTIONS,
             "url": url,
@@ -68,9 +66,8 @@ def receive(url, folder, tmp_path):
             **changes,
         }
         given = {name: value for name, value in given.items() if value is not None}
-        made.append(
-            Reception(uuid.uuid4(), parse_options(given, overwrite=overwrite), STRUCT, tmp_path / f"kept {len(made)}")
-        )
+        options, path = parse_options(given, overwrite=overwrite), tmp_path / f"kept {len(made)}"
+        made.append(Reception(uuid.uuid4(), options, STRUCT, path, may_guess=may_guess))
         return made[-1]
 
     yield make
@@ -343,7 +340,7 @@ def test_rows_that_could_not_be_encoded_come_with_the_promise(early, place, targ
     """They cross the line as they are, and the commit gets them, whether it has guessed its rows or was told them."""
     unfit = UnfitRow('{"name": {"base64": "AA=="}}', "name", "NUL_IN_TEXT", "Column 'name' has a NUL.", place)
     message = json.loads(json.dumps(promise_as_message(promise(SENT, unfit=(unfit,)))))
-    reception = receive(inlineBytes="0" if early else KEPT)
+    reception = receive(may_guess=early)
     written = []
     publish = pgonce.sink.writing.write_batch.write_batch_in_tx
 
@@ -398,11 +395,10 @@ def test_rows_that_did_not_come_are_not_committed(target, receive):
 @pytest.mark.parametrize("early", [True, False], ids=["rows are copied", "rows are kept"])
 def test_an_offset_log_that_another_driver_rewrote_ends_the_batch(early, target, folder, receive):
     """The checkpoint is read again when rows are promised: a batch that is not this driver's is not written."""
-    reception = receive(inlineBytes="0" if early else KEPT)
+    reception = receive(may_guess=early)
     send(reception, 0, 1, 1, 2)
     if early:
         copying(target, 1, 2)
-    # Not by Postgres's list of sessions, which shows one of the fixture's for a moment.
     assert (reception._early is not None) is early
     write_checkpoint(folder, {1: entry(1, planned=5)})
     with pytest.raises(PgonceError, match="OFFSETS_REWRITTEN"):
@@ -513,7 +509,7 @@ def test_a_batch_that_was_published_is_skipped(target, receive):
 
 def test_an_open_transaction_does_not_keep_another_driver_out(target, receive):
     """Who is ready to commit ends a session that waits for its tasks, whose driver then hears who owns the writer."""
-    slow, quick = receive(), receive(inlineBytes=KEPT)
+    slow, quick = receive(), receive(may_guess=False)
     send(slow, 0, 1, 1, 2)
     copying(target, 1, 2)
     send(quick, 0, 1, 1, 2, of=origin(run_id=OTHER_RUN))
