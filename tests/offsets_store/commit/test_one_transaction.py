@@ -1,4 +1,8 @@
-"""What a commit waits for, and what it reports meanwhile: a password is being rotated, or a standby is unavailable."""
+"""
+What a commit waits for, and what it reports meanwhile: a password is being rotated, or a standby is unavailable.
+
+Covers: offsets_store.commit.commit_watch.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Several statements in one round trip: their order, their answers, and which of them has failed."""
+"""
+Several statements in one round trip: their order, their answers, and which of them has failed.
+
+Covers: offsets_store.ledger.compiled.
+"""
 
 from uuid import UUID
 
