@@ -106,7 +106,7 @@ class Stranger:
 
 def with_its_own_certificate(stranger, caller):
     """Speaks TLS well, and takes whatever comes."""
-    line = Line(caller, context_of(new_identity()), 10, dialled=False)
+    line = Line(caller, context_of(new_identity()), b"", 10, dialled=False)
     while True:
         stranger.heard.append(line.next_body())
         line.say(taken=True, kept=True, verdict="NEW")
@@ -353,7 +353,7 @@ def test_a_verdict_that_the_ledger_does_not_have_is_not_believed(claimed, target
     identity, secret = new_identity(), secrets.token_bytes(SECRET_BYTES)
 
     def lies(_, caller):
-        line = Line(caller, context_of(identity), 10, dialled=False)
+        line = Line(caller, context_of(identity), b"", 10, dialled=False)
         line.refuse_stranger(secret)
         line.hear()
         line.say(verdict=claimed)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from .line import BROKEN, SILENCE_SECONDS, SILENT, Line, context_for
+from .line import BROKEN, SILENCE_SECONDS, SILENT, Line, OtherReceiverError, context_for
 from .private_folder import is_private
 
 CONNECT_SECONDS = 2.0
@@ -35,7 +35,7 @@ _Value = TypeVar("_Value")
 
 
 class NotThereError(OSError):
-    """No connection was accepted at any of the addresses of a receiver."""
+    """No connection was accepted at any of the addresses of a receiver, or only by another receiver."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,10 @@ class Doors:
         except OSError as error:
             raise NotThereError(f"{_shown(address)}: {error}") from error
         context = context_for(self.certificate) if self.certificate else None
-        return Line(connected, context, patience, dialled=True)
+        try:
+            return Line(connected, context, self.secret, patience, dialled=True)
+        except OtherReceiverError as error:
+            raise NotThereError(f"{_shown(address)}: {error}") from error
 
 
 # By the receivers' secrets, of which each has one of its own.

@@ -10,6 +10,7 @@ and each is preceded by its length: a line that ends too early is broken.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import os
@@ -37,8 +38,7 @@ SILENT = (TimeoutError,)
 
 _LENGTH = struct.Struct("!Q")
 _ROWS = struct.Struct("!QQ")
-# What a receiver says first on a line without TLS: it is there.
-_HERE = b"+"
+_SIGN_BYTES = 16
 # A process's id, user and group, as the kernel tells its other side.
 _CREDENTIALS = struct.Struct("3i")
 # A host that vanished silently is noticed after a minute, whether something was sent to it (TCP_USER_TIMEOUT, in
@@ -50,6 +50,10 @@ _PASSWORD_BYTES = 32
 _ALWAYS = datetime(2000, 1, 1, tzinfo=timezone.utc), datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
+class OtherReceiverError(OSError):
+    """The process at the other end is not the one that was called."""
+
+
 class Line:
     """
     One connection: messages as JSON, and bodies of a COPY as they are.
@@ -57,17 +61,19 @@ class Line:
     :param connected: belongs to this line from now on, which closes it even if the handshake fails. It is a socket of
         TCP, or one of this host.
     :param context: for TCP.
+    :param secret: what callers of this receiver know. On this host it also tells receivers apart.
     :param patience: seconds that any wait for the other side may take; 0 means for ever.
+    :raises OtherReceiverError: if another receiver answers on this host.
     :raises OSError: if the other side does not present what ``context`` asks for, or is not of this user.
     """
 
     def __init__(
-        self, connected: socket.socket, context: ssl.SSLContext | None, patience: float, *, dialled: bool
+        self, connected: socket.socket, context: ssl.SSLContext | None, secret: bytes, patience: float, *, dialled: bool
     ) -> None:
         try:
             connected.settimeout(patience)
             if connected.family == socket.AF_UNIX:
-                self._socket = _met(connected, dialled=dialled)
+                self._socket = _met(connected, _sign_of(secret), dialled=dialled)
             else:
                 self._socket = _encrypted(connected, context, dialled=dialled)
         except BaseException:
@@ -168,10 +174,16 @@ def _encrypted(connected: socket.socket, context: ssl.SSLContext | None, *, dial
     return context.wrap_socket(connected, server_side=not dialled, suppress_ragged_eofs=False)
 
 
-def _met(connected: socket.socket, *, dialled: bool) -> socket.socket:
-    """
-    Do on a socket of this host what a handshake does on a network: find out that the other side is there, and whose.
+def _sign_of(secret: bytes) -> bytes:
+    """What a receiver says first on a line without TLS; it does not give its secret away."""
+    return hashlib.sha256(b"pgonce receiver " + secret).digest()[:_SIGN_BYTES]
 
+
+def _met(connected: socket.socket, sign: bytes, *, dialled: bool) -> socket.socket:
+    """
+    Do on a socket of this host what a handshake does on a network: find out that the other side is there, and who.
+
+    :raises OtherReceiverError: if it has another sign.
     :raises OSError: if it is another user's, or does not answer.
     """
     # Elsewhere than on Linux, only the folder in which the socket lies protects it.
@@ -181,9 +193,10 @@ def _met(connected: socket.socket, *, dialled: bool) -> socket.socket:
         if user != os.geteuid():
             raise PermissionError(f"the process at the other end of the line is of user {user}")
     if not dialled:
-        connected.sendall(_HERE)
-    elif connected.recv(len(_HERE)) != _HERE:
-        raise ConnectionError("the other side hung up")
+        connected.sendall(sign)
+    elif (said := connected.recv(len(sign))) != sign:
+        # The same path leads to another application's receiver on another host, and here if that has taken the place.
+        raise OtherReceiverError("another receiver answers") if said else ConnectionError("the other side hung up")
     return connected
 
 

@@ -126,7 +126,7 @@ def _answer(listening: socket.socket, context: ssl.SSLContext | None, secret: by
 
 def _converse(connected: socket.socket, context: ssl.SSLContext | None, secret: bytes, receptions: Receptions) -> None:
     try:
-        with closing(Line(connected, context, _IDENTIFY_SECONDS, dialled=False)) as line:
+        with closing(Line(connected, context, secret, _IDENTIFY_SECONDS, dialled=False)) as line:
             line.refuse_stranger(secret)
             line.be_patient(0)
             message = line.hear()

@@ -43,6 +43,8 @@ class Answering:
         else:
             self._listening = socket.create_server((HOST, 0))
             self.address = (HOST, self._listening.getsockname()[1])
+        # By which it is known on this host.
+        self.secret = b""
         self.heard = []
         self.hung_up = threading.Semaphore(0)
         threading.Thread(target=self._answer, daemon=True).start()
@@ -59,7 +61,7 @@ class Answering:
         time.sleep(self._after)
         try:
             context = context_of(self._identity) if self._identity else None
-            line = Line(connected, context, 10, dialled=False)
+            line = Line(connected, context, self.secret, 10, dialled=False)
             self.heard.append(line._socket.recv(SECRET_BYTES))
             line._socket.recv(1)
             line.close()
@@ -219,6 +221,7 @@ def test_on_one_host_a_socket_in_a_private_folder_comes_first(folder):
     identity = new_identity()
     with answering(Answering(None, path=str(folder / "0")), Answering(identity)) as (near, far):
         at = doors(identity, near.address, far.address)
+        near.secret = at.secret
         at.dial(5).close()
         assert near.hung_up.acquire(timeout=10)
         assert (near.heard, far.heard) == ([at.secret], [])
@@ -227,6 +230,22 @@ def test_on_one_host_a_socket_in_a_private_folder_comes_first(folder):
         other.dial(5).close()
         assert far.hung_up.acquire(timeout=10)
         assert far.heard == [other.secret]
+
+
+def test_another_applications_receiver_at_the_same_path_is_not_taken(folder):
+    """Another host has such a folder too, if drivers of the same user run there; then TCP leads to the right one."""
+    identity = new_identity()
+    with answering(Answering(None, path=str(folder / "0")), Answering(identity)) as (other, receiver):
+        other.secret = secrets.token_bytes(SECRET_BYTES)
+        at = doors(identity, other.address, receiver.address)
+        for _ in range(2):
+            at.dial(5).close()
+            assert receiver.hung_up.acquire(timeout=10)
+        assert receiver.heard == [at.secret] * 2
+        assert at.secret not in other.heard
+        # Before there is another way, a task says that it has reached none, so that the next plan offers one.
+        call = Call(doors(None, other.address))
+        assert (call.line(), call.is_unreached) == (None, True)
 
 
 def test_a_socket_where_others_could_have_put_theirs_is_not_used(folder):
@@ -294,7 +313,7 @@ def test_on_one_host_another_user_is_not_believed(folder):
         with another_user(CALLING, path) as caller:
             connected, _ = listening.accept()
             with pytest.raises(OSError, match="of user 4711"):
-                Line(connected, None, 5, dialled=False)
+                Line(connected, None, b"", 5, dialled=False)
             assert caller.stdout.readline() == "b''\n"
 
 
