@@ -79,7 +79,7 @@ def commit_parcels(
         # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
         may_be_left = may_be_left or may_sweep
     else:
-        if receiver and rows.staged:
+        if receiver and (rows.staged or receiver.has_kept_rows()):
             # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would have
             # to wait for it.
             receiver.give_up()

@@ -216,6 +216,10 @@ class Receiver:
             self._end_process()
         self._remove_kept()
 
+    def has_kept_rows(self) -> bool:
+        """In the commit worker: whether any attempt's rows are kept of this batch. Without them nothing was begun."""
+        return folders.kept_file(Path(self.folder), self.token).exists()
+
     def dial(self) -> Line:
         """
         Open a line to it, on which no wait takes longer than :data:`SILENCE_SECONDS`.

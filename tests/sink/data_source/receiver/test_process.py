@@ -38,7 +38,7 @@ from pgonce.offsets_store.errors import CommitError, PgonceError
 from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attempt
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Parcel, Received, Staged
+from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
 from pgonce.sink.data_source.receiver import folders, launch, process
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.messages import (
@@ -336,6 +336,19 @@ def test_a_frozen_receiver_does_not_hold_up_a_batch_that_was_staged(
     assert commit_parcels(receiver_options(), encoded_columns(STRUCT), [parcel], 1) is Verdict.NEW
     assert ids(target) == [1, 2]
     assert is_gone(started_receivers[0])
+
+
+def test_a_batch_that_came_inline_does_not_wait_for_what_a_beaten_attempt_has_begun(target, receiver_options):
+    """Two attempts of one task: the receiver holds the writer's row for one, and Spark has chosen the other."""
+    options = receiver_options(retryTimeout="0")
+    receiver = receiver_for(options, STRUCT)
+    assert send(receiver, 1, 2) == 2
+    in_copy(target)
+    rows = tuple(body(one)[0] for one in (1, 2))
+    commit_parcels(options, encoded_columns(STRUCT), [Parcel(origin(), 0, 2, Inline(rows), receiver=receiver)], 1)
+    assert ids(target) == [1, 2]
+    assert recorded(target) == [(2, "inline", receiver.token)]
+    assert kept_files(receiver) == []
 
 
 def test_only_the_receiver_itself_is_ended(target, receiver_options, started_receivers):
