@@ -272,6 +272,8 @@ class Receiver:
 
     def _kept(self, promise: Promise) -> PromisedRows | None:
         try:
+            if not folders.is_ours(Path(self.folder)):
+                raise FileNotFoundError("its folder is gone")
             return PromisedRows(folders.kept_file(Path(self.folder), self.token), promise.received)
         except (OSError, EOFError) as error:
             _log.warning("the rows that a lost receiver had kept cannot be read: %s", error)

@@ -59,6 +59,9 @@ def note_process(folder: Path, receiver: HostProcess) -> None:
 
 def process_of(folder: Path) -> HostProcess | None:
     """The process of the receiver that has this folder; None if it has not started, or has removed the folder."""
+    if not is_ours(folder):
+        # After it is removed, another user may make one of the same name, and write any process into it.
+        return None
     try:
         return HostProcess(**json.loads((folder / _RECEIVER).read_text()))
     except (OSError, ValueError, TypeError):
@@ -92,12 +95,13 @@ def remove_leftovers() -> None:
     """Remove the folders of this user whose drivers are gone."""
     with suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            if _is_ours(folder) and _is_left_over(folder):
+            if is_ours(folder) and _is_left_over(folder):
                 _log.info("removing what a receiver has left behind: %s", folder)
                 remove(folder)
 
 
-def _is_ours(folder: Path) -> bool:
+def is_ours(folder: Path) -> bool:
+    """Whether this is a folder that this user has made."""
     try:
         found = folder.lstat()
     except OSError:
@@ -117,4 +121,7 @@ def _is_left_over(folder: Path) -> bool:
         return untouched > _UNOWNED_SECONDS
     if not driver.is_of_this_place:
         return untouched > _FOREIGN_SECONDS
-    return not driver.lives() or (not daemon.lives() and untouched > _WITHOUT_DAEMON_SECONDS)
+    if daemon.lives():
+        # Without a daemon of Spark's, workers are children of the driver's JVM, and the shell above it may have ended.
+        return False
+    return not driver.lives() or untouched > _WITHOUT_DAEMON_SECONDS

@@ -48,7 +48,8 @@ class HostProcess:
 
     def lives(self) -> bool:
         """Whether it runs, or is stopped; one that has ended and only waits for its parent does not live."""
-        return self.is_of_this_place and _started(self.pid) == self.started
+        # Without a start time, it had already ended when it was named.
+        return bool(self.started) and self.is_of_this_place and _started(self.pid) == self.started
 
     def kill(self) -> bool:
         """End it by SIGKILL, and wait a moment until it is gone. True if it was there, and is gone."""

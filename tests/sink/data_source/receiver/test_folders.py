@@ -65,6 +65,15 @@ def test_a_folder_is_for_this_user_alone(living, temporary):
     folders.remove(folder)
 
 
+def test_what_another_user_has_put_there_is_not_believed(living, monkeypatch):
+    """Once a receiver has removed its folder, anybody may make one of that name, and have us end our own processes."""
+    folder = made(living, living)
+    folders.note_process(folder, living)
+    assert folders.process_of(folder) == living
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+    assert folders.process_of(folder) is None
+
+
 def test_a_folder_stays_while_a_batch_is_kept_there(living):
     """The receiver may have had batches of other queries."""
     folder, first, second = made(living, living), UUID(int=1), UUID(int=2)
@@ -85,6 +94,14 @@ def test_the_folder_of_a_driver_that_is_gone_is_left_over(living, gone):
     age(used, 100 * DAY)
     folders.remove_leftovers()
     assert (left.exists(), used.exists()) == (False, True)
+
+
+def test_what_has_started_the_driver_may_be_gone(living, gone):
+    """With spark.python.use.daemon=false, the driver's JVM stands for the daemon, and a shell for the driver."""
+    folder = made(gone, living)
+    age(folder, DAY)
+    folders.remove_leftovers()
+    assert folder.exists()
 
 
 def test_without_its_daemon_a_batch_may_still_be_committed_for_a_while(living, gone):

@@ -8,6 +8,7 @@ import subprocess
 from dataclasses import replace
 
 import pytest
+from support.fixtures.driver import wait_until
 
 from pgonce.sink.data_source.receiver.host_process import host_process, parent_of
 
@@ -42,3 +43,14 @@ def test_another_process_with_the_same_id_is_not_ended(other, sleeping):
     assert not found.lives()
     assert not found.kill()
     assert sleeping.poll() is None
+
+
+def test_one_that_had_already_ended_when_it_was_named_does_not_live(sleeping):
+    """Nor after its id has gone to nobody."""
+    sleeping.kill()
+    assert wait_until(lambda: not host_process(sleeping.pid).started)
+    found = host_process(sleeping.pid)
+    assert not found.lives()
+    sleeping.wait()
+    assert not found.lives()
+    assert not found.kill()
