@@ -113,14 +113,18 @@ class TaskWriter:
         call_at = inline_cap(self.options.call_bytes, task.partition_id)
         batches = map(self.reader.read, batches)
         call: Call | None = None
+        taken: Taken | None = None
         try:
             for batch in batches:
                 held.take(batch)
                 if self.receiver and call is None and held.size > call_at:
                     # It may still have to start, and this task goes on meanwhile.
                     call = self.receiver.call(context.getLocalProperty("spark.driver.host"))
-                if held.size > cap or (call and call.is_answered):
-                    return self._sent_on(task, held, batches, call)
+                if call and taken is None and (call.is_answered or held.size > cap):
+                    # If it keeps none of them, they may still travel inline: this executor may have no way to Postgres.
+                    taken, held = self._sent(task, held, batches, call)
+                if held.size > cap or (taken and taken.rows):
+                    return self._sent_on(task, held, batches, call, taken)
         finally:
             if call:
                 call.drop()
@@ -134,20 +138,34 @@ class TaskWriter:
         is_hashed = isinstance(self.options, JobOptions) and self.options.batch_hash
         return _HeldRows(CopyEncoder(written), unfit, columns, RowSum() if is_hashed else None)
 
-    def _sent_on(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch], call: Call | None) -> Parcel:
-        """Send the rows to the receiver, if there is one; stage those that it does not keep."""
-        taken, first = Taken(), iter(held.batches)
-        if self.receiver is not None and call is not None:
-            encoded = itertools.chain(zip(held.bodies, first, strict=False), map(held.encoded, batches))
-            taken = self.receiver.send_rows(call, task.origin, task.partition_id, task.attempt_id, encoded)
+    def _sent(
+        self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch], call: Call
+    ) -> tuple[Taken, _HeldRows]:
+        """Send these rows, and those that come, to the receiver; what it has kept, and the rows that are left."""
+        assert self.receiver is not None  # noqa: S101 (it was called)
+        first = iter(held.batches)
+        encoded = itertools.chain(zip(held.bodies, first, strict=False), map(held.encoded, batches))
+        taken = self.receiver.send_rows(call, task.origin, task.partition_id, task.attempt_id, encoded)
+        if not taken.rows and not taken.left:
+            # It wants none, and has seen none.
+            return taken, held
+        left = replace(held, batches=[], bodies=[], positions=[], size=0)
+        for batch in itertools.chain(taken.left, first):
+            left.take(batch)
+        return taken, left
+
+    def _sent_on(
+        self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch], call: Call | None, taken: Taken | None
+    ) -> Parcel:
+        """Stage the rows that the receiver has not kept, if there is one."""
         # What is staged is encoded again, with its mark.
         held.bodies.clear()
         held.positions.clear()
         # Those that are held have been added to the hash.
         others = (held.encoded(batch)[1] for batch in batches) if held.row_sum else batches
-        staged, reached = self._staged(task, held, itertools.chain(taken.left, first, others))
+        staged, reached = self._staged(task, held, itertools.chain(held.batches, others))
         rows = sum(count for _, count in staged.promised)
-        if not taken.rows:
+        if taken is None or not taken.rows:
             staged = replace(staged, is_unreached=call is not None and call.is_unreached)
             return self._parcel(task, rows, staged, held, reached)
         received = Received(task.attempt_id, taken.rows, staged.promised)

@@ -284,7 +284,7 @@ class Receiver:
         if line is None:
             # What is remembered was said when it happened.
             level = logging.INFO if call.is_remembered else logging.WARNING
-            _log.log(level, "partition %s is staged, because no receiver answers: %s", partition_id, call.why)
+            _log.log(level, "partition %s is not received, because no receiver answers: %s", partition_id, call.why)
             return None
         try:
             line.be_patient(SILENCE_SECONDS)
@@ -294,7 +294,7 @@ class Receiver:
                 return line
         except BROKEN as error:
             self.doors.note_broken(error)
-            _log.warning("partition %s is staged, because its receiver breaks off: %s", partition_id, error)
+            _log.warning("partition %s is not received, because its receiver breaks off: %s", partition_id, error)
         except BaseException:
             line.close()
             raise
@@ -310,7 +310,7 @@ class Receiver:
                 window.send(body, batch)
         except BROKEN as error:
             self.doors.note_broken(error)
-            _log.warning("the rest of a partition is staged, because its receiver breaks off: %s", error)
+            _log.warning("the rest of a partition is not received, because its receiver breaks off: %s", error)
             return False
         return not window.is_closed
 
