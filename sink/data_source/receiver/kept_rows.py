@@ -15,7 +15,9 @@ import struct
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from io import FileIO
+from math import inf
 from pathlib import Path
 
 # Of each body: partition, attempt, number of rows, and size in bytes.
@@ -23,6 +25,14 @@ _HEADER = struct.Struct("!qqQQ")
 # So much of the disk is left to others, Spark among them: this many bytes, or a tenth of a small disk.
 LEFT_FREE_BYTES = 1024 * 1024 * 1024
 _LEFT_FREE_SHARE = 10
+
+_PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
+# What a container may use, and what it uses: of cgroups of version 2 and 1, as they look from inside it.
+_MEMORY = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class KeptRows:
         if self._file is None:
             self._file = FileIO(self._path, "xb+", opener=_for_this_user)
         file, kept = self._file.fileno(), KeptBody(self.size + _HEADER.size, len(body))
-        _leave_room(file, len(body))
+        _leave_room(file, self.size, len(body))
         try:
             _write(file, _HEADER.pack(partition_id, attempt_id, rows, len(body)), self.size)
             _write(file, body, kept.start)
@@ -117,7 +127,7 @@ def _for_this_user(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _leave_room(file: int, size: int) -> None:
+def _leave_room(file: int, kept: int, size: int) -> None:
     found = os.fstatvfs(file)
     if found.f_blocks == 0:
         # Some file systems do not say how large they are.
@@ -125,6 +135,34 @@ def _leave_room(file: int, size: int) -> None:
     left = min(LEFT_FREE_BYTES, found.f_blocks * found.f_frsize // _LEFT_FREE_SHARE)
     if found.f_bavail * found.f_frsize < size + left:
         raise OSError(errno.ENOSPC, "the rest of the driver's disk is left to others")
+    # Many systems have /tmp in memory, as large as half of it. Who fills that has the driver killed.
+    if is_in_memory(os.fstat(file).st_dev) and kept + size > memory_left():
+        raise OSError(errno.ENOSPC, "the rest of the memory, which the temporary directory takes, is left to others")
+
+
+@cache
+def is_in_memory(device: int) -> bool:
+    """Whether the files of this device are in memory, as far as Linux's /proc says so."""
+    number = f"{os.major(device)}:{os.minor(device)}"
+    with suppress(OSError):
+        for line in (_PROC / "self/mountinfo").read_text().splitlines():
+            mount, _, kind = line.partition(" - ")
+            if mount.split()[2] == number:
+                return kind.split()[0] in ("tmpfs", "ramfs")
+    return False
+
+
+def memory_left() -> float:
+    """How many bytes of memory this host has left, or this container; infinite if that is not known."""
+    found = [inf]
+    with suppress(OSError, StopIteration):
+        lines = (_PROC / "meminfo").read_text().splitlines()
+        found.append(1024 * int(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]))
+    for most, used in _MEMORY:
+        # "max" is no number.
+        with suppress(OSError, ValueError):
+            found.append(int((_CGROUP / most).read_text()) - int((_CGROUP / used).read_text()))
+    return min(found)
 
 
 def _write(file: int, body: bytes, start: int) -> None:

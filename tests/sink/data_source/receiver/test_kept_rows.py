@@ -83,6 +83,58 @@ def test_some_of_the_disk_is_left_to_others(path, monkeypatch):
         keep(path, (0, 1, 1, b"a"))
 
 
+@pytest.fixture
+def host(monkeypatch, tmp_path):
+    """Makes a host with so much memory, in which a container may have less; device 7:3 is in memory, 7:4 is not."""
+    forget = kept_rows.is_in_memory.cache_clear
+
+    def make(available, **cgroup):
+        proc, group = tmp_path / "proc", tmp_path / "cgroup"
+        for path, text in {
+            proc / "self/mountinfo": "20 1 7:4 / / rw - ext4 vda rw\n21 20 7:3 / /tmp rw shared:5 - tmpfs tmpfs rw\n",
+            proc / "meminfo": f"MemTotal: 9999999 kB\nMemAvailable:  {available} kB\n",
+            **{group / name.replace("__", "/").replace("_of_", "."): text for name, text in cgroup.items()},
+        }.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        monkeypatch.setattr(kept_rows, "_PROC", proc)
+        monkeypatch.setattr(kept_rows, "_CGROUP", group)
+        forget()
+
+    yield make
+    forget()
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "left"),
+    [
+        ({}, 8 * 1024),
+        ({"memory_of_max": "max", "memory_of_current": "500"}, 8 * 1024),
+        ({"memory_of_max": "5000", "memory_of_current": "1000"}, 4000),
+        ({"memory__memory_of_limit_in_bytes": "3000", "memory__memory_of_usage_in_bytes": "1000"}, 2000),
+    ],
+)
+def test_a_container_may_have_less_memory_than_its_host(cgroup, left, host):
+    """And where nothing is known, nothing is forbidden."""
+    host(8, **cgroup)
+    assert kept_rows.memory_left() == left
+
+
+def test_a_temporary_directory_in_memory_is_not_filled(host, path, monkeypatch):
+    """Its limit is half of the memory, of which the driver has another half: rows that do not fit are staged."""
+    host(8)
+    assert kept_rows.is_in_memory(os.makedev(7, 3))
+    assert not kept_rows.is_in_memory(os.makedev(7, 4))
+    assert not kept_rows.is_in_memory(os.makedev(7, 5))
+    monkeypatch.setattr(kept_rows, "is_in_memory", lambda _: True)
+    kept = keep(path, (0, 1, 1, b"a" * 4096))
+    with pytest.raises(OSError, match="the rest of the memory"):
+        kept.add(0, 1, 1, b"b" * 4096)
+    kept.add(0, 1, 1, b"c")
+    monkeypatch.setattr(kept_rows, "is_in_memory", lambda _: False)
+    kept.add(0, 1, 1, b"b" * 4096)
+
+
 def test_what_is_read_can_be_removed_meanwhile(path):
     """A commit that has begun to read goes on."""
     kept = keep(path, (0, 1, 1, b"a"))
