@@ -218,7 +218,8 @@ class Receiver:
 
     def has_kept_rows(self) -> bool:
         """In the commit worker: whether any attempt's rows are kept of this batch. Without them nothing was begun."""
-        return folders.kept_file(Path(self.folder), self.token).exists()
+        folder = Path(self.folder)
+        return folders.is_ours(folder) and folders.kept_file(folder, self.token).exists()
 
     def dial(self) -> Line:
         """

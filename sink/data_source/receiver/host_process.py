@@ -55,7 +55,8 @@ class HostProcess:
         """End it by SIGKILL, and wait a moment until it is gone. True if it was there, and is gone."""
         if not self.lives():
             return False
-        with suppress(ProcessLookupError):
+        # Whatever cannot be done to it, the ledger decides who commits: the caller goes on.
+        with suppress(OSError):
             _kill(self)
         deadline = time.monotonic() + _GONE_SECONDS
         while self.lives() and time.monotonic() < deadline:
@@ -98,13 +99,26 @@ def _fields(pid: int) -> list[str]:
 
 
 def _kill(process: HostProcess) -> None:
-    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+    handle = _handle_of(process.pid)
+    if handle is None:
         os.kill(process.pid, signal.SIGKILL)
         return
-    # By a handle that stands for one process: it may end after the look, and another get its id.
-    handle = os.pidfd_open(process.pid)
     try:
+        # It may have ended after the last look.
         if process.lives():
             signal.pidfd_send_signal(handle, signal.SIGKILL)
     finally:
         os.close(handle)
+
+
+def _handle_of(pid: int) -> int | None:
+    """What stands for one process, even if that ends and another gets its id; None where there is no such."""
+    if sys.platform != "linux" or not hasattr(os, "pidfd_open"):
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if isinstance(error, ProcessLookupError):
+            raise
+        # Kernels before 5.3 and some sandboxes do not have it, or forbid it.
+        return None
