@@ -103,7 +103,20 @@ def between_tasks_and_commit(bench: Bench) -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def inside_the_transaction(bench: Bench) -> Iterator[Callable[[], bool]]:
-    """The rows are written and the batch is not yet recorded: a trigger on the ledger waits for the test."""
+    """The rows are written, and nothing is sent that records the batch: a trigger on the target waits for the test."""
+    with _gate_at(bench, [bench.sink(way).table for way in bench.ways]) as is_reached:
+        yield is_reached
+
+
+@contextmanager
+def at_the_record(bench: Bench) -> Iterator[Callable[[], bool]]:
+    """Record and COMMIT have arrived, and a trigger on the ledger waits for the test: the server commits afterwards."""
+    with _gate_at(bench, ["pgonce.batches"]) as is_reached:
+        yield is_reached
+
+
+@contextmanager
+def _gate_at(bench: Bench, gated: Sequence[str]) -> Iterator[Callable[[], bool]]:
     tables = ", ".join(f"'{bench.sink(way).table}'::regclass" for way in bench.ways)
     written = (
         "SELECT count(DISTINCT rows.relation) FROM pg_locks AS gate JOIN pg_locks AS rows USING (pid) "
@@ -116,15 +129,16 @@ def inside_the_transaction(bench: Bench) -> Iterator[Callable[[], bool]]:
             "CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS "
             f"'BEGIN PERFORM pg_advisory_xact_lock_shared({_GATE}); RETURN NULL; END'"
         )
-        holder.execute(
-            "CREATE TRIGGER gate BEFORE INSERT ON pgonce.batches FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
-        )
+        for table in gated:
+            holder.execute(
+                f"CREATE TRIGGER gate AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
+            )
         yield lambda: bench.count(written) == len(bench.ways)
 
 
 @contextmanager
 def before_commit(bench: Bench) -> Iterator[Callable[[], bool]]:
-    """All is written and recorded, and COMMIT never reaches the server."""
+    """All is written, and the record and COMMIT never reach the server."""
     # As the statement that writes the rows names the table; a task that stages does not name it so.
     holds = [bench.proxy.hold_before_commit(touching=f'"{bench.sink(way).table}"') for way in bench.ways]
     yield lambda: all(hold.reached.is_set() for hold in holds)
@@ -149,11 +163,16 @@ def after_the_batch(bench: Bench) -> Iterator[Callable[[], bool]]:
 
 @dataclass(frozen=True)
 class Moment:
-    """When to shoot: ``hold`` brings every query there; the rest is what proves that it was there."""
+    """
+    When to shoot: ``hold`` brings every query there; the rest is what proves that it was there.
+
+    ``is_replayed`` says whether the batch is, or will be, committed although Spark does not know it.
+    """
 
     hold: Callable[[Bench], AbstractContextManager[Callable[[], bool]]]
     in_ledger: bool = False
     in_checkpoint: bool = False
+    is_replayed: bool = False
 
 
 MOMENTS = (
@@ -161,7 +180,8 @@ MOMENTS = (
     Moment(between_tasks_and_commit),
     Moment(inside_the_transaction),
     Moment(before_commit),
-    Moment(after_commit, in_ledger=True),
+    Moment(at_the_record, is_replayed=True),
+    Moment(after_commit, in_ledger=True, is_replayed=True),
     Moment(after_the_batch, in_ledger=True, in_checkpoint=True),
 )
 
@@ -175,9 +195,9 @@ def test_killed_driver_is_succeeded(moment, bench_of, spark):
     kill_and_take_over(moment, bench_of(WAYS), spark)
 
 
-@pytest.mark.parametrize("moment", [MOMENTS[2], MOMENTS[4]], ids=lambda moment: moment.hold.__name__)
+@pytest.mark.parametrize("moment", [MOMENTS[2], MOMENTS[4], MOMENTS[5]], ids=lambda moment: moment.hold.__name__)
 def test_killed_driver_is_succeeded_in_short(moment, bench_of, spark):
-    """The same inside the transaction and after COMMIT, for two ways in."""
+    """The same inside the transaction, while it commits, and after COMMIT, for two ways in."""
     kill_and_take_over(moment, bench_of(WAYS[:1] + WAYS[3:4]), spark)
 
 
@@ -200,7 +220,7 @@ def kill_and_take_over(moment: Moment, bench: Bench, spark: SparkSession) -> Non
     for way in ways:
         sink = bench.sink(way)
         assert what_is_wrong(observer, sink.table, sink.checkpoint, bench.inbox.rows) == [], way.name
-        assert replays(observer, sink.checkpoint) == ([1] if moment.in_ledger and not moment.in_checkpoint else [])
+        assert replays(observer, sink.checkpoint) == [1] * moment.is_replayed
 
 
 def assert_was_at(moment: Moment, bench: Bench, way: WayIn, before: list[tuple]) -> None:

@@ -308,7 +308,7 @@ def between_tasks_and_commit(bench: Bench, frozen: Rival, way: WayIn) -> Iterato
 
 @contextmanager
 def in_the_transaction(bench: Bench, frozen: Rival, way: WayIn) -> Iterator[Callable[[], bool]]:
-    """The rows are written, and a trigger on the ledger waits for the test: a frozen driver does not ask for COMMIT."""
+    """The rows are written, and a trigger on the target waits for the test: a frozen driver does not ask for more."""
     table = bench.sink(way).table
     waiting = (
         "SELECT count(DISTINCT pid) FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE wait_event = 'PgSleep' "
@@ -319,18 +319,17 @@ def in_the_transaction(bench: Bench, frozen: Rival, way: WayIn) -> Iterator[Call
         # Not by a lock, which the commit would not wait for for long.
         admin.execute(
             "CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN "
-            f"IF (SELECT sink_name FROM pgonce.writers WHERE writer_id = NEW.writer_id) LIKE ''%{table}'' THEN "
-            "WHILE NOT EXISTS (SELECT FROM public.gate_is_open) LOOP PERFORM pg_sleep(0.05); END LOOP; END IF; "
+            "WHILE NOT EXISTS (SELECT FROM public.gate_is_open) LOOP PERFORM pg_sleep(0.05); END LOOP; "
             "RETURN NULL; END'"
         )
-        admin.execute("CREATE TRIGGER gate AFTER INSERT ON pgonce.batches FOR EACH ROW EXECUTE FUNCTION wait_at_gate()")
+        admin.execute(f"CREATE TRIGGER gate AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()")
         yield lambda: bench.count(waiting) == 1
         admin.execute("INSERT INTO gate_is_open DEFAULT VALUES")
 
 
 @contextmanager
 def before_commit(bench: Bench, frozen: Rival, way: WayIn) -> Iterator[Callable[[], bool]]:
-    """All is written and recorded, and COMMIT is on its way; it arrives when the test lets it."""
+    """All is written, and the record and COMMIT are on their way; they arrive when the test lets them."""
     bench.late.append(bench.proxy.hold_before_commit(touching=f'"{bench.sink(way).table}"'))
     yield bench.late[-1].reached.is_set
 
