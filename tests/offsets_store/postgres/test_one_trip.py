@@ -84,9 +84,9 @@ def test_a_block_that_fails_sends_nothing(url):
         def fail():
             with one_trip(driver):
                 Asked(driver, ASKED, {"given": "a"})
-                raise ValueError
+                raise ValueError("made up")
 
-        with pytest.raises(ValueError, match=""):
+        with pytest.raises(ValueError, match="made up"):
             fail()
         assert driver.info.transaction_status is TransactionStatus.IDLE
         assert Asked(driver, ASKED, {"given": "a"}).row()["said"] == "a"
