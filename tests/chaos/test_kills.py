@@ -138,7 +138,7 @@ def _gate_at(bench: Bench, gated: Sequence[str]) -> Iterator[Callable[[], bool]]
 
 @contextmanager
 def before_commit(bench: Bench) -> Iterator[Callable[[], bool]]:
-    """All is written, and the record and COMMIT never reach the server."""
+    """All is written and recorded, and COMMIT, which was sent with the record, never reaches the server."""
     # As the statement that writes the rows names the table; a task that stages does not name it so.
     holds = [bench.proxy.hold_before_commit(touching=f'"{bench.sink(way).table}"') for way in bench.ways]
     yield lambda: all(hold.reached.is_set() for hold in holds)

@@ -144,7 +144,7 @@ class Bench:
         found = self.observer.execute(
             "SELECT DISTINCT pid FROM pg_stat_activity JOIN pg_locks USING (pid) WHERE granted "
             "AND relation = 'pgonce.writers'::regclass AND mode = 'RowShareLock' AND wait_event = 'ClientRead' "
-            "AND application_name LIKE 'pgonce %' AND state = 'idle in transaction'"
+            "AND application_name LIKE 'pgonce %' AND state IN ('idle in transaction', 'active')"
         )
         return {pid for (pid,) in found.fetchall()}
 
@@ -329,7 +329,7 @@ def in_the_transaction(bench: Bench, frozen: Rival, way: WayIn) -> Iterator[Call
 
 @contextmanager
 def before_commit(bench: Bench, frozen: Rival, way: WayIn) -> Iterator[Callable[[], bool]]:
-    """All is written, and the record and COMMIT are on their way; they arrive when the test lets them."""
+    """All is written and recorded, and COMMIT is on its way; it arrives when the test lets it."""
     bench.late.append(bench.proxy.hold_before_commit(touching=f'"{bench.sink(way).table}"'))
     yield bench.late[-1].reached.is_set
 
