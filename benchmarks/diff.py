@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -35,6 +36,8 @@ _REPOSITORY = Path(__file__).parents[1]
 _VERSIONS = _REPOSITORY / ".build" / "versions"
 # A build machine's mood makes one round twice as slow, but not every round of one version and none of the other.
 _DOUBLING = 1.6
+# Files of this and of `make bench`: when, and of which commit.
+_NAMED = re.compile(r"(diff-)?\d{8}T\d{4}-[0-9a-f]{12}$")
 
 
 def contests(plan: Plan) -> tuple[tuple[Load, tuple[Contender, ...]], ...]:
@@ -192,9 +195,10 @@ def _installed(commit: str) -> Path:
 
 
 def _newest_measured() -> str:
-    """The commit of the newest full run of `make bench`."""
-    runs = sorted(path for path in RESULTS.glob("2*.json") if not _is_small(path))
-    return runs[-1].stem.partition("-")[2] if runs else "HEAD~1"
+    """The commit of the newest full run of `make bench`, or of this."""
+    runs = [path for path in RESULTS.glob("*.json") if _NAMED.match(path.stem) and not _is_small(path)]
+    newest = max((path.stem.removeprefix("diff-") for path in runs), default="")
+    return newest.partition("-")[2] or "HEAD~1"
 
 
 def _is_small(path: Path) -> bool:
