@@ -82,9 +82,12 @@ def test_a_driver_that_is_killed_in_the_middle(spark, inbox, url, observer, tmp_
             "CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS "
             f"'BEGIN PERFORM pg_advisory_xact_lock_shared({_GATE}); RETURN NULL; END'"
         )
-        holder.execute(
-            "CREATE TRIGGER gate BEFORE INSERT ON pgonce.batches FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
-        )
+        # At the targets, because the server commits what it has, once the record and COMMIT have arrived.
+        for way in ways():
+            holder.execute(
+                f"CREATE TRIGGER gate AFTER INSERT ON events_{way.name} "
+                "FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
+            )
         driver = start_driver(
             starting_over_job.__file__, json.dumps({**job, "replaces": replaces}), env=with_tests_on_path()
         )
@@ -93,7 +96,7 @@ def test_a_driver_that_is_killed_in_the_middle(spark, inbox, url, observer, tmp_
         driver.wait_for(lambda: observer.execute(waiting).fetchone() == (len(ways()),), "all batches to wait")
         driver.sigkill()
     with psycopg.connect(url, autocommit=True) as admin:
-        admin.execute("DROP TRIGGER gate ON pgonce.batches")
+        admin.execute("DROP FUNCTION wait_at_gate CASCADE")
     for way in ways():
         over = sink_of(way, url, tmp_path, "second", replaces[way.name])
         assert wrong_rows(observer, over.table, before) == []
