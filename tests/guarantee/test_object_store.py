@@ -98,7 +98,7 @@ def test_killed_and_started_again(job, weak_store, url, observer):
     job.inbox.add(10)
     job.inbox.add(10)
     ensure_ledger(url)
-    with gate_before_batch(1, url) as waiting:
+    with gate_before_batch(1, url, ends=True) as waiting:
         driver = job.start()
         driver.wait_for(lambda: observer.execute(waiting).fetchone() == (len(WAYS),), "both queries to wait")
         driver.sigkill()

@@ -152,7 +152,7 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
         pipeline.add("tills", TILLS[half * 15 :][:15])
     ensure_ledger(url)
     # Not in the first batches: a first one waits for that of another query that feeds the same table.
-    with gate_before_batch(1, url) as waiting:
+    with gate_before_batch(1, url, ends=True) as waiting:
         driver = pipeline.start("run")
         driver.wait_for(lambda: observer.execute(waiting).fetchone() == (2,), "both flows to wait")
         driver.sigkill()
