@@ -30,7 +30,8 @@ from ..options.sink_options import JobOptions, SinkOptions
 from ..positions import Reach, reach, reach_of, widen
 from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
 from .receiver.calls import Call
-from .receiver.client import Receiver, Taken
+from .receiver.client import Receiver
+from .receiver.sending import Taken
 from .workers import imported_late, settle
 
 

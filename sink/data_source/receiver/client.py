@@ -10,7 +10,6 @@ receiver says. As long as the ledger cannot be asked, the outcome is called unkn
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -34,35 +33,19 @@ from .messages import (
     PerhapsCommittedError,
     Promise,
     ReceiverError,
-    cost_of_keeping,
     error_from_message,
     lost,
     not_in_ledger,
     promise_as_message,
 )
-from .private_folder import Note
+from .private_folder import Note, is_private
+from .sending import Taken, sent
 
 if TYPE_CHECKING:
     from pgonce.offsets_store.commit.work import Work
     from pgonce.offsets_store.ledger.session import RecordedAttempt
 
 _log = logging.getLogger("pgonce")
-
-# So much of its rows a task holds while the receiver has not said that they are kept.
-UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
-
-
-@dataclass(frozen=True)
-class Taken:
-    """
-    What a receiver has taken of a task's rows: so many of the first ``rows`` are kept.
-
-    ``left`` are those that it was sent and has not acknowledged. It may have them, but they must not be promised.
-    """
-
-    rows: int = 0
-    left: tuple[pa.RecordBatch, ...] = ()
-
 
 WorkWith: TypeAlias = "Callable[[Callable[[], Iterator[bytes]]], Work[Batch]]"
 """Makes the work of the commit, given what reads the received rows."""
@@ -110,15 +93,8 @@ class Receiver:
         line = self._line_for_rows(call, origin, partition_id, attempt_id)
         if line is None:
             return Taken()
-        window = _Window(line)
         with closing(line):
-            for body, batch in encoded:
-                # An empty body would mean that no more come.
-                if body and not self._is_sent(window, body, batch):
-                    break
-            else:
-                self._is_sent(window)
-        return Taken(window.kept, tuple(batch for batch, _ in window.held))
+            return sent(line, encoded, self.doors.note_broken)
 
     def commit(
         self,
@@ -219,7 +195,7 @@ class Receiver:
     def has_kept_rows(self) -> bool:
         """In the commit worker: whether any attempt's rows are kept of this batch. Without them nothing was begun."""
         folder = Path(self.folder)
-        return folders.is_ours(folder) and folders.kept_file(folder, self.token).exists()
+        return is_private(folder) and folders.kept_file(folder, self.token).exists()
 
     def dial(self) -> Line:
         """
@@ -273,7 +249,7 @@ class Receiver:
 
     def _kept(self, promise: Promise) -> PromisedRows | None:
         try:
-            if not folders.is_ours(Path(self.folder)):
+            if not is_private(Path(self.folder)):
                 raise FileNotFoundError("its folder is gone")
             return PromisedRows(folders.kept_file(Path(self.folder), self.token), promise.received)
         except (OSError, EOFError) as error:
@@ -301,19 +277,6 @@ class Receiver:
             raise
         line.close()
         return None
-
-    def _is_sent(self, window: _Window, body: bytes = b"", batch: pa.RecordBatch | None = None) -> bool:
-        """Not around the whole loop: an error while a body is made does not come from the receiver."""
-        try:
-            if batch is None:
-                window.end()
-            else:
-                window.send(body, batch)
-        except BROKEN as error:
-            self.doors.note_broken(error)
-            _log.warning("the rest of a partition is not received, because its receiver breaks off: %s", error)
-            return False
-        return not window.is_closed
 
     def _recorded(self, options: SinkOptions, origin: Origin) -> RecordedAttempt | None:
         """What the ledger has of this attempt; None if it could not be asked at once, and is asked with patience."""
@@ -354,48 +317,3 @@ def _by_token(recorded: RecordedAttempt, claimed: Verdict | None) -> Verdict | N
     if recorded.published:
         return claimed if claimed not in (None, Verdict.REPLAY) else Verdict.LANDED
     return Verdict.REPLAY if recorded.skipped else None
-
-
-class _Window:
-    """
-    A task's end of the line: ``held`` are the rows that were sent and are not acknowledged, each with what they cost.
-
-    ``kept`` counts those that are; ``is_closed`` if the receiver keeps no more.
-    """
-
-    def __init__(self, line: Line) -> None:
-        self._line = line
-        self._cost = 0
-        self._sent = 0
-        self.held: deque[tuple[pa.RecordBatch, int]] = deque()
-        self.kept = 0
-        self.is_closed = False
-
-    def send(self, body: bytes, batch: pa.RecordBatch) -> None:
-        """Send these rows, unless no more are kept, and wait if too many are not acknowledged."""
-        cost = cost_of_keeping(body)
-        # Held before anything can fail, because they are not given again.
-        self.held.append((batch, cost))
-        self._cost += cost
-        while self._line.has_word() and not self.is_closed:
-            self._hear()
-        if self.is_closed:
-            return
-        self._sent += batch.num_rows
-        self._line.send_rows(body, batch.num_rows)
-        while self._cost > UNACKNOWLEDGED_BYTES and not self.is_closed:
-            self._hear()
-
-    def end(self) -> None:
-        """Say that these were all, and wait until they are acknowledged."""
-        self._line.send_rows(b"", self._sent)
-        while self.held and not self.is_closed:
-            self._hear()
-
-    def _hear(self) -> None:
-        said = self._line.hear()
-        while self.held and self.kept + self.held[0][0].num_rows <= said["kept"]:
-            batch, cost = self.held.popleft()
-            self.kept += batch.num_rows
-            self._cost -= cost
-        self.is_closed = not said["more"]

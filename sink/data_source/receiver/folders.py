@@ -2,19 +2,17 @@
 The folder of a receiver, in which it keeps the rows of its batches: a file for each batch.
 
 Named by the planner's worker when it offers a receiver, made when that is started, used in the receiver and the commit
-worker. Invariant: a folder belongs to one user and
-lets no other in. It is removed when its receiver has nothing to do any more. One that was left over because everything
-was killed is removed when the next receiver starts, once its driver is gone.
+worker. Invariant: a folder belongs to one user and lets no other in. It is removed when its receiver has nothing to do
+any more. One that was left over because everything was killed is removed when the next receiver starts, once its driver
+is gone.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
 import shutil
-import stat
 import tempfile
 import time
 from contextlib import suppress
@@ -23,6 +21,7 @@ from pathlib import Path
 from uuid import UUID
 
 from .host_process import HostProcess
+from .private_folder import is_private
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -59,7 +58,7 @@ def note_process(folder: Path, receiver: HostProcess) -> None:
 
 def process_of(folder: Path) -> HostProcess | None:
     """The process of the receiver that has this folder; None if it has not started, or has removed the folder."""
-    if not is_ours(folder):
+    if not is_private(folder):
         # After it is removed, another user may make one of the same name, and write any process into it.
         return None
     try:
@@ -95,18 +94,9 @@ def remove_leftovers() -> None:
     """Remove the folders of this user whose drivers are gone."""
     with suppress(OSError):
         for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-            if is_ours(folder) and _is_left_over(folder):
+            if is_private(folder) and _is_left_over(folder):
                 _log.info("removing what a receiver has left behind: %s", folder)
                 remove(folder)
-
-
-def is_ours(folder: Path) -> bool:
-    """Whether this is a folder that this user has made."""
-    try:
-        found = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
 
 
 def _is_left_over(folder: Path) -> bool:

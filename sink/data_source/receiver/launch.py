@@ -38,7 +38,7 @@ from .client import Receiver
 from .host_process import host_process, parent_of
 from .line import SECRET_BYTES, Identity, new_identity
 from .messages import PlannedReception, Start
-from .private_folder import Note, listen_in_folder, note_of
+from .private_folder import BACKLOG, Note, listen_in_folder, note_of
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -49,7 +49,6 @@ _RUN = (
 )
 # A receiver reads at once, except during the second in which it starts.
 _UNREAD_PLANS = 64
-_BACKLOG = 128
 
 
 class _Offer:
@@ -286,7 +285,7 @@ def _listening_for_others() -> list[socket.socket]:
         for port in (listening[0].getsockname()[1], 0) if listening else (0,):
             # An interface may have gone.
             with suppress(OSError):
-                listening.append(socket.create_server((address, port), family=family, backlog=_BACKLOG))
+                listening.append(socket.create_server((address, port), family=family, backlog=BACKLOG))
                 break
     return listening
 
@@ -298,7 +297,7 @@ def _is_for_good(error: ConfigurationError, receiver: str) -> bool:
 def _listening(host: str) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
-        listening = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
+        listening = socket.create_server((host, 0), family=family, backlog=BACKLOG)
     except (OSError, UnicodeError) as error:
         raise _no_host(host, f"this driver cannot listen at this address: {error}") from None
     if ip_address(address[0]).is_unspecified:

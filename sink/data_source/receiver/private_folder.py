@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Literal
 
 _MOST_PLACES = 256
-_BACKLOG = 128
+# Tasks that call at the same time wait here until the receiver has started.
+BACKLOG = 128
 # A note from an application that is gone is only of use to its successors.
 _NOTE_DAYS = 30.0
 # Networks and firewalls change while an application runs.
@@ -77,7 +78,7 @@ def listen_in_folder() -> tuple[socket.socket, int]:
             listening = socket.socket(socket.AF_UNIX)
             try:
                 listening.bind(str(path))
-                listening.listen(_BACKLOG)
+                listening.listen(BACKLOG)
             except BaseException:
                 listening.close()
                 raise

@@ -2,7 +2,7 @@
 The receiver as a process of its own: who is heard, what is left where somebody is killed, and when it ends.
 
 Covers: offsets_store.ledger.session, sink.data_source.receiver.client, sink.data_source.receiver.launch,
-sink.identity.planned_batch.
+sink.data_source.receiver.sending, sink.identity.planned_batch.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from support.patience import PATIENCE_SECONDS
 from support.received_batch import SENT, body, name_of, origin, parcels, send
 
 import pgonce.sink.data_source.receiver.client
+import pgonce.sink.data_source.receiver.sending
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import unknown_outcome
 from pgonce.offsets_store.errors import CommitError, PgonceError
@@ -270,7 +271,7 @@ def test_a_task_whose_receiver_is_lost_in_the_middle_stages_the_rest(
     """Rows that it was told are kept are committed from the file, the others are staged, and each is there once."""
     receiver = receiver_for(receiver_options(), STRUCT)
     be_impatient(receiver, monkeypatch)
-    monkeypatch.setattr(pgonce.sink.data_source.receiver.client, "UNACKNOWLEDGED_BYTES", 2_000_000)
+    monkeypatch.setattr(pgonce.sink.data_source.receiver.sending, "UNACKNOWLEDGED_BYTES", 2_000_000)
 
     def struck(rows):
         for number, row in enumerate(rows):

@@ -1,0 +1,110 @@
+"""
+Send the rows of a task to a receiver.
+
+Runs in tasks. Invariant: a row is held here until the receiver has said that it is kept, and only such rows count as
+taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from .line import BROKEN, Line
+from .messages import cost_of_keeping
+
+_log = logging.getLogger("pgonce")
+
+# So much of its rows a task holds while the receiver has not said that they are kept.
+UNACKNOWLEDGED_BYTES = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Taken:
+    """
+    What a receiver has taken of a task's rows: so many of the first ``rows`` are kept.
+
+    ``left`` are those that it was sent and has not acknowledged. It may have them, but they must not be promised.
+    """
+
+    rows: int = 0
+    left: tuple[pa.RecordBatch, ...] = ()
+
+
+def sent(
+    line: Line, encoded: Iterator[tuple[bytes, pa.RecordBatch]], note_broken: Callable[[BaseException], None]
+) -> Taken:
+    """
+    Send these rows, given as bodies, each with the rows that it has, until they are all kept, or no more are.
+
+    :param note_broken: is told if the line breaks.
+    """
+    window = _Window(line)
+
+    def is_open_after(step: Callable[[], None]) -> bool:
+        # Not around the whole loop: an error while a body is made does not come from the receiver.
+        try:
+            step()
+        except BROKEN as error:
+            note_broken(error)
+            _log.warning("the rest of a partition is not received, because its receiver breaks off: %s", error)
+            return False
+        return not window.is_closed
+
+    for body, batch in encoded:
+        # An empty body would mean that no more come.
+        if body and not is_open_after(partial(window.send, body, batch)):
+            break
+    else:
+        is_open_after(window.end)
+    return Taken(window.kept, tuple(batch for batch, _ in window.held))
+
+
+class _Window:
+    """
+    A task's end of the line: ``held`` are the rows that were sent and are not acknowledged, each with what they cost.
+
+    ``kept`` counts those that are; ``is_closed`` if the receiver keeps no more.
+    """
+
+    def __init__(self, line: Line) -> None:
+        self._line = line
+        self._cost = 0
+        self._sent = 0
+        self.held: deque[tuple[pa.RecordBatch, int]] = deque()
+        self.kept = 0
+        self.is_closed = False
+
+    def send(self, body: bytes, batch: pa.RecordBatch) -> None:
+        """Send these rows, unless no more are kept, and wait if too many are not acknowledged."""
+        cost = cost_of_keeping(body)
+        # Held before anything can fail, because they are not given again.
+        self.held.append((batch, cost))
+        self._cost += cost
+        while self._line.has_word() and not self.is_closed:
+            self._hear()
+        if self.is_closed:
+            return
+        self._sent += batch.num_rows
+        self._line.send_rows(body, batch.num_rows)
+        while self._cost > UNACKNOWLEDGED_BYTES and not self.is_closed:
+            self._hear()
+
+    def end(self) -> None:
+        """Say that these were all, and wait until they are acknowledged."""
+        self._line.send_rows(b"", self._sent)
+        while self.held and not self.is_closed:
+            self._hear()
+
+    def _hear(self) -> None:
+        said = self._line.hear()
+        while self.held and self.kept + self.held[0][0].num_rows <= said["kept"]:
+            batch, cost = self.held.popleft()
+            self.kept += batch.num_rows
+            self._cost -= cost
+        self.is_closed = not said["more"]
