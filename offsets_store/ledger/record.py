@@ -40,24 +40,8 @@ from .lock import LockedWriter
 from .published import Published, WrittenAs, WrittenTables
 from .tables import batches, interventions, replays, runs, target_changes, writers
 
-_RECORDED = (
-    "writer_id",
-    "generation",
-    "batch_id",
-    "run_id",
-    "attempt",
-    "start_offsets",
-    "end_offsets",
-    "offset_log",
-    "rows",
-    "transport",
-    "positions",
-    "dropped_rows",
-    "counts",
-    "tables",
-    "stateful",
-    "topic_ids",
-)
+# All but the time, which Postgres fills in.
+_RECORDED = tuple(column.name for column in batches.columns if column.name != "committed_at")
 _MOVED = (
     "query_name",
     "checkpoint_location",
