@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 from change_records import ChangeLoad, Marks, check_final_state, store_final_state
@@ -23,7 +24,7 @@ from debezium import debezium_with_deletes
 from embedded_postgres import EmbeddedPostgres
 from kafka_broker import KafkaBroker, MissingTool, spark_connector_jars
 from kafka_connect import connect_class_path
-from measure import Bench, alternate, empty_table
+from measure import Bench, by_round, empty_table
 from report import Goal, judge
 from rich.console import Console
 from run import POSTGRES, RESULTS, spark_session
@@ -86,7 +87,9 @@ def main(arguments: Sequence[str]) -> int:
             jdbc_url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/postgres?user=postgres"
             watch = CpuWatch(postgres.pid, bystanders=[broker.pid])
             bench = ChangesBench(Bench(spark, postgres.tcp_uri(), jdbc_url), watch, marks)
-            times, used = _measure(bench, load, contenders, console)
+            found = by_round(contenders, load, console, partial(bench.run, load=load))
+            times = {name: [ms for ms, _ in rounds] for name, rounds in found.items()}
+            used = {name: [seconds for _, seconds in rounds] for name, rounds in found.items()}
             about = about_this_run(SETTINGS, connection.info.parameter_status("server_version") or "unknown")
     except MissingTool as missing:
         console.print(str(missing), style="red")
@@ -114,22 +117,6 @@ def _load(bootstrap_servers: str, *, small: bool) -> ChangeLoad:
     return ChangeLoad(
         name, rows, 4, rounds, warm_up, measured=2, bootstrap_servers=bootstrap_servers, keys=keys
     )  # fmt: skip
-
-
-def _measure(
-    bench: ChangesBench, load: ChangeLoad, contenders: Sequence[Contender], console: Console
-) -> tuple[dict[str, list[list[int]]], dict[str, list[Used]]]:
-    times: dict[str, list[list[int]]] = {contender.name: [] for contender in contenders}
-    used: dict[str, list[Used]] = {contender.name: [] for contender in contenders}
-
-    def measure(contender: Contender, number: int) -> None:
-        console.print(f"round {number + 1} of {load.rounds}: {contender.name}", style="dim")
-        of_round, seconds = bench.run(contender, load)
-        times[contender.name].append(of_round)
-        used[contender.name].append(seconds)
-
-    alternate(contenders, load.rounds, measure)
-    return times, used
 
 
 if __name__ == "__main__":

@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from contenders import BATCH_WRITER, RECEIVED, WITHOUT_RECEIVER, Contender, Place
 from loads import FULL, SMALL, Plan
+from measure import by_round
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from rich.console import Console
-from run import POSTGRES, RESULTS, alternating, server_version, servers
+from run import POSTGRES, RESULTS, server_version, servers
 from screen import about_this_run, load_as_json, show_load, write_results
 
 from pgonce import PostgresBatchWriter
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
         about = about_this_run(POSTGRES, server_version(postgres))
         for load in (plan.triggers, plan.batches):
             for without, with_it in ((WITHOUT_RECEIVER, RECEIVED), (NOT_EARLY, BATCH_WRITER)):
-                times = alternating(bench, load, (without, with_it), console)
+                times = by_round((without, with_it), load, console, partial(bench.run, load=load))
                 show_load(console, load, times, [without.name])
                 loads.append(load_as_json(load, times))
     path = write_results(given.results, about, {"loads": loads, "small": given.small}, prefix="features-")

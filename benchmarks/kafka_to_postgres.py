@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psycopg
 from async_ways import WRITER
@@ -24,7 +25,7 @@ from flink_xa import FLINK_SETTINGS, FlinkXa, flink_class_path
 from kafka_broker import KafkaBroker, MissingTool, postgres_jdbc_jar, spark_connector_jars
 from kafka_connect import connect_class_path
 from kafka_json import JsonLoad, consume
-from measure import Bench, alternate, empty_table
+from measure import Bench, by_round, empty_table
 from report import Goal, judge
 from rich.console import Console
 from run import POSTGRES, RESULTS, spark_session
@@ -105,7 +106,9 @@ def main(arguments: Sequence[str]) -> int:
             jdbc_url = f"jdbc:postgresql://{postgres.host}:{postgres.port}/postgres?user=postgres"
             watch = CpuWatch(postgres.pid, bystanders=[broker.pid])
             bench = KafkaBench(Bench(spark, postgres.tcp_uri(), jdbc_url), watch)
-            times, used = _measure(bench, load, console)
+            found = by_round(CONTENDERS, load, console, partial(bench.run, load=load))
+            times = {name: [ms for ms, _ in rounds] for name, rounds in found.items()}
+            used = {name: [seconds for _, seconds in rounds] for name, rounds in found.items()}
             about = about_this_run(SETTINGS, connection.info.parameter_status("server_version") or "unknown")
     except MissingTool as missing:
         console.print(str(missing), style="red")
@@ -123,22 +126,6 @@ def main(arguments: Sequence[str]) -> int:
     path = write_results(RESULTS, about, {"loads": [measured]}, prefix="kafka-")
     console.print(f"All times are in {path}.", soft_wrap=True)
     return 0
-
-
-def _measure(
-    bench: KafkaBench, load: JsonLoad, console: Console
-) -> tuple[dict[str, list[list[int]]], dict[str, list[Used]]]:
-    times: dict[str, list[list[int]]] = {contender.name: [] for contender in CONTENDERS}
-    used: dict[str, list[Used]] = {contender.name: [] for contender in CONTENDERS}
-
-    def measure(contender: Contender, number: int) -> None:
-        console.print(f"round {number + 1} of {load.rounds}: {contender.name}", style="dim")
-        of_round, seconds = bench.run(contender, load)
-        times[contender.name].append(of_round)
-        used[contender.name].append(seconds)
-
-    alternate(CONTENDERS, load.rounds, measure)
-    return times, used
 
 
 if __name__ == "__main__":

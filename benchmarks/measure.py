@@ -24,9 +24,11 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
 from stretches import Stretch
 
 _Contender = TypeVar("_Contender")
+_Found = TypeVar("_Found")
 _LONGEST_SECONDS = 600.0
 # Daemons of Spark's Python workers name their module, and so do the workers, which are their forks. That of the tasks
 # is left out: it runs on executors.
@@ -110,6 +112,20 @@ def alternate(contenders: Sequence[_Contender], rounds: int, measure: Callable[[
         first = number % len(contenders)
         for contender in (*contenders[first:], *contenders[:first]):
             measure(contender, number)
+
+
+def by_round(
+    contenders: Sequence[Contender], load: Load, console: Console, run: Callable[[Contender], _Found]
+) -> dict[str, list[_Found]]:
+    """What ``run`` has found of each contender in each round; they take turns."""
+    found: dict[str, list[_Found]] = {contender.name: [] for contender in contenders}
+
+    def measure(contender: Contender, number: int) -> None:
+        console.print(f"{load.name}, round {number + 1} of {load.rounds}: {contender.name}", style="dim")
+        found[contender.name].append(run(contender))
+
+    alternate(contenders, load.rounds, measure)
+    return found
 
 
 def _triggers(query: StreamingQuery, load: Load, least_rows: int) -> list[Stretch]:

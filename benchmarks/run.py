@@ -15,9 +15,10 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 from contenders import (
@@ -43,7 +44,7 @@ from cpu_seconds import CpuWatch, Used
 from embedded_postgres import EmbeddedPostgres
 from kafka_broker import MissingTool, postgres_jdbc_jar
 from loads import FULL, SMALL, Load, Plan
-from measure import Bench, MemoryWatch, alternate
+from measure import Bench, MemoryWatch, by_round
 from nothing import NothingDataSource
 from pyspark.accumulators import AccumulatorTCPServer
 from pyspark.sql import SparkSession
@@ -127,13 +128,18 @@ def _measure(bench: Bench, cpu: CpuWatch, plan: Plan, console: Console) -> tuple
     # First, before other contenders leave idle workers behind, and together with the first start of everything.
     ways = (PGONCE, STAGED, BATCH_WRITER)
     watches = {contender.name: _memory(bench, contender, plan.memory, console) for contender in ways}
-    loads, costs = {}, {}
+    loads, measured_loads = {}, []
     for load, contenders, baselines in contests(plan):
-        found = costs[load.name] = _alternating_with_costs(bench, cpu, load, contenders, console)
-        loads[load.name] = found.times
-        show_load(console, load, found.times, [baseline.name for baseline in baselines])
-        show_cpu(console, load, found.cpu_seconds)
-        show_wal(console, found.wal_per_row)
+        run = partial(_with_costs, bench, cpu, load=load)
+        found = by_round(contenders, load, console, run)
+        times, cpu_seconds, wal = (
+            {name: [costs[part] for costs in rounds] for name, rounds in found.items()} for part in range(3)
+        )
+        loads[load.name] = times
+        measured_loads.append({**load_as_json(load, times), "cpu_seconds": cpu_seconds, "wal_per_row": wal})
+        show_load(console, load, times, [baseline.name for baseline in baselines])
+        show_cpu(console, load, cpu_seconds)
+        show_wal(console, wal)
     for name, watch in watches.items():
         show_memory(console, plan.memory, name, watch.peaks)
     outcomes = [judge(goal, loads[goal.load]) for goal in goals(plan)]
@@ -141,14 +147,7 @@ def _measure(bench: Bench, cpu: CpuWatch, plan: Plan, console: Console) -> tuple
         judge_memory(plan.memory.name, name, watch.peak_in_every_batch, MEMORY_LIMIT) for name, watch in watches.items()
     ]
     measured = {
-        "loads": [
-            {
-                **load_as_json(load, loads[load.name]),
-                "cpu_seconds": costs[load.name].cpu_seconds,
-                "wal_per_row": costs[load.name].wal_per_row,
-            }
-            for load, *_ in contests(plan)
-        ],
+        "loads": measured_loads,
         "memory": {"rows": plan.memory.rows, "peak_pss": {name: watch.peaks for name, watch in watches.items()}},
         "goals": [asdict(outcome) for outcome in outcomes],
     }
@@ -163,44 +162,19 @@ def _memory(bench: Bench, contender: Contender, load: Load, console: Console) ->
     return watch
 
 
-@dataclass
-class _Found:
-    """What was measured of each contender, by round."""
+class _Costs(NamedTuple):
+    """What a contender took in one round: each trigger in ms, CPU seconds for all, and bytes of WAL a row."""
 
-    times: dict[str, list[list[int]]]
-    cpu_seconds: dict[str, list[Used]]
-    wal_per_row: dict[str, list[float]]
-
-
-def _alternating_with_costs(
-    bench: Bench, cpu: CpuWatch, load: Load, contenders: Sequence[Contender], console: Console
-) -> _Found:
-    found = _Found(*({contender.name: [] for contender in contenders} for _ in range(3)))
-
-    def measure(contender: Contender, number: int) -> None:
-        console.print(f"{load.name}, round {number + 1} of {load.rounds}: {contender.name}", style="dim")
-        with cpu.watching(os.getpid()):
-            measured = bench.round(contender, load)
-        found.times[contender.name].append([trigger.ms for trigger in measured.triggers])
-        found.cpu_seconds[contender.name].append(cpu.used(measured.triggers))
-        found.wal_per_row[contender.name].append(measured.wal_per_row)
-
-    alternate(contenders, load.rounds, measure)
-    return found
+    trigger_ms: list[int]
+    cpu_seconds: Used
+    wal_per_row: float
 
 
-def alternating(
-    bench: Bench, load: Load, contenders: Sequence[Contender], console: Console
-) -> dict[str, list[list[int]]]:
-    """The times (ms) of each contender by round; they take turns."""
-    times: dict[str, list[list[int]]] = {contender.name: [] for contender in contenders}
-
-    def measure(contender: Contender, number: int) -> None:
-        console.print(f"{load.name}, round {number + 1} of {load.rounds}: {contender.name}", style="dim")
-        times[contender.name].append(bench.run(contender, load))
-
-    alternate(contenders, load.rounds, measure)
-    return times
+def _with_costs(bench: Bench, cpu: CpuWatch, contender: Contender, load: Load) -> _Costs:
+    with cpu.watching(os.getpid()):
+        measured = bench.round(contender, load)
+    times = [trigger.ms for trigger in measured.triggers]
+    return _Costs(times, cpu.used(measured.triggers), measured.wal_per_row)
 
 
 @contextmanager
