@@ -55,36 +55,33 @@ class TableOptions(TypedDict, total=False):
     """How rows go into a table: what ``tx.append`` and the like take."""
 
     delete_when: Annotated[str | None, Option(
-        _ROWS_AND_JOBS, "A boolean column of the frame that is true where a row deletes. Null is refused. The column "
-        "is written only if the table has one of its name.", modes=("apply",), clashes=("change_feed",),
+        _ROWS_AND_JOBS, "A boolean column of the frame that is true where a row deletes. Null is refused.", modes=("apply",), clashes=("change_feed",),
     )]
     change_feed: Annotated[ChangeFeed | None, Option(
         _ROWS_AND_JOBS, "A feed whose rows say what to do: `debezium`, `delta` or `spark`, in place of `deleteWhen`. "
         "See [Which rows delete](change-data.md#which-rows-delete).", modes=("apply",),
     )]
     deletes: Annotated[str, Option(
-        _ROWS_AND_JOBS, "What a delete does. `hard` removes the row. `soft:<column>` sets this column of the table: a "
-        "boolean to true, a timestamp to the time of the transaction; a later write of the key sets it back to false "
-        "or null. `ignore` drops deletes.", "hard", modes=("apply",),
+        _ROWS_AND_JOBS, "`hard` removes deleted rows, `soft:<column>` marks them, `ignore` drops deletes. See [What a "
+        "delete does](change-data.md#what-a-delete-does).", "hard", modes=("apply",),
     )]
     only_newer: Annotated[bool, Option(
-        _ROWS_AND_JOBS, "A stored row gives way only to one whose `orderBy` is not less. What was passed over is "
-        "counted. The table must have the `orderBy` column; a null in a row is refused, a null in the table is older "
-        "than everything.", False, modes=BY_KEY, needs="order_by", clashes=("on_conflict=ignore",),
+        _ROWS_AND_JOBS, "A stored row gives way only to one whose `orderBy` is not less. The table must have the "
+        "`orderBy` column. See [Only what is newer](change-data.md#only-what-is-newer).", False, modes=BY_KEY, needs="order_by", clashes=("on_conflict=ignore",),
     )]
     tombstone_days: Annotated[int, Option(
         _ROWS_AND_JOBS, f"For how many days (1 to {MOST_TOMBSTONE_DAYS}) the ledger remembers a delete with "
-        "`onlyNewer`, so that an older change of the key that comes later does not bring the row back.",
+        "`onlyNewer`. An older change that comes later than that brings the row back.",
         TOMBSTONE_DAYS, modes=BY_KEY, least=1, most=MOST_TOMBSTONE_DAYS,
     )]
     on_conflict: Annotated[OnConflict, Option(
-        _ROWS_AND_JOBS, "What becomes of a stored row with the same key. `ignore` leaves it as it is; of several rows "
-        "of a new key, the one with the least `orderBy` is inserted.", "update", modes=("upsert",),
+        _ROWS_AND_JOBS, "`ignore` leaves a stored row with the same key as it is; of several rows of a new key, the one "
+        "with the least `orderBy` is inserted.", "update", modes=("upsert",),
     )]
     update_columns: Annotated[Sequence[str], Option(
-        _ROWS_AND_JOBS, "The only columns that change in a stored row, separated by commas. A row that is not in the "
-        "table yet is inserted with all its columns; if a batch has several rows of its key, the columns that are not "
-        "listed come from the one with the least `orderBy`. The column of a soft delete changes in any case.",
+        _ROWS_AND_JOBS, "The only columns that change in a stored row, separated by commas. A new row is inserted with "
+        "all its columns; of several rows of a new key, the one with the least `orderBy` has those that are not listed. "
+        "The column of a soft delete changes in any case.",
         (), "all", modes=BY_KEY, clashes=("on_conflict=ignore",),
     )]
     keep_where: Annotated[str | None, Option(
@@ -97,14 +94,13 @@ class TableOptions(TypedDict, total=False):
         _ROWS_AND_JOBS, "Create the table from the frame's schema if it is missing.", False,
     )]
     schema_evolution: Annotated[SchemaEvolution, Option(
-        _ROWS_AND_JOBS, "What becomes of columns that the table lacks. `strict` refuses them, `addColumns` adds them "
-        "(the role must own the table), `ignoreExtra` does not write them. See [New columns](writing.md#new-columns).",
+        _ROWS_AND_JOBS, "Columns that the table lacks are refused (`strict`), added (`addColumns`: the role must own the "
+        "table) or not written (`ignoreExtra`). See [New columns](writing.md#new-columns).",
         "strict",
     )]
     dead_letters: Annotated[str | bool | None, Option(
-        _ROWS, f"Where rows go that cannot be written for their own values, instead of stopping the query: `true` for "
-        f"the ledger's table `{DEAD_LETTERS}`, or a table of your own with the same columns. See [Dead "
-        "letters](dead-letters.md).", empty=True,
+        _ROWS, f"Put rows aside that cannot be written for their own values: `true` for the ledger's table "
+        f"`{DEAD_LETTERS}`, or a table of your own. See [Dead letters](dead-letters.md).", empty=True,
         not_in_jobs=_MEND_THE_JOB,
     )]
     max_dead_letters: Annotated[int | None, Option(
@@ -118,67 +114,59 @@ class QueryOptions(TypedDict, total=False):
     """How the batches of a query are identified and committed: what both ways in through ``foreachBatch`` take."""
 
     password_from: Annotated[str | None, Option(
-        _ALL, "A function, `module:function`, that is called for each new connection and returns the password: "
-        "`pgonce.tokens:aws_rds`, `azure`, `google` or `databricks`, or one of your own. See [Tokens instead of "
-        "passwords](security.md#tokens-instead-of-passwords).",
+        _ALL, "A function, `module:function`, that returns the password for each new connection, such as "
+        "`pgonce.tokens:aws_rds`. See [Tokens instead of passwords](security.md#tokens-instead-of-passwords).",
     )]
     pin_table: Annotated[bool, Option(
-        _QUERIES, "Refuse a batch whose table is not the one that earlier batches were written to ([what is "
-        "noticed](running.md#tables-that-people-change)). Without it, such a change is only reported, in the log "
-        "and in `pgonce status`.", False,
+        _QUERIES, "Refuse a batch whose table is not the one that earlier batches were written to, instead of "
+        "only reporting it. See [Tables that people change](running.md#tables-that-people-change).", False,
     )]
     position_columns: Annotated[Sequence[str], Option(
-        _QUERIES, "The columns that hold Kafka's topic, partition and offset, in this order. A batch that overlaps "
-        "what is stored is then not an error: rows that are stored already are dropped, and counted. For stateless "
-        "queries over one Kafka source. See [By position](guarantees.md#by-position).",
+        _QUERIES, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
+        "already are then dropped, and counted. For stateless queries over one Kafka source. See [By position](guarantees.md#by-position).",
         (), clashes=("mode=complete", "offsets_from=listener"),
     )]
     bootstrap_servers: Annotated[str | None, Option(
-        _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics, which the "
-        "ledger keeps. So a topic that was deleted and created again, and has already grown past the old end, is "
-        "refused (`RECREATED`); nothing else would notice it. Needs `pip install 'pgonce[kafka]'`.",
+        _QUERIES, "Kafka brokers (`host:port,...`) that are asked at each start for the ids of the topics. So a "
+        "topic that was deleted and created again, and has grown past the old end, is refused (`RECREATED`); nothing "
+        "else would notice it. Needs `pip install 'pgonce[kafka]'`.",
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(
-        _QUERIES, "How to log in to `bootstrapServers`: Kafka's settings as Spark's source has them, such as "
-        "`kafka.security.protocol`, each an option of its own; in Python a dict of them. See [Logging in to "
-        "Kafka](#logging-in-to-kafka).", secret=True,
+        _QUERIES, "How to [log in](#logging-in-to-kafka) to `bootstrapServers`; in Python a dict of these settings.", secret=True,
     )]
     notify_channel: Annotated[str | None, Option(
-        _ALL, "A channel of Postgres: each published batch sends a `NOTIFY` there, in its own transaction. See [A "
-        "notification for each batch](ledger.md#a-notification-for-each-batch).",
+        _ALL, "A channel of Postgres to which each published batch sends a `NOTIFY`. See [A notification for "
+        "each batch](ledger.md#a-notification-for-each-batch).",
     )]
     checkpoint_location: Annotated[str | None, Option(
-        _QUERIES, "The query's checkpoint. A stream needs it [on the writer itself](#sparks-own); the ways in through "
-        "`foreachBatch` only need it over [Spark Connect](clusters.md#spark-connect).", shown="required for streams",
+        _QUERIES, "The query's checkpoint. A stream needs it [on the writer itself](#sparks-own), `foreachBatch` "
+        "only over [Spark Connect](clusters.md#spark-connect).", shown="required for streams",
     )]
     retain_batches: Annotated[int, Option(
         _QUERIES, "How many batch records the ledger keeps; at least 100.", RETAINED_BATCHES,
     )]
     adopt_checkpoint: Annotated[int | None, Option(
-        _QUERIES, "For a query that has run with another sink: the id of the first batch whose rows are not in the "
-        "table yet. See [Replace your foreachBatch](replace-your-foreachbatch.md).", least=0,
+        _QUERIES, "For a query that has run with another sink: the first batch whose rows are not in the table yet. "
+        "See [Replace your foreachBatch](replace-your-foreachbatch.md).", least=0,
     )]
     replaces: Annotated[str | None, Option(
-        _QUERIES, "The query whose place this one takes: its id, the beginning of its id (at least four characters), "
-        "or its name. If it fits several queries that have fed this sink, the batch is refused "
-        "(`QUERY_AMBIGUOUS`). Its batch 0 must start where that query ended, for this sink. The old query can no "
-        "longer publish.",
+        _QUERIES, "The query whose place this one takes: its id, at least the first four characters of it, or its "
+        "name. Batch 0 must start where that query ended, for this sink. The old query can no longer publish.",
     )]
     independent: Annotated[bool | Literal["byName"], Option(
         _QUERIES, "`true` says that this query brings other rows than the others that feed the table. Needed for a "
         "second query of a table, unless both are [proven to read different places](guarantees.md#the-verdicts). "
-        "`byName` says this only of queries with another name: if this query loses its checkpoint, or its "
-        "[pipeline](clusters.md#declarative-pipelines) is refreshed, its first batch is still refused.", False,
+        "`byName` says this only of queries with another name, so that a lost checkpoint or a refreshed "
+        "[pipeline](clusters.md#declarative-pipelines) is still refused.", False,
     )]
     lock_timeout: Annotated[float, Option(
-        _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`: only the "
-        "second wait reports who holds the lock.", LOCK_TIMEOUT_SECONDS,
+        _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.", LOCK_TIMEOUT_SECONDS,
     )]
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
-        "or a task that stages, may begin another try. (In `foreachBatch`, the time that Spark takes to make a large "
-        "batch also counts.) See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable). "
-        "`recover_and_start` and `recover_checkpoint` have it too.", RETRY_SECONDS,
+        "or a task that stages, may begin another try. In `foreachBatch`, the time that Spark takes to make a large "
+        "batch also counts. See [When Postgres is unavailable](failures.md#when-postgres-is-unavailable).",
+        RETRY_SECONDS,
     )]
 
 
@@ -195,9 +183,9 @@ class RowOptions(TableOptions, total=False):
 
     mode: Annotated[Mode, Option(
         _ROWS_AND_JOBS, "`append` adds rows. `upsert` inserts, or updates the row with the same `keys`. `apply` does "
-        "what each row says: insert, update or delete ([Writing](writing.md)). `complete` replaces all rows of the "
-        'table with every batch; as an option of a stream it needs Spark\'s `.outputMode("complete")`, and then it is '
-        "the default.", "append",
+        "what each row says: insert, update or delete. `complete` replaces all rows of the table with every batch; in "
+        'a stream it needs Spark\'s `.outputMode("complete")`, and then it is the default. See [Writing](writing.md).',
+        "append",
     )]
     keys: Annotated[Sequence[str], Option(
         _ROWS_AND_JOBS, "Columns that tell rows apart, separated by commas (as an argument: a list). The table needs a "
@@ -205,15 +193,14 @@ class RowOptions(TableOptions, total=False):
         "primary key.", (), "the table's primary key", modes=BY_KEY, creates=True,
     )]
     order_by: Annotated[str | None, Option(
-        _ROWS_AND_JOBS, "Of several rows of one key in a batch, the one with the greatest value in this column wins; "
-        "null is the least. Without it, doubled keys are refused. The table decides which keys are equal and which "
-        "value is greater (`char(n)`, collations, `citext`). A table that lacks the column does not get it. With "
-        "`changeFeed=debezium` it may be a field of the envelope, such as `source.lsn`.",
+        _ROWS_AND_JOBS, "Of several rows of one key in a batch, the one with the greatest value in this column wins, as "
+        "the table compares them; null is the least. Without it, doubled keys are refused. With `changeFeed=debezium` "
+        "it may be a field of the envelope, such as `source.lsn`.",
         modes=BY_KEY,
     )]
     unknown_routes: Annotated[UnknownRoutes | None, Option(
-        _WRITERS, "What becomes of rows whose value is not in `tables`, or null: `refuse` stops the batch, `drop` "
-        "leaves them out and counts them, `deadLetters` puts them aside (needs `deadLetters`).", "refuse",
+        _WRITERS, "Rows whose value is not in `tables`, or null, stop the batch (`refuse`), are left out and "
+        "counted (`drop`), or put aside (`deadLetters`, which needs that option).", "refuse",
         needs="route", not_in_jobs=_ONE_JOB_EACH,
     )]
 
@@ -252,9 +239,8 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
         _WRITERS, "Whether the position columns are also written to the table.", True, needs="position_columns",
     )]
     start_over: Annotated[Literal["off", "truncate"] | None, Option(
-        _WRITERS, "`truncate`, with `replaces`: batch 0 of a new query deletes all rows of the table, and writes its "
-        "own, in one transaction. It need not start where the old query ended. Nothing later deletes. See [Starting "
-        "over](recovering.md#in-place-startovertruncate).", "off",
+        _WRITERS, "`truncate`, with `replaces`: batch 0 of a new query replaces all rows of the table. See [In "
+        "place](recovering.md#in-place-startovertruncate).", "off",
     )]
 
 
@@ -266,30 +252,27 @@ class SparkOptions(WriterOptions, total=False):
         "empty", secret=True,
     )]
     executor_url: Annotated[str, Option(
-        _SINKS, "How tasks reach Postgres when they stage rows, if the driver's way does not work there. See "
-        "[Clusters](clusters.md#when-executors-reach-postgres-another-way).", None, "`url`", empty=True, secret=True,
+        _SINKS, "How tasks that stage rows reach Postgres, [if not by "
+        "`url`](clusters.md#when-executors-reach-postgres-another-way).", None, "`url`", empty=True, secret=True,
     )]
     query_name: Annotated[str, Option(
-        Way.STREAM, "Spark's own name of the query: `pgonce status` and every message call the query by it.",
+        Way.STREAM, "Spark's name of the query, which `pgonce` also uses.",
     )]
     inline_bytes: Annotated[int, Option(
-        _SINKS, "How many bytes the task of a partition may send in its commit message; beyond that it stages its rows "
-        "in a table. `0` stages everything. The first 8 partitions have the full amount, the next 8 a quarter, the "
-        "next a ninth, and so on, but each at least 4 kB. A task with more than `1048576` "
-        "sends them to the `receiver` instead, if it reaches one.",
+        _SINKS, "How many bytes a task may send in its commit message; beyond that it stages its rows in a table. `0` "
+        "stages everything. Partitions from the ninth on may send less, but each at least 4 kB. A task with more than "
+        "`1048576` sends them to the `receiver` instead, if it reaches one.",
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
-        Way.STREAM, "Tasks with more rows than fit into commit messages send them to a process on the driver, which "
-        "copies them while tasks still run, instead of staging them: [faster](performance.md) for large batches. With "
-        "`auto`, executors [find it](clusters.md#when-executors-reach-the-driver) on the driver's host, or at the "
-        "addresses of Spark's driver; any other text is the address to listen at. Rows cross the network "
-        "[encrypted](security.md#the-receiver). What a task cannot send there, it stages; a receiver that is lost "
-        "[costs no query](failures.md#a-receiver-that-is-killed-or-frozen-or-has-no-room). `PGONCE_RECEIVER=off` in "
-        "the driver's environment is `off` for all its queries. With `positionColumns` there is none.", AUTOMATIC,
+        Way.STREAM, "Large partitions go to a process on the driver, which copies them while tasks still run, instead of "
+        "being staged: [faster](performance.md) for large batches. `auto`: executors [find "
+        "it](clusters.md#when-executors-reach-the-driver); `off`: there is none; any other text is the address to "
+        "listen at. Rows cross the network [encrypted](security.md#the-receiver). `PGONCE_RECEIVER=off` in the "
+        "driver's environment is `off` for all its queries. With `positionColumns` there is none.", AUTOMATIC,
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
-        Way.STREAM, "Where offsets come from. `listener` is for checkpoints that only Spark can read, and is "
+        Way.STREAM, "`listener` is for checkpoints that only Spark can read, and is "
         "[weaker](running.md#when-only-spark-can-read-the-checkpoint).", "checkpoint",
     )]
     batch_key: Annotated[str, Option(
@@ -297,8 +280,7 @@ class SparkOptions(WriterOptions, total=False):
         "skipped and counted.", shown="required",
     )]
     batch_hash: Annotated[bool, Option(
-        Way.JOB, "Hash the rows and record the hash with the key. The same key with other rows is then refused, "
-        "instead of skipped.", False,
+        Way.JOB, "Refuse the same key with other rows, instead of skipping it: the rows are hashed.", False,
     )]
 
 
