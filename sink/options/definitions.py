@@ -70,8 +70,8 @@ class TableOptions(TypedDict, total=False):
         "`orderBy` column. See [Only what is newer](change-data.md#only-what-is-newer).", False, modes=BY_KEY, needs="order_by", clashes=("on_conflict=ignore",),
     )]
     tombstone_days: Annotated[int, Option(
-        _ROWS_AND_JOBS, f"For how many days (1 to {MOST_TOMBSTONE_DAYS}) the ledger remembers a delete with "
-        "`onlyNewer`. An older change that comes later than that brings the row back.",
+        _ROWS_AND_JOBS, f"For how many days (1 to {MOST_TOMBSTONE_DAYS}) `onlyNewer` remembers a delete. An older change "
+        "that comes later than that brings the row back.",
         TOMBSTONE_DAYS, modes=BY_KEY, least=1, most=MOST_TOMBSTONE_DAYS,
     )]
     on_conflict: Annotated[OnConflict, Option(
@@ -104,7 +104,7 @@ class TableOptions(TypedDict, total=False):
         not_in_jobs=_MEND_THE_JOB,
     )]
     max_dead_letters: Annotated[int | None, Option(
-        _ROWS, "How many rows of a batch may be put aside. A batch with more is refused.", MOST_DEAD_LETTERS,
+        _ROWS, "How many rows of a batch may be put aside before it is refused.", MOST_DEAD_LETTERS,
         needs="dead_letters", least=1,
         not_in_jobs=_MEND_THE_JOB,
     )]
@@ -189,8 +189,7 @@ class RowOptions(TableOptions, total=False):
     )]
     keys: Annotated[Sequence[str], Option(
         _ROWS_AND_JOBS, "Columns that tell rows apart, separated by commas (as an argument: a list). The table needs a "
-        "unique constraint or index on exactly these columns. With `createTable` they must be given, and become the "
-        "primary key.", (), "the table's primary key", modes=BY_KEY, creates=True,
+        "unique constraint or index on exactly these. `createTable` makes them the primary key.", (), "the table's primary key", modes=BY_KEY, creates=True,
     )]
     order_by: Annotated[str | None, Option(
         _ROWS_AND_JOBS, "Of several rows of one key in a batch, the one with the greatest value in this column wins, as "
@@ -232,7 +231,7 @@ class WriterOptions(QueryOptions, RouteOptions, total=False):
     """What ``PostgresBatchWriter`` takes."""
 
     sink_name: Annotated[str | None, Option(
-        _WRITERS | Way.JOB, "Tells several writers of one query apart. Changing it makes a new writer.", None,
+        _WRITERS | Way.JOB, "Tells writers of one query apart. Changing it makes a new writer.", None,
         'the qualified table (`public.events`, `app."Orders"`), or `route:<column>`',
     )]
     write_positions: Annotated[bool, Option(
@@ -276,8 +275,7 @@ class SparkOptions(WriterOptions, total=False):
         "[weaker](running.md#when-only-spark-can-read-the-checkpoint).", "checkpoint",
     )]
     batch_key: Annotated[str, Option(
-        Way.JOB, "Names the input of the run, in at most 250 characters. The same key again, for the same sink, is "
-        "skipped and counted.", shown="required",
+        Way.JOB, "Names the input of the run, in at most 250 characters. The same key again is skipped.", shown="required",
     )]
     batch_hash: Annotated[bool, Option(
         Way.JOB, "Refuse the same key with other rows, instead of skipping it: the rows are hashed.", False,
