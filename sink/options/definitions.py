@@ -55,7 +55,8 @@ class TableOptions(TypedDict, total=False):
     """How rows go into a table: what ``tx.append`` and the like take."""
 
     delete_when: Annotated[str | None, Option(
-        _ROWS_AND_JOBS, "A boolean column of the frame that is true where a row deletes. Null is refused.", modes=("apply",), clashes=("change_feed",),
+        _ROWS_AND_JOBS, "A boolean column of the frame that is true where a row deletes. Null is refused.",
+        modes=("apply",), clashes=("change_feed",),
     )]
     change_feed: Annotated[ChangeFeed | None, Option(
         _ROWS_AND_JOBS, "A feed whose rows say what to do: `debezium`, `delta` or `spark`, in place of `deleteWhen`. "
@@ -67,21 +68,22 @@ class TableOptions(TypedDict, total=False):
     )]
     only_newer: Annotated[bool, Option(
         _ROWS_AND_JOBS, "A stored row gives way only to one whose `orderBy` is not less. The table must have the "
-        "`orderBy` column. See [Only what is newer](change-data.md#only-what-is-newer).", False, modes=BY_KEY, needs="order_by", clashes=("on_conflict=ignore",),
+        "`orderBy` column. See [Only what is newer](change-data.md#only-what-is-newer).", False, modes=BY_KEY,
+        needs="order_by", clashes=("on_conflict=ignore",),
     )]
     tombstone_days: Annotated[int, Option(
-        _ROWS_AND_JOBS, f"For how many days (1 to {MOST_TOMBSTONE_DAYS}) `onlyNewer` remembers a delete. An older change "
-        "that comes later than that brings the row back.",
+        _ROWS_AND_JOBS, f"For how many days (1 to {MOST_TOMBSTONE_DAYS}) `onlyNewer` remembers a delete. An older "
+        "change that comes later than that brings the row back.",
         TOMBSTONE_DAYS, modes=BY_KEY, least=1, most=MOST_TOMBSTONE_DAYS,
     )]
     on_conflict: Annotated[OnConflict, Option(
-        _ROWS_AND_JOBS, "`ignore` leaves a stored row with the same key as it is; of several rows of a new key, the one "
-        "with the least `orderBy` is inserted.", "update", modes=("upsert",),
+        _ROWS_AND_JOBS, "`ignore` leaves a stored row with the same key as it is; of several rows of a new key, the "
+        "one with the least `orderBy` is inserted.", "update", modes=("upsert",),
     )]
     update_columns: Annotated[Sequence[str], Option(
         _ROWS_AND_JOBS, "The only columns that change in a stored row, separated by commas. A new row is inserted with "
-        "all its columns; of several rows of a new key, the one with the least `orderBy` has those that are not listed. "
-        "The column of a soft delete changes in any case.",
+        "all its columns; of several rows of a new key, the one with the least `orderBy` has those that are not "
+        "listed. The column of a soft delete changes in any case.",
         (), "all", modes=BY_KEY, clashes=("on_conflict=ignore",),
     )]
     keep_where: Annotated[str | None, Option(
@@ -94,8 +96,8 @@ class TableOptions(TypedDict, total=False):
         _ROWS_AND_JOBS, "Create the table from the frame's schema if it is missing.", False,
     )]
     schema_evolution: Annotated[SchemaEvolution, Option(
-        _ROWS_AND_JOBS, "Columns that the table lacks are refused (`strict`), added (`addColumns`: the role must own the "
-        "table) or not written (`ignoreExtra`). See [New columns](writing.md#new-columns).",
+        _ROWS_AND_JOBS, "Columns that the table lacks are refused (`strict`), added (`addColumns`: the role must own "
+        "the table) or not written (`ignoreExtra`). See [New columns](writing.md#new-columns).",
         "strict",
     )]
     dead_letters: Annotated[str | bool | None, Option(
@@ -123,7 +125,8 @@ class QueryOptions(TypedDict, total=False):
     )]
     position_columns: Annotated[Sequence[str], Option(
         _QUERIES, "The columns that hold Kafka's topic, partition and offset, in this order. Rows that are stored "
-        "already are then dropped, and counted. For stateless queries over one Kafka source. See [By position](guarantees.md#by-position).",
+        "already are then dropped, and counted. For stateless queries over one Kafka source. See [By "
+        "position](guarantees.md#by-position).",
         (), clashes=("mode=complete", "offsets_from=listener"),
     )]
     bootstrap_servers: Annotated[str | None, Option(
@@ -132,7 +135,8 @@ class QueryOptions(TypedDict, total=False):
         "else would notice it. Needs `pip install 'pgonce[kafka]'`.",
     )]
     kafka_options: Annotated[Mapping[str, str] | None, Option(
-        _QUERIES, "How to [log in](#logging-in-to-kafka) to `bootstrapServers`; in Python a dict of these settings.", secret=True,
+        _QUERIES, "How to [log in](#logging-in-to-kafka) to `bootstrapServers`; in Python a dict of these settings.",
+        secret=True,
     )]
     notify_channel: Annotated[str | None, Option(
         _ALL, "A channel of Postgres to which each published batch sends a `NOTIFY`. See [A notification for "
@@ -160,7 +164,8 @@ class QueryOptions(TypedDict, total=False):
         "[pipeline](clusters.md#declarative-pipelines) is still refused.", False,
     )]
     lock_timeout: Annotated[float, Option(
-        _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.", LOCK_TIMEOUT_SECONDS,
+        _ALL, "Seconds to wait for a lock before looking who holds it. Keep it well below `retryTimeout`.",
+        LOCK_TIMEOUT_SECONDS,
     )]
     retry_timeout: Annotated[float, Option(
         _ALL, "For how many seconds after the first temporary error (a lost connection, a deadlock, a lock) a commit, "
@@ -189,12 +194,13 @@ class RowOptions(TableOptions, total=False):
     )]
     keys: Annotated[Sequence[str], Option(
         _ROWS_AND_JOBS, "Columns that tell rows apart, separated by commas (as an argument: a list). The table needs a "
-        "unique constraint or index on exactly these. `createTable` makes them the primary key.", (), "the table's primary key", modes=BY_KEY, creates=True,
+        "unique constraint or index on exactly these. `createTable` makes them the primary key.", (),
+        "the table's primary key", modes=BY_KEY, creates=True,
     )]
     order_by: Annotated[str | None, Option(
-        _ROWS_AND_JOBS, "Of several rows of one key in a batch, the one with the greatest value in this column wins, as "
-        "the table compares them; null is the least. Without it, doubled keys are refused. With `changeFeed=debezium` "
-        "it may be a field of the envelope, such as `source.lsn`.",
+        _ROWS_AND_JOBS, "Of several rows of one key in a batch, the one with the greatest value in this column wins, "
+        "as the table compares them; null is the least. Without it, doubled keys are refused. With "
+        "`changeFeed=debezium` it may be a field of the envelope, such as `source.lsn`.",
         modes=BY_KEY,
     )]
     unknown_routes: Annotated[UnknownRoutes | None, Option(
@@ -264,8 +270,8 @@ class SparkOptions(WriterOptions, total=False):
         DEFAULT_INLINE_BYTES, least=0,
     )]
     receiver: Annotated[Literal["off", "auto"] | str, Option(  # noqa: PYI051 (these two are read in any case)
-        Way.STREAM, "Large partitions go to a process on the driver, which copies them while tasks still run, instead of "
-        "being staged: [faster](performance.md) for large batches. `auto`: executors [find "
+        Way.STREAM, "Large partitions go to a process on the driver, which copies them while tasks still run, instead "
+        "of being staged: [faster](performance.md) for large batches. `auto`: executors [find "
         "it](clusters.md#when-executors-reach-the-driver); `off`: there is none; any other text is the address to "
         "listen at. Rows cross the network [encrypted](security.md#the-receiver). `PGONCE_RECEIVER=off` in the "
         "driver's environment is `off` for all its queries. With `positionColumns` there is none.", AUTOMATIC,
@@ -275,7 +281,8 @@ class SparkOptions(WriterOptions, total=False):
         "[weaker](running.md#when-only-spark-can-read-the-checkpoint).", "checkpoint",
     )]
     batch_key: Annotated[str, Option(
-        Way.JOB, "Names the input of the run, in at most 250 characters. The same key again is skipped.", shown="required",
+        Way.JOB, "Names the input of the run, in at most 250 characters. The same key again is skipped.",
+        shown="required",
     )]
     batch_hash: Annotated[bool, Option(
         Way.JOB, "Refuse the same key with other rows, instead of skipping it: the rows are hashed.", False,
