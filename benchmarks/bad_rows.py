@@ -32,13 +32,10 @@ from screen import about_this_run, write_results
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
-from pgonce.sink.data_source.commit_parcels import parcel_rows
-from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
-from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import StagingTable
+from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into
 
 _TABLE = (
@@ -209,13 +206,7 @@ def _commit(url: str, contender: Contender, part: Part, bodies: tuple[bytes, ...
         dead_letters=contender.dead_letters,
         max_dead_letters=rows if contender.dead_letters else None,
     )
-    origin = Origin(query, "run", 0, None)
-    given = parcel_rows(
-        encoded_columns(STRUCT),
-        None,
-        [Parcel(origin, 0, rows, Inline(bodies))],
-        StagingTable(query, "events", "run", 0),
-    )
+    given = Rows(encoded_columns(STRUCT), lambda: rows, lambda: bodies)
     batch = PlannedBatch(
         query_id=query,
         run_id="run",

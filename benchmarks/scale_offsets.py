@@ -31,6 +31,7 @@ from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.sink_options import SinkOptions, parse_options
+from pgonce.sink.positions import EncodedRows
 
 _WARM_UP = 5
 _ROWS = 25
@@ -44,14 +45,14 @@ def measure_offsets(counts: Sequence[int], commits: int, console: Console) -> di
     """Milliseconds of each commit, and the bytes of an entry: as Spark writes it, and as the ledger keeps it."""
     milliseconds: dict[int, list[float]] = {partitions: [] for partitions in counts}
     sizes: dict[int, tuple[int, ...]] = {}
-    body = CopyEncoder(STRUCT).encode(six_columns(0, _ROWS))
+    rows = EncodedRows(CopyEncoder(STRUCT).encode(six_columns(0, _ROWS)), _ROWS)
     with EmbeddedPostgres(settings=POSTGRES) as postgres, tempfile.TemporaryDirectory(prefix="bench-offsets-") as root:
         with psycopg.connect(postgres.uri(), autocommit=True) as admin:
             admin.execute(f"CREATE TABLE events ({COLUMNS})".encode())
         queries = {n: _query(postgres.tcp_uri(), Path(root) / str(n), n) for n in counts}
         for batch_id in range(_WARM_UP + commits):
             for partitions, (checkpoint, options) in queries.items():
-                parcel = Parcel(checkpoint.plan(batch_id), 0, _ROWS, Inline((body,)))
+                parcel = Parcel(checkpoint.plan(batch_id), 0, _ROWS, Inline((rows,)))
                 began = time.perf_counter()
                 if commit_parcels(options, encoded_columns(STRUCT), [parcel], batch_id) is not Verdict.NEW:
                     raise RuntimeError(f"batch {batch_id} with {partitions} partitions was not published")

@@ -34,6 +34,7 @@ from pgonce.sink.data_source.parcel import Inline, Parcel
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.sink_options import parse_options
+from pgonce.sink.positions import EncodedRows
 
 ROWS_A_TASK = 25
 _WAYS = (PYTHON_NOTHING, WITHOUT_RECEIVER, INLINE, FOREACH_NOTHING, BATCH_WRITER)
@@ -82,7 +83,8 @@ def _commits(url: str, tasks: int, batches: int, console: Console) -> dict[str, 
         for batch_id in range(batches):
             origin = checkpoint.plan(batch_id)
             body = CopyEncoder(STRUCT).encode(six_columns(batch_id * ROWS_A_TASK, ROWS_A_TASK))
-            messages = [pickle.dumps(Parcel(origin, n, ROWS_A_TASK, Inline((body,)))) for n in range(tasks)]
+            rows = EncodedRows(body, ROWS_A_TASK)
+            messages = [pickle.dumps(Parcel(origin, n, ROWS_A_TASK, Inline((rows,)))) for n in range(tasks)]
             began = time.perf_counter()
             parcels = [pickle.loads(message) for message in messages]
             opened = time.perf_counter()

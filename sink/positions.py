@@ -1,15 +1,16 @@
 """
 Kafka positions of rows: the range that they span, and which of them the target has already.
 
-Runs in tasks, which report the span; in the commit worker, which compares it with the batch's range; and on the driver
-for foreachBatch. Invariants: a row is dropped only if its position is below what is stored; columns that hold anything
-but Kafka's positions are refused before a row could be dropped because of them; and a row without a complete position
-fails the batch.
+Runs in tasks, which report the span; in the commit worker and in a receiver, which compare it with the batch's range;
+and on the driver for foreachBatch. Invariants: a row is dropped only if its position is below what is stored; columns
+that hold anything but Kafka's positions are refused before a row could be dropped because of them; and a row without a
+complete position fails the batch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql import Column
@@ -20,6 +21,7 @@ from pgonce.offsets_store.offsets import Offsets, Span, places
 from pgonce.offsets_store.verdict.facts import PlannedBatch
 
 from .encoding import compute as pc
+from .encoding.arrow_forms import as_stream
 from .encoding.copy_encoder import body_rows
 from .errors import EncodingError
 from .options.position_columns import PositionColumns
@@ -66,14 +68,6 @@ def reach(parts: Iterable[pa.RecordBatch]) -> Reach:
     return found
 
 
-def reach_of(records: Iterable[tuple[str, int, int]]) -> Reach:
-    """How far single rows reach, each given as topic, partition and offset."""
-    found: Reach = {}
-    for topic, partition, offset in records:
-        widen(found, {topic: {str(partition): (offset, offset + 1)}})
-    return found
-
-
 def widen(found: Reach, further: Reach) -> None:
     """Extend ``found`` so that it reaches as far as ``further`` does."""
     for topic, partitions in further.items():
@@ -83,11 +77,8 @@ def widen(found: Reach, further: Reach) -> None:
             known[partition] = min(first, least), max(after, most)
 
 
-def span_of(source_id: str, reaches: Iterable[Reach]) -> Span:
-    """What all parcels together say about a batch's rows."""
-    whole: Reach = {}
-    for one in reaches:
-        widen(whole, one)
+def span_of(source_id: str, whole: Reach) -> Span:
+    """How far rows reach, as the verdict asks for it; ``source_id`` is the one source that they come from."""
     if not whole:
         return Span({}, {})
     first, after = (
@@ -122,19 +113,44 @@ def is_stored(place: tuple[str, int, int] | None, stored: Offsets) -> bool:
     return any(position is not None and offset < position for position in positions)
 
 
-def bodies_not_stored(
-    bodies: Sequence[bytes], parts: Sequence[pa.RecordBatch], stored: Offsets
-) -> Iterator[tuple[bytes, int]]:
-    """The bodies of a binary COPY without the rows that are stored already, each with its number of rows."""
-    for body, part in zip(bodies, parts, strict=True):
-        keep = not_stored(part, stored)
-        count = pc.sum(keep).as_py() or 0
-        if count == len(part):
-            yield body, count
-        elif count:
-            rows = memoryview(body)
-            places = zip(body_rows(rows), keep, strict=True)
-            yield b"".join(rows[start:end] for (start, end), wanted in places if wanted.as_py()), count
+@dataclass(frozen=True)
+class EncodedRows:
+    """
+    Some rows of a task, as they travel to the commit: the body of a binary COPY, and how many rows it has.
+
+    If rows carry their position in Kafka, ``positions`` has those of these rows, as an Arrow stream.
+    """
+
+    body: bytes = field(repr=False)
+    count: int
+    positions: bytes = field(default=b"", repr=False)
+
+    @property
+    def size(self) -> int:
+        """The bytes of body and positions."""
+        return len(self.body) + len(self.positions)
+
+    def since(self, stored: Offsets) -> EncodedRows:
+        """
+        Those of the rows that are at or past what is stored.
+
+        :raises pa.ArrowInvalid: if they do not carry their positions.
+        """
+        with pa.ipc.open_stream(self.positions) as stream:
+            keep = not_stored(stream.read_next_batch(), stored)
+        count = pc.sum(keep).as_py()
+        if count == self.count:
+            return self
+        if not count:
+            return EncodedRows(b"", 0)
+        rows = memoryview(self.body)
+        places = zip(body_rows(rows), keep, strict=True)
+        return EncodedRows(b"".join(rows[start:end] for (start, end), wanted in places if wanted.as_py()), count)
+
+
+def encoded_rows(body: bytes, count: int, places: pa.RecordBatch | None) -> EncodedRows:
+    """The rows of ``body``; ``places`` are their positions, if they carry any."""
+    return EncodedRows(body, count, b"" if places is None else as_stream(places))
 
 
 def stored_already(columns: PositionColumns, stored: Offsets | None, span: Span | None) -> Column:

@@ -7,12 +7,10 @@ transaction that records the batch or the key, and only the rows that the parcel
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from uuid import UUID
 
 import psycopg
@@ -24,7 +22,6 @@ from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.offsets import Offsets
 from pgonce.offsets_store.postgres.connect import connect
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
@@ -32,14 +29,12 @@ from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 from ..encoding.encoded_types import EncodedColumn
 from ..identity.from_checkpoint import Origin
 from ..identity.planned_batch import planned_batch, staging_table
-from ..options.position_columns import PositionColumns
 from ..options.sink_options import JobOptions, SinkOptions
-from ..positions import bodies_not_stored, is_stored
-from ..staging import StagedRows, StagingTable, drop_staging_table, give_up_job, sweep, sweep_jobs
-from ..writing.rows import Rows
+from ..positions import EncodedRows, Reach, widen
+from ..staging import drop_staging_table, give_up_job, sweep, sweep_jobs
 from ..writing.write_batch import work_into
 from .parcel import Inline, Parcel, Received, Staged, content_hash, open_parcels
-from .receiver.messages import Promise
+from .promise import Promise, promised_rows
 
 _log = logging.getLogger("pgonce")
 
@@ -62,28 +57,28 @@ def commit_parcels(
     :raises PgonceError: if neither can be done.
     """
     origin, parcels = open_parcels(messages, batch_id)
-    rows = parcel_rows(columns, options.positions, parcels, staging_table(options, origin))
+    promised, table = promise(parcels), staging_table(options, origin)
     receiver = next((parcel.receiver for parcel in parcels if parcel.receiver), None)
 
     def identified() -> PlannedBatch:
-        reaches = [parcel.reach for parcel in parcels] if options.positions else None
-        return planned_batch(options, origin, reaches, receiver.token if receiver else None)
+        reach = promised.reach if options.positions else None
+        return planned_batch(options, origin, reach, receiver.token if receiver else None)
 
-    def work_with(received: Callable[[], Iterator[bytes]]) -> Work[Batch]:
-        whole = replace(rows, bodies=lambda: itertools.chain(rows.bodies(), received()))
-        return work_into(options.sink_name, options.destination, whole)
+    def work_with(received: Callable[[], Iterable[EncodedRows]]) -> Work[Batch]:
+        rows = promised_rows(columns, options.positions, promised, received, table)
+        return work_into(options.sink_name, options.destination, rows)
 
-    may_be_left = bool(rows.staged)
-    if receiver and any(isinstance(parcel.payload, Received) for parcel in parcels):
-        verdict, may_sweep = receiver.commit(options, origin, promise(parcels, rows), identified, work_with)
+    may_be_left = bool(promised.staged)
+    if receiver and promised.received:
+        verdict, may_sweep = receiver.commit(options, origin, promised, identified, work_with)
         # Attempts that Spark did not choose may have staged rows because they could not reach the receiver.
         may_be_left = may_be_left or may_sweep
     else:
-        if receiver and (rows.staged or receiver.has_kept_rows()):
+        if receiver and (promised.staged or receiver.has_kept_rows()):
             # An attempt that Spark did not choose may have begun a transaction in the receiver, and this one would have
             # to wait for it.
             receiver.give_up()
-        verdict = commit_batch(options.commit, identified(), work_into(options.sink_name, options.destination, rows))
+        verdict = commit_batch(options.commit, identified(), work_with(tuple))
     # Now and then in any case, because no message tells of what failed tries have staged.
     run = origin.run_id, options.sink_label
     if may_be_left or time.monotonic() >= _swept.get(run, -SWEEP_SECONDS) + SWEEP_SECONDS:
@@ -111,10 +106,11 @@ def commit_job_parcels(
     :raises PgonceError: if neither can be done.
     """
     origin, parcels = open_parcels(messages, 0)
-    rows = parcel_rows(columns, None, parcels, staging_table(options, origin))
+    promised = promise(parcels)
+    rows = promised_rows(columns, options.positions, promised, tuple, staging_table(options, origin))
     sums = [parcel.row_sum or 0 for parcel in parcels]
-    content = content_hash(columns, rows.count(), sums) if options.batch_hash else None
-    job = Job(options.batch_key, UUID(origin.run_id), content, rows.count())
+    content = content_hash(columns, promised.rows, sums) if options.batch_hash else None
+    job = Job(options.batch_key, UUID(origin.run_id), content, promised.rows)
     done = commit_job(options.commit, job, work_into(options.sink_name, options.destination, rows))
     # What this run, and runs of keys that are published, have staged: no message tells of what failed.
     _sweep(options, lambda connection: sweep_jobs(connection, options.sink_label, done.sink_name))
@@ -162,54 +158,22 @@ def _left_for_the_next_sweep() -> Iterator[None]:
         _log.warning("a staging table is left for the next sweep: %s", error)
 
 
-def parcel_rows(
-    columns: tuple[EncodedColumn, ...],
-    positions: PositionColumns | None,
-    parcels: Sequence[Parcel],
-    table: StagingTable,
-    stored: Offsets | None = None,
-) -> Rows:
-    """
-    Return the rows of ``parcels``, except those below the positions ``stored``; ``table`` is their staging table.
-
-    Staged rows are all counted: Postgres picks those at or past what is stored.
-    """
-    marks = tuple(mark for parcel in parcels for mark in parcel.staged)
-    inline = [parcel.payload for parcel in parcels if isinstance(parcel.payload, Inline)]
-    bodies = [body for payload in inline for body in payload.bodies]
-    number = sum(parcel.rows for parcel in parcels)
-    unfit = [row for parcel in parcels for row in parcel.unfit]
-    ways = sorted({way for parcel in parcels if parcel.rows for way in parcel.payload.ways})
-    if stored:
-        kept = [pair for payload in inline for pair in bodies_not_stored(payload.bodies, payload.positions, stored)]
-        bodies = [body for body, _ in kept]
-        number = sum(rows for _, rows in (*kept, *marks))
-        unfit = [row for row in unfit if not is_stored(row.place, stored)]
-    return Rows(
-        columns,
-        count=lambda: number,
-        bodies=lambda: bodies,
-        transport="+".join(ways) or "inline",
-        staged=StagedRows(table, marks, positions, stored) if marks else None,
-        unfit=lambda: tuple(unfit),
-        positions=positions,
-        since=lambda ends: parcel_rows(columns, positions, parcels, table, ends),
-    )
-
-
-def promise(parcels: Sequence[Parcel], rows: Rows) -> Promise:
-    """The ``rows`` of ``parcels``, for the receiver that has some of them."""
+def promise(parcels: Sequence[Parcel]) -> Promise:
+    """What these parcels promise."""
+    reach: Reach = {}
+    for parcel in parcels:
+        widen(reach, parcel.reach)
     return Promise(
-        rows.transport,
+        "+".join(sorted({way for parcel in parcels if parcel.rows for way in parcel.payload.ways})) or "inline",
         {
             parcel.partition_id: (parcel.payload.attempt_id, parcel.payload.rows)
             for parcel in parcels
             if isinstance(parcel.payload, Received)
         },
-        tuple(rows.bodies()),
-        sum(parcel.rows for parcel in parcels if isinstance(parcel.payload, Inline)),
-        rows.staged.promised if rows.staged else (),
-        tuple(rows.unfit()),
+        tuple(rows for parcel in parcels if isinstance(parcel.payload, Inline) for rows in parcel.payload.rows),
+        tuple(mark for parcel in parcels for mark in parcel.staged),
+        tuple(row for parcel in parcels for row in parcel.unfit),
+        reach,
     )
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import pyarrow as pa
 from pyspark.sql.datasource import WriterCommitMessage
 
 from pgonce.offsets_store.errors import NOTHING
@@ -27,7 +26,7 @@ from ..encoding.encoded_types import EncodedColumn
 from ..encoding.unfit_rows import UnfitRow
 from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
-from ..positions import Reach
+from ..positions import EncodedRows, Reach
 from .receiver.client import Receiver
 from .workers import LOADED_VERSION, other_version
 
@@ -39,16 +38,11 @@ ALWAYS_INLINE_BYTES = 4096
 
 @dataclass(frozen=True)
 class Inline:
-    """
-    Rows that travel in the parcel itself: ``bodies`` of a binary COPY.
-
-    If rows carry their position in Kafka, ``positions`` has those of each body.
-    """
+    """Rows that travel in the parcel itself."""
 
     ways: ClassVar[tuple[str, ...]] = ("inline",)
 
-    bodies: tuple[bytes, ...] = field(default=(), repr=False)
-    positions: tuple[pa.RecordBatch, ...] = field(default=(), repr=False)
+    rows: tuple[EncodedRows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,11 +84,11 @@ class Parcel(WriterCommitMessage):
     """
     One task's rows: how many there are, and the ``payload``, which holds them or says where they are.
 
-    If rows carry their position in Kafka, ``reach`` says how far they reach. ``receiver`` is the one that the batch was
-    planned with, even if the rows did not go through it. ``unfit`` are rows that could not be encoded; they are not
-    among ``rows``, and are always here, wherever the others are. ``row_sum`` is the sum of the rows' hashes, if a
-    batch job asks for them. ``made_by`` is the version of the code that encoded the rows: another version may encode
-    them otherwise, and order the fields of a parcel otherwise.
+    If rows carry their position in Kafka, ``reach`` says how far they and the ``unfit`` ones reach: rows
+    that could not be encoded, which are not among ``rows``, and are always here, wherever the others are. ``receiver``
+    is the one that the batch was planned with, even if the rows did not go through it. ``row_sum`` is the sum of the
+    rows' hashes, if a batch job asks for them. ``made_by`` is the version of the code that encoded the rows: another
+    version may encode them otherwise, and order the fields of a parcel otherwise.
     """
 
     origin: Origin

@@ -27,7 +27,7 @@ from ..errors import SparkError
 from ..identity.from_checkpoint import Origin
 from ..options.position_columns import PositionColumns, written_type
 from ..options.sink_options import JobOptions, SinkOptions
-from ..positions import Reach, reach, reach_of, widen
+from ..positions import EncodedRows, Reach, encoded_rows, reach, widen
 from .parcel import Inline, Parcel, Received, RowSum, Staged, inline_cap
 from .receiver.calls import Call
 from .receiver.client import Receiver
@@ -129,9 +129,8 @@ class TaskWriter:
         finally:
             if call:
                 call.drop()
-        rows = sum(batch.num_rows for batch in held.batches)
-        payload = Inline(tuple(held.bodies), tuple(held.positions))
-        return self._parcel(task, rows, payload, held, reach(held.positions))
+        rows = sum(rows.count for rows in held.rows)
+        return self._parcel(task, rows, Inline(tuple(held.rows)), held)
 
     def _nothing_held(self) -> _HeldRows:
         letters, columns, written = self.options.destination.dead_letters, self.options.positions, self.written_type
@@ -145,12 +144,12 @@ class TaskWriter:
         """Send these rows, and those that come, to the receiver; what it has kept, and the rows that are left."""
         assert self.receiver is not None  # noqa: S101 (it was called)
         first = iter(held.batches)
-        encoded = itertools.chain(zip(held.bodies, first, strict=False), map(held.encoded, batches))
+        encoded = itertools.chain(zip(held.rows, first, strict=False), map(held.encoded, batches))
         taken = self.receiver.send_rows(call, task.origin, task.partition_id, task.attempt_id, encoded)
         if not taken.rows and not taken.left:
             # It wants none, and has seen none.
             return taken, held
-        left = replace(held, batches=[], bodies=[], positions=[], size=0)
+        left = replace(held, batches=[], rows=[], size=0)
         for batch in itertools.chain(taken.left, first):
             left.take(batch)
         return taken, left
@@ -160,46 +159,40 @@ class TaskWriter:
     ) -> Parcel:
         """Stage the rows that the receiver has not kept, if there is one."""
         # What is staged is encoded again, with its mark.
-        held.bodies.clear()
-        held.positions.clear()
+        held.rows.clear()
         # Those that are held have been added to the hash.
         others = (held.encoded(batch)[1] for batch in batches) if held.row_sum else batches
-        staged, reached = self._staged(task, held, itertools.chain(held.batches, others))
+        staged = self._staged(task, held, itertools.chain(held.batches, others))
         rows = sum(count for _, count in staged.promised)
         if taken is None or not taken.rows:
             staged = replace(staged, is_unreached=call is not None and call.is_unreached)
-            return self._parcel(task, rows, staged, held, reached)
+            return self._parcel(task, rows, staged, held)
         received = Received(task.attempt_id, taken.rows, staged.promised)
-        return self._parcel(task, taken.rows + rows, received, held, reached)
+        return self._parcel(task, taken.rows + rows, received, held)
 
-    def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> tuple[Staged, Reach]:
-        """Stage these rows, and say how far they reach; nothing is imported or connected to if there are none."""
+    def _staged(self, task: _Task, held: _HeldRows, batches: Iterator[pa.RecordBatch]) -> Staged:
+        """Stage these rows; nothing is imported or connected to if there are none."""
         first = next(batches, None)
         if first is None:
-            return Staged(()), {}
+            return Staged(())
         settle("staging")
         # Here, because psycopg takes as long to import as all that other tasks need.
         with imported_late(f"{__package__}.stager"):
             from .stager import stager_of
         stager = stager_of(self.options, task.origin, self.reader.struct_type, task.attempt_id, held.unfit)
-        reached: Reach = {}
 
         def noted() -> Iterator[pa.RecordBatch]:
             for batch in itertools.chain([first], batches):
                 if held.columns:
-                    widen(reached, reach([held.columns.of(batch)]))
+                    widen(held.reach, reach([held.columns.of(batch)]))
                 yield batch
 
-        return Staged(stager.stage(noted())), reached
+        return Staged(stager.stage(noted()))
 
-    def _parcel(
-        self, task: _Task, rows: int, payload: Inline | Staged | Received, held: _HeldRows, reached: Reach
-    ) -> Parcel:
-        unfit = tuple(held.unfit.rows)
-        # Rows that were put aside are rows of the batch: their positions count as well.
-        widen(reached, reach_of(row.place for row in unfit if row.place))
+    def _parcel(self, task: _Task, rows: int, payload: Inline | Staged | Received, held: _HeldRows) -> Parcel:
         row_sum = held.row_sum.value if held.row_sum else None
-        return Parcel(task.origin, task.partition_id, rows, payload, reached, self.receiver, unfit, row_sum)
+        unfit = tuple(held.unfit.rows)
+        return Parcel(task.origin, task.partition_id, rows, payload, held.reach, self.receiver, unfit, row_sum)
 
 
 @dataclass(frozen=True)
@@ -214,21 +207,22 @@ class _Task:
 @dataclass
 class _HeldRows:
     """
-    The rows that were taken so far, as they came and as ``bodies`` of a binary COPY.
+    The rows that were taken so far, as they came and as they are encoded.
 
-    Bodies, batches and positions are of the same rows, those that can be encoded; the others are ``unfit``. ``columns``
-    say where in Kafka each row comes from. ``row_sum`` adds up the hashes of all rows that are encoded.
+    ``batches`` and ``rows`` are the same ones, those that can be encoded; the others are ``unfit``. ``columns`` say
+    where in Kafka each row comes from, and ``reach`` how far all rows of the task reach that were seen so far, whatever
+    becomes of them. ``row_sum`` adds up the hashes of all rows that are encoded.
     """
 
     encoder: CopyEncoder
     unfit: UnfitRows
     columns: PositionColumns | None = None
     row_sum: RowSum | None = None
+    reach: Reach = field(default_factory=dict)
     batches: list[pa.RecordBatch] = field(default_factory=list)
-    bodies: list[bytes] = field(default_factory=list)
-    positions: list[pa.RecordBatch] = field(default_factory=list)
+    rows: list[EncodedRows] = field(default_factory=list)
     size: int = 0
-    """The bytes of bodies and positions."""
+    """The bytes of ``rows``."""
 
     def take(self, batch: pa.RecordBatch) -> None:
         """
@@ -236,20 +230,21 @@ class _HeldRows:
 
         :raises EncodingError: for a value that Postgres cannot hold, and a row without a position.
         """
+        rows, fit = self.encoded(batch)
+        if rows.count:
+            self.batches.append(fit)
+            self.rows.append(rows)
+            self.size += rows.size
+
+    def encoded(self, batch: pa.RecordBatch) -> tuple[EncodedRows, pa.RecordBatch]:
+        """Encode the rows that can be encoded, and return these, also as they came; they are not held."""
         # Asked first, because a row without a position is refused in any case.
         places = self.columns.of(batch) if self.columns else None
-        body, fit = self.encoded(batch)
-        if self.columns and places is not None:
-            places = places if fit is batch else self.columns.of(fit)
-            self.positions.append(places)
-            self.size += places.nbytes
-        self.batches.append(fit)
-        self.bodies.append(body)
-        self.size += len(body)
-
-    def encoded(self, batch: pa.RecordBatch) -> tuple[bytes, pa.RecordBatch]:
-        """The body of the rows that can be encoded, and these rows; they are not held."""
         body, fit = self.unfit.encode_others(self.encoder, batch)
         if self.row_sum:
             self.row_sum.add(body)
-        return body, fit
+        if self.columns and places is not None:
+            # Rows that are put aside are rows of the batch: their positions count as well.
+            widen(self.reach, reach([places]))
+            places = places if fit is batch else self.columns.of(fit)
+        return encoded_rows(body, fit.num_rows, places), fit

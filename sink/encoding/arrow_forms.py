@@ -193,3 +193,11 @@ def _unencodable(value: str) -> UnfitValueError:
     return UnfitValueError(
         "VALUE_UNENCODABLE", value, "Cast the column in Spark to a type that `pgonce explain types` lists."
     )
+
+
+def as_stream(batch: pa.RecordBatch) -> bytes:
+    """These rows as an Arrow stream, which says of which types they are."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return bytes(sink.getvalue())

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as t
 
 from ..errors import EncodingError
-from .arrow_forms import UnfitValueError, copied, in_form, unfit_values
+from .arrow_forms import UnfitValueError, as_stream, copied, in_form, unfit_values
 from .copy_encoder import NOTHING_WRITTEN, CopyEncoder
 from .encoded_types import EncodedColumn, encoded_columns
 from .json_texts import READ_BY_POSTGRES, Forms, json_texts, quoted
@@ -218,11 +218,7 @@ def _bytes_of(one: pa.Array) -> bytes:
 
 
 def _stream(one: pa.Array) -> bytes:
-    batch = pa.record_batch([one], names=["value"])
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as stream:
-        stream.write_batch(batch)
-    return bytes(sink.getvalue())
+    return as_stream(pa.record_batch([one], names=["value"]))
 
 
 def _texts(array: pa.Array, data_type: t.DataType, postgres_type: str) -> list[str]:

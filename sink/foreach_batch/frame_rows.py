@@ -128,5 +128,5 @@ class _Frame:
             places = self.positions.of(part)
             if self.batch is not None and self.batch.span is not None:
                 (source_id,) = self.batch.span.next
-                refuse_outside(span_of(source_id, [reach([places])]), self.batch)
+                refuse_outside(span_of(source_id, reach([places])), self.batch)
             yield part.filter(not_stored(places, self.stored)) if self.stored else part

@@ -7,7 +7,7 @@ Spark wrote before its tasks ran, and they are read again for every batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID, uuid4
 
@@ -50,12 +50,12 @@ WAIT_FOR_OFFSETS_SECONDS = 10.0
 
 
 def batch_from_checkpoint(
-    options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None, attempt: UUID | None = None
+    options: SinkOptions, origin: Origin, reach: Reach | None, attempt: UUID | None = None
 ) -> PlannedBatch:
     """
     The batch that ``origin`` names, with the offsets that the checkpoint gives it.
 
-    :param reaches: how far the rows of each task reach, if they carry their positions.
+    :param reach: how far the rows reach, if they carry their positions and all of them are known.
     :param attempt: the attempt's token, if it has one already; None makes one.
     :raises CheckpointError: if its files cannot be read in time, or belong to another query.
     :raises SparkError: if they are not those of the batch that was planned.
@@ -74,9 +74,9 @@ def batch_from_checkpoint(
         batch = describe_sparsely(checkpoint, origin, options.query_name, attempt)
     else:
         batch = describe_batch(checkpoint, origin, options.query_name, attempt=attempt)
-    if reaches is None:
+    if reach is None:
         return batch
-    span = span_of(refuse_without_positions(batch), reaches)
+    span = span_of(refuse_without_positions(batch), reach)
     refuse_outside(span, batch)
     return replace(batch, span=span)
 

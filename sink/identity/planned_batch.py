@@ -10,7 +10,6 @@ its first batch, because nothing else tells that a topic was created again while
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
@@ -131,18 +130,18 @@ def _asked_once(_: str, topics: tuple[str, ...], brokers: Brokers) -> tuple[tupl
 
 
 def planned_batch(
-    options: SinkOptions, origin: Origin, reaches: Iterable[Reach] | None = None, attempt: UUID | None = None
+    options: SinkOptions, origin: Origin, reach: Reach | None = None, attempt: UUID | None = None
 ) -> PlannedBatch:
     """
     The batch that ``origin`` names, as the checkpoint describes it.
 
-    :param reaches: how far the rows of each task reach, if they carry their positions.
+    :param reach: how far the rows reach, if they carry their positions and all of them are known.
     :param attempt: the attempt's token, if it has one already; None makes one.
     :raises PgonceError: as :func:`pgonce.sink.identity.from_checkpoint.batch_from_checkpoint` and
         :func:`pgonce.sink.identity.planned_batch.with_topic_ids`.
     """
     if options.offsets_from == "checkpoint":
-        return with_topic_ids(batch_from_checkpoint(options, origin, reaches, attempt), options.brokers)
+        return with_topic_ids(batch_from_checkpoint(options, origin, reach, attempt), options.brokers)
     return batch_by_id(origin, options.query_name, options.checkpoint_location, attempt)
 
 

@@ -274,7 +274,8 @@ class SparkOptions(WriterOptions, total=False):
         "of being staged: [faster](performance.md) for large batches. `auto`: executors [find "
         "it](clusters.md#when-executors-reach-the-driver); `off`: there is none; any other text is the address to "
         "listen at. Rows cross the network [encrypted](security.md#the-receiver). `PGONCE_RECEIVER=off` in the "
-        "driver's environment is `off` for all its queries. With `positionColumns` there is none.", AUTOMATIC,
+        "driver's environment is `off` for all its queries. With `positionColumns` it copies once tasks have ended.",
+        AUTOMATIC,
     )]
     offsets_from: Annotated[OffsetsFrom, Option(
         Way.STREAM, "`listener` is for checkpoints that only Spark can read, and is "

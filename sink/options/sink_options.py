@@ -130,12 +130,6 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
     where = where_of(given)
     if isinstance(where, Routes):
         _refuse_other_output_mode(where, given["mode"])
-    positions = positions_of(given)
-    if positions and given["receiver"] not in (AUTOMATIC, NO_RECEIVER):
-        what = "receiver names an address, and with positionColumns there is no receiver."
-        raise bad_option("CLASHING_OPTIONS", what, "Leave one of the two out.")
-    # Which of their rows are stored is compared with all positions of the batch, and these are known at its end.
-    receiver = None if positions or NO_RECEIVER in (given["receiver"], _switch()) else given["receiver"]
     return SinkOptions(
         commit=commit_settings_of(given),
         destination=where,
@@ -143,9 +137,9 @@ def parse_options(raw: Mapping[str, str], *, overwrite: bool) -> SinkOptions:
         sink_name=given["sink_name"],
         query_name=given["query_name"],
         inline_bytes=given["inline_bytes"],
-        receiver=receiver,
+        receiver=None if NO_RECEIVER in (given["receiver"], _switch()) else given["receiver"],
         offsets_from=given["offsets_from"],
-        positions=positions,
+        positions=positions_of(given),
         async_interval_ms=_async_interval(raw, given),
         brokers=brokers(given["bootstrap_servers"], given["kafka_options"]),
         executor_url=_executor_url(given),

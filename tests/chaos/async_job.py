@@ -91,7 +91,12 @@ WAYS: dict[str, tuple[Callable[[DataFrame, Job], DataStreamWriter], int, bool]] 
         _data_source("source_positions", positionColumns=",".join(POSITIONS), writePositions="false"), 1000, True
     ),
     "source_staged": (
-        _data_source("source_staged", positionColumns=",".join(POSITIONS), inlineBytes="0"), 1000, True
+        _data_source("source_staged", positionColumns=",".join(POSITIONS), inlineBytes="0", receiver="off"), 1000, True
+    ),
+    "source_received": (
+        _data_source(
+            "source_received", positionColumns=",".join(POSITIONS), writePositions="false", inlineBytes="0"
+        ), 1000, True
     ),
     "writer_0": (_writer("writer_0", by_position=False), 0, False),
     "writer_1000": (_writer("writer_1000", by_position=False), 1000, True),

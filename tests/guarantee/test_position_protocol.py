@@ -28,7 +28,7 @@ from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.identity.planned_batch import newest_uncommitted_entry
 from pgonce.sink.options.sink_options import parse_options
-from pgonce.sink.positions import reach
+from pgonce.sink.positions import encoded_rows, reach
 
 POSITIONS = {"positionColumns": "topic,partition,offset"}
 SPARSE = {**POSITIONS, "asyncProgressTrackingEnabled": "true"}
@@ -64,9 +64,9 @@ class Job:
             [{"id": f"{recreated}{p}-{at}-{n}", "topic": "t", "partition": p, "offset": at} for p, at, n in rows],
             schema=ARROW,
         )
-        positions = [options.positions.of(batch)] if options.positions else []
-        body = CopyEncoder(STRUCT).encode(batch)
-        parcel = Parcel(origin, 0, len(batch), Inline((body,), tuple(positions)), reach(positions))
+        places = options.positions.of(batch) if options.positions else None
+        sent = encoded_rows(CopyEncoder(STRUCT).encode(batch), len(batch), places)
+        parcel = Parcel(origin, 0, len(batch), Inline((sent,)), reach([places] if places else []))
         return commit_parcels(options, encoded_columns(STRUCT), [parcel], planned.batch_id)
 
     def run(self, query, planned, way, **more):

@@ -20,8 +20,7 @@ from support.ways_in import WAYS, Sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
-TAKERS = [way for way in WAYS if way.takes_positions]
-APPENDING = [way for way in TAKERS if not way.upserts]
+APPENDING = [way for way in WAYS if not way.upserts]
 BY_POSITION = {"position_columns": ",".join(POSITIONS)}
 
 
@@ -57,7 +56,7 @@ def newest(observer, checkpoint):
     ).fetchone()
 
 
-@pytest.mark.parametrize("way", TAKERS, ids=lambda way: way.name)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_an_older_copy_of_the_checkpoint_goes_on(spark, messages, way, target, url, observer, tmp_path):
     """A batch id that comes again over a wider range publishes what is new in it, and counts what is not."""
     if way.upserts:

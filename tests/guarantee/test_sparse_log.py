@@ -1,10 +1,15 @@
-"""Asynchronous progress tracking, killed anywhere: with positions in the rows, the table is the source all the same."""
+"""
+Asynchronous progress tracking, killed anywhere: with positions in the rows, the table is the source all the same.
+
+Covers: sink.data_source.promise.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 from collections import Counter
+from functools import partial
 
 import psycopg
 import pyarrow as pa
@@ -15,14 +20,15 @@ from support.sparse_query import ARROW, STRUCT, SparseQuery, Topic
 
 from pgonce.offsets_store.errors import PgonceError, RefusedBatch
 from pgonce.sink.data_source.commit_parcels import commit_parcels
-from pgonce.sink.data_source.parcel import Inline, Parcel, Staged
+from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
+from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.sink_options import parse_options
-from pgonce.sink.positions import reach
+from pgonce.sink.positions import encoded_rows, reach
 from pgonce.sink.staging import ATTEMPT_COLUMN
 
 _tables = itertools.count()
@@ -43,6 +49,7 @@ class Job:
                 "positionColumns": "topic,partition,offset",
                 "writePositions": str(written).lower(),
                 "asyncProgressTrackingEnabled": "true",
+                "receiver": "127.0.0.1",
             },
             overwrite=False,
         )
@@ -51,14 +58,15 @@ class Job:
             columns = 'topic text, partition int, "offset" bigint'
             connection.execute(f"CREATE TABLE {self.table} (id text{f', {columns}' if written else ''})".encode())
 
-    def commit(self, planned, *, parts, staged):
-        """Hand the batch in as Spark's tasks and its commit worker do."""
+    def commit(self, planned, *, ways, between=lambda: None):
+        """Hand the batch in as Spark's tasks do, one for each of the ways, and its commit worker."""
+        receiver = receiver_for(self.options, self.written)
         origin = Origin(self.query.query_id, self.query.run_id, planned.batch_id, None, planned.planned_at_ms)
         rows = self.topic.rows(planned.start, planned.end)
         parcels = []
-        for number in range(parts):
+        for number, way in enumerate(ways):
             # Rows of one record stay together, as those of one partition's range need not.
-            mine = [row for row in rows if (row[0] + row[1]) % parts == number]
+            mine = [row for row in rows if (row[0] + row[1]) % len(ways) == number]
             batch = pa.RecordBatch.from_pydict(
                 {
                     "id": [f"{p}-{offset}-{n}" for p, offset, n in mine],
@@ -68,19 +76,36 @@ class Job:
                 },
                 schema=ARROW,
             )
-            parcels.append(self._parcel(origin, number, batch, staged=staged and number == 0 and mine))
-        written = self.options.positions.without(STRUCT)
-        return commit_parcels(self.options, encoded_columns(written), parcels, planned.batch_id)
+            payload = self._payload(origin, number, batch, way if mine else "inline", receiver)
+            reached = reach([self.options.positions.of(batch)])
+            parcels.append(Parcel(origin, number, len(batch), payload, reached, receiver))
+        between()
+        return commit_parcels(self.options, encoded_columns(self.written), parcels, planned.batch_id)
 
-    def _parcel(self, origin, number, batch, *, staged):
-        positions = self.options.positions.of(batch)
-        if staged:
-            encoder = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: number})
-            stage_rows(self.url, staging_table(self.options, origin), encoded_columns(STRUCT), [encoder.encode(batch)])
-            return Parcel(origin, number, len(batch), Staged(((number, len(batch)),)), reach([positions]))
-        written = self.options.positions.without(STRUCT)
-        body = CopyEncoder(written).encode(batch.select(written.names))
-        return Parcel(origin, number, len(batch), Inline((body,), (positions,)), reach([positions]))
+    @property
+    def written(self):
+        """The columns that the table has."""
+        return self.options.positions.without(STRUCT)
+
+    def _payload(self, origin, number, batch, way, receiver):
+        if way == "inline":
+            return Inline((self._encoded(batch),))
+        # What is received in part is sent row by row, up to the middle.
+        sent = {"staged": 0, "received": len(batch), "in part": len(batch) // 2}[way]
+        rows = [(self._encoded(batch.slice(n, 1)), batch.slice(n, 1)) for n in range(sent)]
+        staged = ()
+        if sent < len(batch):
+            encoder, table = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: number}), staging_table(self.options, origin)
+            stage_rows(self.url, table, encoded_columns(STRUCT), [encoder.encode(batch.slice(sent))])
+            staged = ((number, len(batch) - sent),)
+        if not sent:
+            return Staged(staged)
+        assert receiver.send_rows(receiver.call(), origin, number, number, iter(rows)).rows == sent
+        return Received(number, sent, staged)
+
+    def _encoded(self, batch):
+        body = CopyEncoder(self.written).encode(batch.select(self.written.names))
+        return encoded_rows(body, len(batch), self.options.positions.of(batch))
 
     def stored(self):
         """The rows of the table, with how often each is there."""
@@ -116,8 +141,8 @@ BATCHES = st.fixed_dictionaries(
     {
         "advance": st.dictionaries(st.integers(0, 2), st.integers(0, 6), max_size=3),
         "is_due": st.booleans(),
-        "parts": st.integers(1, 3),
-        "staged": st.booleans(),
+        "ways": st.lists(st.sampled_from(["inline", "staged", "received", "in part"]), min_size=1, max_size=3),
+        "receiver": st.sampled_from(["lives"] * 15 + ["is killed"]),
         "entry_first": st.booleans(),
         "ends": st.sampled_from(["well"] * 6 + ["killed before", "killed after", "killed between", "stopped"]),
         # Each record becomes so many rows; most of partition 1 is filtered out.
@@ -133,7 +158,9 @@ BATCHES = st.fixed_dictionaries(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(batches=st.lists(BATCHES, min_size=3, max_size=14))
-def test_the_table_is_the_source_wherever_the_driver_is_killed(url, tmp_path_factory, written, batches):
+def test_the_table_is_the_source_wherever_the_driver_is_killed(
+    url, tmp_path_factory, started_receivers, written, batches
+):
     """Whatever was written down, and whenever the driver died: no row twice, none missing, all of them counted."""
     topic = Topic({0: [1, 1], 1: [0, 0]})
     job = Job(url, tmp_path_factory.mktemp("sparse") / "checkpoint", topic, written=written)
@@ -142,7 +169,7 @@ def test_the_table_is_the_source_wherever_the_driver_is_killed(url, tmp_path_fac
             # Partition 2 is added to the topic some time.
             kept = [rows * (partition != 1 or not rows % 2) for rows in records]
             topic.partitions.setdefault(partition, []).extend(kept)
-        run_one(job, step)
+        run_one(job, step, started_receivers)
         assert set(job.stored().values()) <= {1}
     finish(job)
     everything = {f"{p}-{offset}-{n}" for p, offset, n in topic.rows({}, topic.heads)}
@@ -151,7 +178,7 @@ def test_the_table_is_the_source_wherever_the_driver_is_killed(url, tmp_path_fac
     job.query.remove()
 
 
-def run_one(job, step):
+def run_one(job, step, started_receivers):
     """One batch of the run, or the run's end."""
     planned = job.query.plan(step["advance"], is_due=step["is_due"])
     if planned is None:
@@ -165,7 +192,7 @@ def run_one(job, step):
     if step["entry_first"] or planned.batch_id == 0:
         job.query.write_entry(planned)
     try:
-        job.commit(planned, parts=step["parts"], staged=step["staged"])
+        job.commit(planned, ways=step["ways"], between=partial(kill, started_receivers, step["receiver"]))
     except RefusedBatch as refused:
         recover(job, planned, refused)
         return
@@ -180,6 +207,13 @@ def run_one(job, step):
     job.query.advance(planned)
     if step["ends"] == "stopped":
         job.query.start()
+
+
+def kill(started_receivers, what):
+    """The receiver may be killed once it has all rows."""
+    if what == "is killed" and started_receivers:
+        started_receivers[-1].kill()
+        started_receivers[-1].wait()
 
 
 def recover(job, planned, refused: PgonceError):
@@ -201,7 +235,7 @@ def finish(job):
             return
         job.query.write_entry(planned)
         try:
-            job.commit(planned, parts=2, staged=False)
+            job.commit(planned, ways=["inline", "received"])
         except RefusedBatch as refused:
             recover(job, planned, refused)
             continue

@@ -33,13 +33,14 @@ from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
+from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import process
 from pgonce.sink.data_source.receiver.calls import Doors
 from pgonce.sink.data_source.receiver.client import Receiver
 from pgonce.sink.data_source.receiver.host_process import host_process
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.line import SECRET_BYTES, Line, context_for, context_of, new_identity
-from pgonce.sink.data_source.receiver.messages import Promise, Start
+from pgonce.sink.data_source.receiver.messages import Start
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
@@ -108,7 +109,7 @@ def with_its_own_certificate(stranger, caller):
     """Speaks TLS well, and takes whatever comes."""
     line = Line(caller, context_of(new_identity()), b"", 10, dialled=False)
     while True:
-        stranger.heard.append(line.next_body())
+        stranger.heard.append(line.hear())
         line.say(taken=True, kept=True, verdict="NEW")
 
 
@@ -267,12 +268,12 @@ def test_a_caller_who_says_goodbye_in_the_middle_is_no_end_either(target, receiv
     line.say(say="rows", token=str(receiver.token), origin={**who, "planned": planned}, partition_id=0, attempt_id=1)
     assert line.hear() == {"taken": True}
     for one in (1, 2):
-        line.send_rows(body(one)[0], 1)
+        line.send_rows(body(one)[0])
     with suppress(OSError):
         # Sends close_notify, and waits for the receiver's.
         line._socket.unwrap()
     line.close()
-    with pytest.raises(PgonceError, match=r"RECEIVER_LOST.*has kept 2 of them"):
+    with pytest.raises(PgonceError, match=r"RECEIVER_LOST.*promised 3 rows, and 2 are kept"):
         receiver.finish(origin(), Promise("received", {0: (1, 3)}))
     assert (ids(target), recorded(target)) == ([], 0)
 

@@ -6,11 +6,13 @@ import time
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as t
 from support.batches import make_batch
 
 from pgonce.offsets_store.offsets import Span
+from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.errors import EncodingError
-from pgonce.sink.positions import not_stored, reach_of, refuse_outside
+from pgonce.sink.positions import EncodedRows, encoded_rows, not_stored, reach, refuse_outside, span_of
 
 
 def batch(start=None, end=None, resumes_at=None):
@@ -69,13 +71,6 @@ def test_rows_from_elsewhere_are_refused(known, found, says):
         refuse_outside(found, batch(**known))
 
 
-def test_single_rows_reach_as_far_as_batches_of_them():
-    """Rows that were put aside say where they come from, as the others do."""
-    records = [("t", 0, 7), ("t", 1, 3), ("t", 0, 5), ("u", 0, 1)]
-    assert reach_of(records) == {"t": {"0": (5, 8), "1": (3, 4)}, "u": {"0": (1, 2)}}
-    assert reach_of([]) == {}
-
-
 STORED = {"0": {"orders": {"0": 5, "7": 100}, "refunds": {"0": 3}}, "1": {"others": {"0": 50}}}
 
 
@@ -102,6 +97,41 @@ def test_each_row_is_compared_with_the_end_of_its_own_partition():
     }
     assert not_stored(positions(*kept), STORED).to_pylist() == list(kept.values())
     assert not_stored(positions(*kept), {}).to_pylist() == [True] * len(kept)
+
+
+def test_rows_reach_as_far_as_all_their_parts():
+    """By topic and partition, from the least position to one past the greatest."""
+    found = reach([positions(("t", 0, 7), ("t", 1, 3), ("t", 0, 5)), positions(("u", 0, 1), ("t", 0, 6))])
+    assert found == {"t": {"0": (5, 8), "1": (3, 4)}, "u": {"0": (1, 2)}}
+    assert span_of("0", found) == Span(
+        {"0": {"t": {"0": 5, "1": 3}, "u": {"0": 1}}}, {"0": {"t": {"0": 8, "1": 4}, "u": {"0": 2}}}
+    )
+    assert span_of("0", reach([])) == Span({}, {})
+
+
+STRUCT = t.StructType([t.StructField("name", t.StringType()), t.StructField("number", t.LongType())])
+
+
+def sent(*of):
+    """Rows of two columns, one of them null now and then, from these places; as they arrive from a line."""
+    names = [None if offset % 3 == 0 else f"{topic} {partition} {offset}" for topic, partition, offset in of]
+    numbers = [offset for _, _, offset in of]
+    batch = pa.record_batch({"name": pa.array(names, pa.string()), "number": pa.array(numbers, pa.int64())})
+    places = positions(*of) if of else positions(("t", 0, 0)).slice(1)
+    rows = encoded_rows(CopyEncoder(STRUCT).encode(batch), len(of), places)
+    return EncodedRows(bytearray(rows.body), rows.count, bytearray(rows.positions))
+
+
+OLD = [("orders", 0, 3), ("orders", 0, 4), ("refunds", 0, 2)]
+NEW = [("orders", 0, 5), ("orders", 7, 100), ("others", 0, 60)]
+
+
+@pytest.mark.parametrize("places", [[*OLD, *NEW], [*NEW, *OLD], [*NEW[:1], *OLD, *NEW[1:]], OLD, NEW, []])
+def test_of_encoded_rows_exactly_those_that_are_not_stored_are_left(places):
+    """Their body is the one that they would have had alone, and their number is right."""
+    left = [place for place in places if not_stored(positions(place), STORED).to_pylist() == [True]]
+    found = sent(*places).since(STORED)
+    assert (bytes(found.body), found.count) == (bytes(sent(*left).body), len(left))
 
 
 def test_a_thousand_partitions_cost_a_task_next_to_nothing():

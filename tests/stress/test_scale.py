@@ -29,6 +29,7 @@ from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
 from pgonce.sink.options.sink_options import parse_options
+from pgonce.sink.positions import EncodedRows
 from pgonce.sink.writing.checked_table import plan_columns
 from pgonce.sink.writing.evolution.new_columns import (
     left_out,
@@ -53,10 +54,10 @@ def test_four_thousand_tasks_and_a_thousand_partitions(admin, url, tmp_path):
         checkpoint = module.checkpoint_of(tmp_path, "11111111-1111-4111-8111-111111111111", 1000)
     options = parse_options({"url": url, "table": "events", "checkpointLocation": str(tmp_path)}, overwrite=False)
     row = pa.record_batch({"id": pa.array([1], pa.int64()), "name": pa.array(["a row"], pa.string())})
-    body = CopyEncoder(STRUCT).encode(row)
+    rows = EncodedRows(CopyEncoder(STRUCT).encode(row), 1)
     for batch_id in range(2):
         origin = checkpoint.plan(batch_id)
-        sent = [pickle.dumps(Parcel(origin, task, 1, Inline((body,)))) for task in range(4000)]
+        sent = [pickle.dumps(Parcel(origin, task, 1, Inline((rows,)))) for task in range(4000)]
         assert max(map(len, sent)) < 1000
         began = time.perf_counter()
         parcels = [pickle.loads(message) for message in sent]

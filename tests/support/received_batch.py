@@ -15,10 +15,11 @@ from support.stopped_query import entry
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.sink.data_source.parcel import Parcel, Received
+from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver.client import Receiver
-from pgonce.sink.data_source.receiver.messages import Promise
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.identity.from_checkpoint import Origin
+from pgonce.sink.positions import EncodedRows
 
 # The transaction begins with the first body.
 OPTIONS = {"table": "events", "inlineBytes": "0", "lockTimeout": "1", "retryTimeout": "10"}
@@ -37,10 +38,10 @@ def name_of(one: int) -> str:
     return f"the name of row {one}"
 
 
-def body(one: int) -> tuple[bytes, pa.RecordBatch]:
+def body(one: int) -> tuple[EncodedRows, pa.RecordBatch]:
     """A row with this id: encoded, and as it is."""
     row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array([name_of(one)], pa.string())})
-    return CopyEncoder(STRUCT).encode(row), row
+    return EncodedRows(CopyEncoder(STRUCT).encode(row), 1), row
 
 
 def send(receiver: Receiver, *ids: int, partition_id: int = 0, attempt_id: int = 1, batch_id: int = 1) -> int | None:

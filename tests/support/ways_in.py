@@ -44,11 +44,6 @@ class DataSource:
     routes: bool = False
     in_foreach_batch = False
 
-    @property
-    def takes_positions(self) -> bool:
-        """Whether rows may carry their positions."""
-        return self.receiver in (None, "off")
-
     def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
         """Add the frame's rows to the table."""
         if self.upserts:
@@ -87,7 +82,6 @@ class InForeachBatch:
     keeping: Callable[[Sink, str], BatchFunction]
     upserts: bool = False
     in_foreach_batch = True
-    takes_positions = True
 
     def append(self, frame: DataFrame, sink: Sink) -> DataStreamWriter:
         """Add the frame's rows to the table."""

@@ -1,5 +1,5 @@
 """
-The rows of a batch that have arrived, and those of them that are written: the promised ones, or a guess until then.
+The rows of a batch that have arrived, those of them that are promised, and the guess that is written until then.
 
 Runs in the receiver. Invariant: a body is kept until the batch is over, and can be read as often as needed, by the
 commit worker too if this process is gone. Of each partition, the first rows of one attempt are written, as many as are
@@ -18,10 +18,11 @@ from pathlib import Path
 from pgonce.offsets_store.commit.retrying import NotNowError
 
 from ...encoding.encoded_types import EncodedColumn
-from ...staging import StagedRows
+from ...positions import EncodedRows
 from ...writing.rows import Rows
-from .kept_rows import KeptBody, KeptRows
-from .messages import Promise, without_rows
+from ..promise import Promise
+from .kept_rows import KeptBody, KeptRows, of_promise
+from .messages import without_rows
 
 # How long a transaction may wait for the next rows: it holds the writer's row.
 LONGEST_SILENCE_SECONDS = 30.0
@@ -34,26 +35,19 @@ class Sending:
     """
     One task attempt's rows.
 
-    ``kept`` has, for each body that is kept, how many rows there are with it; ``broken`` says that the line has ended
-    too early.
+    ``rows`` says how many of them are kept; ``broken`` that the line has ended too early.
     """
 
     partition_id: int
     attempt_id: int
-    kept: list[int] = field(default_factory=list)
+    rows: int = 0
     is_whole: bool = False
     broken: bool = False
-
-    @property
-    def rows(self) -> int:
-        """How many rows are kept."""
-        return self.kept[-1] if self.kept else 0
 
 
 @dataclass(frozen=True)
 class _Body:
     sending: Sending
-    rows: int
     kept: KeptBody
 
 
@@ -89,11 +83,11 @@ class Arrived:
 
     def rows(self, number: int) -> int:
         """How many rows a body has."""
-        return self._bodies[number].rows
+        return self._bodies[number].kept.count
 
     def body(self, number: int) -> bytes:
         """The body itself."""
-        return self._file.read(self._bodies[number].kept)
+        return self._file.read(self._bodies[number].kept).body
 
     def open(self, partition_id: int, attempt_id: int) -> Sending:
         """A task attempt begins to send."""
@@ -102,18 +96,18 @@ class Arrived:
         self._sendings[partition_id, attempt_id] = sending
         return sending
 
-    def add(self, sending: Sending, body: bytes, rows: int) -> None:
+    def add(self, sending: Sending, rows: EncodedRows) -> None:
         """
-        Keep a body.
+        Keep these rows.
 
         :raises OSError: if there is no room for it. What was kept before stays.
         """
         self.heard_at = time.monotonic()
         # A lock of its own: a file may be slow, and other tasks begin and end in the meantime.
         with self._keeping:
-            kept = self._file.add(sending.partition_id, sending.attempt_id, rows, body)
-            self._bodies.append(_Body(sending, rows, kept))
-            sending.kept.append(sending.rows + rows)
+            kept = self._file.add(sending.partition_id, sending.attempt_id, rows)
+            self._bodies.append(_Body(sending, kept))
+            sending.rows += rows.count
 
     def close(self, sending: Sending) -> None:
         """The attempt's line is closed: one that has not sent all its rows is broken."""
@@ -126,7 +120,7 @@ class Arrived:
 
     def has_promisable(self) -> bool:
         """Whether there is an attempt whose rows may be promised."""
-        return any(sending.kept or not sending.broken for sending in list(self._sendings.values()))
+        return any(sending.rows or not sending.broken for sending in list(self._sendings.values()))
 
     def promised(self) -> Promise:
         """
@@ -143,37 +137,17 @@ class Arrived:
         if self.is_over:
             raise NotNowError("it has failed, or its query now runs another batch")
 
-    def refuse_missing(self, promise: Promise) -> None:
+    def received(self, promise: Promise) -> Callable[[], Iterator[EncodedRows]]:
         """
-        Compare what has arrived with what is promised: the first rows of an attempt, in whole bodies.
+        What reads the promised rows, of those that are kept.
 
-        :raises ReceiverError: RECEIVER_LOST.
+        :raises ReceiverError: RECEIVER_LOST, if they are not all there.
         """
-        for partition_id, (attempt_id, rows) in promise.received.items():
-            sending = self._sendings.get((partition_id, attempt_id))
-            if sending is None or rows not in (0, *sending.kept):
-                found = f"has kept {sending.rows} of them" if sending else "has kept none of them"
-                raise without_rows(
-                    f"The task of partition {partition_id} promised {rows} rows, and the receiver {found}."
-                )
-
-
-def promised_rows(
-    columns: tuple[EncodedColumn, ...], arrived: Arrived, promise: Promise, staged: StagedRows | None
-) -> Rows:
-    """The promised rows, which are all there; ``staged`` are those in the staging table."""
-
-    def bodies() -> Iterator[bytes]:
-        missing = dict(promise.received)
-        for number in range(len(arrived)):
-            sending = arrived.sender(number)
-            wanted, left = missing.get(sending.partition_id, (None, 0))
-            if wanted == sending.attempt_id and left > 0:
-                missing[sending.partition_id] = sending.attempt_id, left - arrived.rows(number)
-                yield arrived.body(number)
-        yield from promise.inline
-
-    return Rows(columns, lambda: promise.rows, bodies, promise.transport, staged, lambda: promise.unfit)
+        try:
+            bodies = of_promise(promise.received, (body.kept for body in tuple(self._bodies)))
+        except EOFError as error:
+            raise without_rows(f"The receiver has not kept what it should have: {error}.") from None
+        return lambda: map(self._file.read, bodies)
 
 
 def guessed_rows(columns: tuple[EncodedColumn, ...], arrived: Arrived, is_same_batch: Callable[[], bool]) -> Rows:
@@ -218,7 +192,7 @@ class _Guess:
             raise NotNowError("some of its tasks have staged their rows")
         if not self.is_same_batch():
             raise NotNowError("its entry in the checkpoint has changed")
-        yield from promise.inline
+        yield from (rows.body for rows in promise.inline)
 
     def _may_go_on(self, number: int, guessed: dict[int, Sending]) -> bool:
         """Whether there is another body, or all are there."""

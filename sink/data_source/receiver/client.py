@@ -10,7 +10,7 @@ receiver says. As long as the ledger cannot be asked, the outcome is called unkn
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,18 +25,17 @@ from pgonce.offsets_store.verdict.facts import Batch, PlannedBatch
 
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
+from ...positions import EncodedRows
 from . import folders
 from .calls import Call, Doors
 from .kept_rows import PromisedRows
 from .line import BROKEN, SILENCE_SECONDS, Line
 from .messages import (
     PerhapsCommittedError,
-    Promise,
     ReceiverError,
     error_from_message,
     lost,
     not_in_ledger,
-    promise_as_message,
 )
 from .private_folder import Note, is_private
 from .sending import Taken, sent
@@ -45,9 +44,11 @@ if TYPE_CHECKING:
     from pgonce.offsets_store.commit.work import Work
     from pgonce.offsets_store.ledger.session import RecordedAttempt
 
+    from ..promise import Promise
+
 _log = logging.getLogger("pgonce")
 
-WorkWith: TypeAlias = "Callable[[Callable[[], Iterator[bytes]]], Work[Batch]]"
+WorkWith: TypeAlias = "Callable[[Callable[[], Iterable[EncodedRows]]], Work[Batch]]"
 """Makes the work of the commit, given what reads the received rows."""
 
 
@@ -82,10 +83,10 @@ class Receiver:
         origin: Origin,
         partition_id: int,
         attempt_id: int,
-        encoded: Iterator[tuple[bytes, pa.RecordBatch]],
+        encoded: Iterator[tuple[EncodedRows, pa.RecordBatch]],
     ) -> Taken:
         """
-        In a task: send the attempt's rows, given as bodies, each with the rows that it has.
+        In a task: send the attempt's rows, given encoded and as they came.
 
         If the receiver cannot be reached, breaks off or keeps no more, the other rows are for the caller: those that
         are left of what was sent, and what is left in ``encoded``.
@@ -136,10 +137,10 @@ class Receiver:
             if kept is not None:
                 _log.warning("batch %s is committed without its receiver: %s", origin.batch_id, failure.what)
                 may_be_there = isinstance(failure, PerhapsCommittedError)
-                verdict = commit_batch(options.commit, planned, work_with(kept.bodies), outcome_unknown=may_be_there)
+                verdict = commit_batch(options.commit, planned, work_with(kept.rows), outcome_unknown=may_be_there)
             else:
                 with _asking(failure, origin.batch_id, said):
-                    verdict = what_became_of(options.commit, planned, work_with(lambda: iter(())).name_sink)
+                    verdict = what_became_of(options.commit, planned, work_with(tuple).name_sink)
                 if verdict in PUBLISH:
                     raise failure
         if kept is not None:
@@ -159,10 +160,10 @@ class Receiver:
         try:
             with closing(self.dial()) as line:
                 is_told = True
-                message = {"origin": asdict(origin), "bodies": len(promise.inline)}
-                line.say(say="finish", token=str(self.token), promise=promise_as_message(promise), **message)
-                for body in promise.inline:
-                    line.send_body(body)
+                message = {"origin": asdict(origin), "inline": len(promise.inline)}
+                line.say(say="finish", token=str(self.token), promise=promise.as_message(), **message)
+                for rows in promise.inline:
+                    line.send_rows(rows)
                 while True:
                     answer = line.hear()
                     if "error" in answer:

@@ -2,9 +2,9 @@
 The rows that a receiver keeps, in a file on the driver's disk, from which a commit can read them without it.
 
 Written in the receiver; read there, and in the commit worker if the receiver is gone. Invariant: a body is kept once
-all of it is written, after a header that says whose it is. What follows the last whole body is not read. Nothing is
-forced to the disk: the file need only survive the receiver, because with the host Spark's driver ends too, and its
-batch is run again.
+all of it is written, and the positions of its rows, after a header that says whose it is. What follows the last whole
+one is not read. Nothing is forced to the disk: the file need only survive the receiver, because with the host Spark's
+driver ends too, and its batch is run again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,8 +20,10 @@ from io import FileIO
 from math import inf
 from pathlib import Path
 
-# Of each body: partition, attempt, number of rows, and size in bytes.
-_HEADER = struct.Struct("!qqQQ")
+from ...positions import EncodedRows
+
+# Of each body: partition, attempt, number of rows, and the bytes of the body and of the positions.
+_HEADER = struct.Struct("!qqQQQ")
 # So much of the disk is left to others, Spark among them: this many bytes, or a tenth of a small disk.
 LEFT_FREE_BYTES = 1024 * 1024 * 1024
 _LEFT_FREE_SHARE = 10
@@ -37,10 +39,19 @@ _MEMORY = (
 
 @dataclass(frozen=True)
 class KeptBody:
-    """Where a body is in its file."""
+    """Whose rows a body has, how many, and where it is in its file; their positions follow it."""
 
+    partition_id: int
+    attempt_id: int
+    count: int
     start: int
     size: int
+    positions_size: int
+
+    @property
+    def end(self) -> int:
+        """Where the next header is."""
+        return self.start + self.size + self.positions_size
 
 
 class KeptRows:
@@ -52,30 +63,32 @@ class KeptRows:
         self.size = 0
         """The size of the file."""
 
-    def add(self, partition_id: int, attempt_id: int, rows: int, body: bytes) -> KeptBody:
+    def add(self, partition_id: int, attempt_id: int, rows: EncodedRows) -> KeptBody:
         """
-        Keep a body. Only one thread may do so at a time.
+        Keep these rows. Only one thread may do so at a time.
 
         :raises OSError: if there is no room; the file is then as it was before.
         """
         if self._file is None:
             self._file = FileIO(self._path, "xb+", opener=_for_this_user)
-        file, kept = self._file.fileno(), KeptBody(self.size + _HEADER.size, len(body))
-        _leave_room(file, self.size, len(body))
+        says = partition_id, attempt_id, rows.count, len(rows.body), len(rows.positions)
+        file, kept = self._file.fileno(), _kept(self.size, *says)
+        _leave_room(file, self.size, rows.size)
         try:
-            _write(file, _HEADER.pack(partition_id, attempt_id, rows, len(body)), self.size)
-            _write(file, body, kept.start)
+            _write(file, _HEADER.pack(*says), self.size)
+            _write(file, rows.body, kept.start)
+            _write(file, rows.positions, kept.start + kept.size)
         except OSError:
             with suppress(OSError):
                 os.ftruncate(file, self.size)
             raise
-        self.size = kept.start + kept.size
+        self.size = kept.end
         return kept
 
-    def read(self, body: KeptBody) -> bytes:
-        """Read a body, while others may be added."""
+    def read(self, body: KeptBody) -> EncodedRows:
+        """Read the rows of a body, while others may be added."""
         assert self._file is not None  # noqa: S101 (it has the body)
-        return _read(self._file.fileno(), body)
+        return _read_rows(self._file.fileno(), body)
 
     def remove(self) -> None:
         """Delete the file. Who still reads it can do so."""
@@ -94,33 +107,53 @@ class PromisedRows:
 
     def __init__(self, path: Path, promised: Mapping[int, tuple[int, int]]) -> None:
         self._file = FileIO(path, "rb")
-        missing = dict(promised)
-        self._bodies: list[KeptBody] = []
-        for partition_id, attempt_id, rows, body in _bodies(self._file.fileno()):
-            wanted, left = missing.get(partition_id, (None, 0))
-            # The attempt may have sent more, without being told that they are kept.
-            if wanted == attempt_id and left > 0:
-                missing[partition_id] = attempt_id, left - rows
-                self._bodies.append(body)
-        for partition_id, (attempt_id, left) in missing.items():
-            if left:
-                self._file.close()
-                raise EOFError(f"{path} has other rows of attempt {attempt_id} of partition {partition_id}")
+        try:
+            self._bodies = of_promise(promised, _bodies(self._file.fileno()))
+        except EOFError:
+            self._file.close()
+            raise
 
-    def bodies(self) -> Iterator[bytes]:
-        """The rows, as bodies of a binary COPY; they can be read as often as needed."""
-        return (_read(self._file.fileno(), body) for body in self._bodies)
+    def rows(self) -> Iterator[EncodedRows]:
+        """The rows; they can be read as often as needed."""
+        return (_read_rows(self._file.fileno(), body) for body in self._bodies)
 
 
-def _bodies(file: int) -> Iterator[tuple[int, int, int, KeptBody]]:
-    """The whole bodies of a file, each with its partition, attempt and number of rows."""
+def of_promise(promised: Mapping[int, tuple[int, int]], bodies: Iterable[KeptBody]) -> list[KeptBody]:
+    """
+    Those of the kept ``bodies`` that have the promised rows.
+
+    :param promised: for each partition, the attempt and how many of its rows: the first ones that were kept.
+    :raises EOFError: if these rows are not there, in whole bodies.
+    """
+    missing, found = dict(promised), []
+    for body in bodies:
+        wanted, left = missing.get(body.partition_id, (None, 0))
+        # The attempt may have sent more, without being told that they are kept.
+        if wanted == body.attempt_id and left > 0:
+            missing[body.partition_id] = body.attempt_id, left - body.count
+            found.append(body)
+    for partition_id, (attempt_id, left) in missing.items():
+        if left:
+            rows = promised[partition_id][1]
+            raise EOFError(
+                f"attempt {attempt_id} of partition {partition_id} promised {rows} rows, and {rows - left} are kept"
+            )
+    return found
+
+
+def _bodies(file: int) -> Iterator[KeptBody]:
+    """The whole bodies of a file."""
     end, start = os.fstat(file).st_size, 0
     while start + _HEADER.size <= end:
-        partition_id, attempt_id, rows, size = _HEADER.unpack(_read(file, KeptBody(start, _HEADER.size)))
-        body = KeptBody(start + _HEADER.size, size)
-        start = body.start + size
+        body = _kept(start, *_HEADER.unpack(_read(file, start, _HEADER.size)))
+        start = body.end
         if start <= end:
-            yield partition_id, attempt_id, rows, body
+            yield body
+
+
+def _kept(header: int, partition_id: int, attempt_id: int, count: int, size: int, positions_size: int) -> KeptBody:
+    """The body whose header is there, and says this."""
+    return KeptBody(partition_id, attempt_id, count, header + _HEADER.size, size, positions_size)
 
 
 def _for_this_user(path: str, flags: int) -> int:
@@ -172,11 +205,16 @@ def _write(file: int, body: bytes, start: int) -> None:
         left, start = left[written:], start + written
 
 
-def _read(file: int, body: KeptBody) -> bytes:
+def _read_rows(file: int, body: KeptBody) -> EncodedRows:
+    positions = _read(file, body.start + body.size, body.positions_size)
+    return EncodedRows(_read(file, body.start, body.size), body.count, positions)
+
+
+def _read(file: int, start: int, size: int) -> bytes:
     # Not by seeking: other threads read and write the same file.
-    read = os.pread(file, body.size, body.start)
-    while len(read) < body.size:
-        more = os.pread(file, body.size - len(read), body.start + len(read))
+    read = os.pread(file, size, start)
+    while len(read) < size:
+        more = os.pread(file, size - len(read), start + len(read))
         if not more:
             raise EOFError("the file of kept rows has been cut")
         read += more

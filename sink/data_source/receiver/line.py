@@ -4,8 +4,8 @@ The line between a receiver and its callers, and the certificate that they recog
 Runs at both ends; the certificate is made in the planner's worker. Invariant: each receiver has a key of its own, which
 no other process is told. A line over a network uses TLS 1.3 from its first byte; one that stays on the host leads to a
 process of the same user. The caller says nothing until it has seen the certificate that the plan names, or that user,
-and the receiver listens only to callers that know the secret. Only bodies of a COPY and JSON are sent, never objects,
-and each is preceded by its length: a line that ends too early is broken.
+and the receiver listens only to callers that know the secret. Only rows and JSON are sent, never objects, and each
+is preceded by its length: a line that ends too early is broken.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from typing import Any, cast
 
 from pgonce.offsets_store.errors import NotInstalledError
 
+from ...positions import EncodedRows
+
 # The receiver reads at once what arrives, and while it commits it says so every second. If it is silent for this long,
 # it is frozen, or its host is gone; or its host is so busy that it had better be left alone.
 SILENCE_SECONDS = 20
@@ -37,7 +39,8 @@ BROKEN = (OSError, EOFError)
 SILENT = (TimeoutError,)
 
 _LENGTH = struct.Struct("!Q")
-_ROWS = struct.Struct("!QQ")
+# Of rows: the bytes of the body, the bytes of the positions, and how many rows.
+_ROWS = struct.Struct("!QQQ")
 _SIGN_BYTES = 16
 # A process's id, user and group, as the kernel tells its other side.
 _CREDENTIALS = struct.Struct("3i")
@@ -56,7 +59,7 @@ class OtherReceiverError(OSError):
 
 class Line:
     """
-    One connection: messages as JSON, and bodies of a COPY as they are.
+    One connection: messages as JSON, and encoded rows as they are.
 
     :param connected: belongs to this line from now on, which closes it even if the handshake fails. It is a socket of
         TCP, or one of this host.
@@ -106,7 +109,8 @@ class Line:
 
     def hear(self) -> dict[str, Any]:
         """Wait for a message."""
-        heard: dict[str, Any] = json.loads(self.next_body())
+        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
+        heard: dict[str, Any] = json.loads(self._exactly(size))
         return heard
 
     def has_word(self) -> bool:
@@ -117,33 +121,22 @@ class Line:
         decrypted = self._socket.pending() if isinstance(self._socket, ssl.SSLSocket) else 0
         return decrypted > 0 or bool(looked.poll(0))
 
-    def send_rows(self, body: bytes, rows: int) -> None:
-        """Send a body, and how many rows it has; an empty one means that no more come, and how many there were."""
-        self._send(_ROWS.pack(len(body), rows))
-        if body:
-            self._send(body)
+    def send_rows(self, rows: EncodedRows) -> None:
+        """Send these rows; from a task, an empty body means that no more come, and how many there were."""
+        self._send(_ROWS.pack(len(rows.body), len(rows.positions), rows.count))
+        self._send(rows.body)
+        self._send(rows.positions)
 
-    def next_rows(self) -> tuple[bytes, int]:
-        """Wait for a body, and how many rows it has."""
-        size, rows = _ROWS.unpack(self._exactly(_ROWS.size))
-        return self._exactly(size), rows
-
-    def send_body(self, body: bytes) -> None:
-        """Send a body alone."""
-        self._send(_LENGTH.pack(len(body)))
-        if body:
-            self._send(body)
+    def next_rows(self) -> EncodedRows:
+        """Wait for rows."""
+        body_size, positions_size, count = _ROWS.unpack(self._exactly(_ROWS.size))
+        return EncodedRows(self._exactly(body_size), count, self._exactly(positions_size))
 
     def _send(self, said: bytes) -> None:
         # Not by sendall: without TLS it allows the time of one wait for all of a large body.
         left = memoryview(said)
         while left:
             left = left[self._socket.send(left) :]
-
-    def next_body(self) -> bytes:
-        """Wait for a body alone."""
-        (size,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        return self._exactly(size)
 
     def _exactly(self, size: int) -> bytes:
         body = bytearray(size)

@@ -2,15 +2,14 @@
 What the planner's worker and the commit worker tell the receiver, and the errors that it tells them.
 
 Runs at both ends. Invariant: secrets go through the receiver's standard input, never through a command line or the
-environment; of each partition, all rows of exactly one attempt are wanted; an error says on this side of the line what
-it said on the other.
+environment; an error says on this side of the line what it said on the other.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -19,9 +18,9 @@ from pyspark.sql.types import StructType
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
 from pgonce.offsets_store.errors import NOTHING, CommitError, PgonceError, without_its_words
 
-from ...encoding.unfit_rows import UnfitRow
 from ...identity.from_checkpoint import Origin
 from ...options.sink_options import SinkOptions
+from ...positions import EncodedRows
 from .host_process import HostProcess
 from .line import SILENT, Identity
 
@@ -32,9 +31,9 @@ ACKNOWLEDGED_BYTES = 1024 * 1024
 _COST_OF_A_BODY = 1024
 
 
-def cost_of_keeping(body: bytes) -> int:
+def cost_of_keeping(rows: EncodedRows) -> int:
     """What a body counts for at both ends of the line: its bytes, and something for itself, because it may be tiny."""
-    return len(body) + _COST_OF_A_BODY
+    return rows.size + _COST_OF_A_BODY
 
 
 _ASKED = (
@@ -68,60 +67,6 @@ class PlannedReception:
     token: UUID
     options: SinkOptions
     struct_type: StructType
-
-
-@dataclass(frozen=True)
-class Promise:
-    """
-    All rows of a batch, as its parcels promise them.
-
-    ``received`` says for each partition whose rows the receiver took which attempt's rows are wanted, and how many: the
-    first ones that it has kept. ``inline`` holds the bodies that came in commit messages; ``staged`` has mark and count
-    of the rows in the staging table. ``transport`` is the ledger's word for how the rows came. ``unfit`` are rows that
-    could not be encoded, and are not among these.
-    """
-
-    transport: str
-    received: Mapping[int, tuple[int, int]]
-    inline: tuple[bytes, ...] = ()
-    inline_rows: int = 0
-    staged: tuple[tuple[int, int], ...] = ()
-    unfit: tuple[UnfitRow, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """How many rows the batch has."""
-        return self.inline_rows + sum(rows for _, rows in (*self.received.values(), *self.staged))
-
-
-def promise_as_message(promise: Promise) -> dict[str, Any]:
-    """All but the bodies, which follow on the line."""
-    return {
-        "transport": promise.transport,
-        "received": [[partition, *sent] for partition, sent in promise.received.items()],
-        "inline_rows": promise.inline_rows,
-        "staged": list(promise.staged),
-        "unfit": [astuple(row) for row in promise.unfit],
-    }
-
-
-def promise_from_message(message: Mapping[str, Any], inline: tuple[bytes, ...]) -> Promise:
-    """The promise that was sent."""
-    return Promise(
-        message["transport"],
-        {partition: (attempt, rows) for partition, attempt, rows in message["received"]},
-        inline,
-        message["inline_rows"],
-        tuple((mark, rows) for mark, rows in message["staged"]),
-        tuple(_unfit_row(*row) for row in message["unfit"]),
-    )
-
-
-def _unfit_row(row_data: str, column_name: str, code: str, said: str, place: list[Any] | None) -> UnfitRow:
-    if place is None:
-        return UnfitRow(row_data, column_name, code, said)
-    topic, partition, offset = place
-    return UnfitRow(row_data, column_name, code, said, (topic, partition, offset))
 
 
 def origin_from_message(words: Mapping[str, Any]) -> Origin:

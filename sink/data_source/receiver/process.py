@@ -27,6 +27,7 @@ from uuid import UUID
 from pgonce.offsets_store.verdict.decide import Verdict
 
 from ...identity.from_checkpoint import Origin
+from ..promise import Promise
 from ..workers import LOADED_VERSION
 from . import folders
 from .arrived import LONGEST_GUESS_SECONDS
@@ -34,13 +35,11 @@ from .line import BROKEN, Line, context_of
 from .messages import (
     ACKNOWLEDGED_BYTES,
     PlannedReception,
-    Promise,
     Start,
     cost_of_keeping,
     error_as_message,
     in_words,
     origin_from_message,
-    promise_from_message,
     without_rows,
 )
 from .reception import Reception, writer_of
@@ -154,18 +153,18 @@ def _take_rows(line: Line, message: dict[str, Any], reception: Reception | None)
     unsaid, is_kept = 0, True
     try:
         while True:
-            body, rows = line.next_rows()
-            if not body:
+            rows = line.next_rows()
+            if not rows.body:
                 break
-            if is_kept and not reception.take(sending, body, rows):
+            if is_kept and not reception.take(sending, rows):
                 # The task is told, and stages them. What it has sent by then is read, so that it comes to hear this.
                 is_kept = False
                 line.say(kept=sending.rows, more=False)
-            unsaid += cost_of_keeping(body)
+            unsaid += cost_of_keeping(rows)
             if is_kept and unsaid >= ACKNOWLEDGED_BYTES:
                 line.say(kept=sending.rows, more=True)
                 unsaid = 0
-        reception.end(sending, rows)
+        reception.end(sending, rows.count)
         line.say(kept=sending.rows, more=is_kept)
     finally:
         reception.close(sending)
@@ -176,14 +175,14 @@ def _finish(line: Line, message: dict[str, Any], receptions: Receptions, token: 
 
     def commit() -> None:
         try:
-            promise = promise_from_message(message["promise"], bodies)
+            promise = Promise.from_message(message["promise"], inline)
             verdict = _committed(receptions.of(token), origin_from_message(message["origin"]), promise)
             answers.append({"verdict": verdict.name})
         except Exception as error:  # noqa: BLE001 (the commit worker raises it)
             answers.append({"error": error_as_message(error)})
 
     try:
-        bodies = tuple(line.next_body() for _ in range(message["bodies"]))
+        inline = tuple(line.next_rows() for _ in range(message["inline"]))
         committing = threading.Thread(target=commit, daemon=True)
         committing.start()
         while committing.is_alive():

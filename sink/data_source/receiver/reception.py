@@ -28,11 +28,12 @@ from ...encoding.encoded_types import encoded_columns
 from ...identity.from_checkpoint import Origin
 from ...identity.planned_batch import planned_batch, staging_table
 from ...options.sink_options import SinkOptions
-from ...staging import StagedRows
+from ...positions import EncodedRows
 from ...writing.rows import Rows
 from ...writing.write_batch import work_into
-from .arrived import Arrived, Sending, guessed_rows, promised_rows
-from .messages import Promise, in_words, without_rows
+from ..promise import Promise, promised_rows
+from .arrived import Arrived, Sending, guessed_rows
+from .messages import in_words, without_rows
 
 _log = logging.getLogger("pgonce.receiver")
 
@@ -103,7 +104,7 @@ class Reception:
             self._began_at = self._began_at or time.monotonic()
             return self._arrived.open(partition_id, attempt_id)
 
-    def take(self, sending: Sending, body: bytes, rows: int) -> bool:
+    def take(self, sending: Sending, rows: EncodedRows) -> bool:
         """
         Keep these rows, and say whether they are kept; once there is enough, the batch's transaction begins.
 
@@ -112,7 +113,7 @@ class Reception:
         if self._arrived.is_over or self._is_full:
             return False
         try:
-            self._arrived.add(sending, body, rows)
+            self._arrived.add(sending, rows)
         except OSError as error:
             self._is_full = True
             _log.warning("the rest of a batch is staged, because the driver cannot keep more rows: %s", error)
@@ -149,7 +150,7 @@ class Reception:
                 raise without_rows(
                     "The receiver has dropped the rows of this batch: it was told that the batch has failed."
                 )
-            self._arrived.refuse_missing(promise)
+            self._arrived.received(promise)
             if self._origin != origin:
                 raise without_rows("The receiver has rows of another batch, not of the one to commit.")
             self._arrived.promise = promise
@@ -190,7 +191,9 @@ class Reception:
         adopted = self._options.commit.remedies.adopt_checkpoint
         is_first = self._origin is None or self._origin.batch_id in (0, adopted)
         is_large = self._arrived.size >= BEGIN_AT_CALL_BYTES * self._options.call_bytes
-        return self._may_guess and is_large and not (is_first or self._arrived.promise or self._arrived.is_over)
+        # A batch whose rows carry their positions is known once it is known how far they reach.
+        may_guess = self._may_guess and self._options.positions is None
+        return may_guess and is_large and not (is_first or self._arrived.promise or self._arrived.is_over)
 
     def _commit_early(self) -> None:
         try:
@@ -202,7 +205,8 @@ class Reception:
 
     def _identified(self) -> PlannedBatch:
         assert self._origin is not None  # noqa: S101 (rows have come, and with them their origin)
-        return planned_batch(self._options, self._origin, attempt=self._token)
+        reach = self._arrived.promised().reach if self._options.positions else None
+        return planned_batch(self._options, self._origin, reach, self._token)
 
     def _work(self, planned: PlannedBatch) -> Work[Batch]:
         options = self._options
@@ -221,7 +225,6 @@ class Reception:
         promise = self._arrived.promise
         if promise is None:
             return guessed_rows(self._columns, self._arrived, lambda: self._identified() == planned)
-        staged = None
-        if promise.staged and self._origin:
-            staged = StagedRows(staging_table(self._options, self._origin), promise.staged)
-        return promised_rows(self._columns, self._arrived, promise, staged)
+        assert self._origin is not None  # noqa: S101 (as above)
+        table = staging_table(self._options, self._origin)
+        return promised_rows(self._columns, self._options.positions, promise, self._arrived.received(promise), table)

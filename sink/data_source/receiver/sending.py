@@ -15,6 +15,7 @@ from functools import partial
 
 import pyarrow as pa
 
+from ...positions import EncodedRows
 from .line import BROKEN, Line
 from .messages import cost_of_keeping
 
@@ -37,17 +38,17 @@ class Taken:
 
 
 def sent(
-    line: Line, encoded: Iterator[tuple[bytes, pa.RecordBatch]], note_broken: Callable[[BaseException], None]
+    line: Line, encoded: Iterator[tuple[EncodedRows, pa.RecordBatch]], note_broken: Callable[[BaseException], None]
 ) -> Taken:
     """
-    Send these rows, given as bodies, each with the rows that it has, until they are all kept, or no more are.
+    Send these rows, given encoded and as they came, until they are all kept, or no more are.
 
     :param note_broken: is told if the line breaks.
     """
     window = _Window(line)
 
     def is_open_after(step: Callable[[], None]) -> bool:
-        # Not around the whole loop: an error while a body is made does not come from the receiver.
+        # Not around the whole loop: an error while rows are encoded does not come from the receiver.
         try:
             step()
         except BROKEN as error:
@@ -56,9 +57,9 @@ def sent(
             return False
         return not window.is_closed
 
-    for body, batch in encoded:
+    for rows, batch in encoded:
         # An empty body would mean that no more come.
-        if body and not is_open_after(partial(window.send, body, batch)):
+        if rows.body and not is_open_after(partial(window.send, rows, batch)):
             break
     else:
         is_open_after(window.end)
@@ -80,9 +81,9 @@ class _Window:
         self.kept = 0
         self.is_closed = False
 
-    def send(self, body: bytes, batch: pa.RecordBatch) -> None:
+    def send(self, rows: EncodedRows, batch: pa.RecordBatch) -> None:
         """Send these rows, unless no more are kept, and wait if too many are not acknowledged."""
-        cost = cost_of_keeping(body)
+        cost = cost_of_keeping(rows)
         # Held before anything can fail, because they are not given again.
         self.held.append((batch, cost))
         self._cost += cost
@@ -90,14 +91,14 @@ class _Window:
             self._hear()
         if self.is_closed:
             return
-        self._sent += batch.num_rows
-        self._line.send_rows(body, batch.num_rows)
+        self._sent += rows.count
+        self._line.send_rows(rows)
         while self._cost > UNACKNOWLEDGED_BYTES and not self.is_closed:
             self._hear()
 
     def end(self) -> None:
         """Say that these were all, and wait until they are acknowledged."""
-        self._line.send_rows(b"", self._sent)
+        self._line.send_rows(EncodedRows(b"", self._sent))
         while self.held and not self.is_closed:
             self._hear()
 

@@ -26,7 +26,7 @@ def options(receiver_options):
 def commit(options, number):
     """A small batch, whose rows come inline."""
     row, _ = body(number)
-    parcel = Parcel(origin(number), 0, 1, Inline((row,), ()))
+    parcel = Parcel(origin(number), 0, 1, Inline((row,)))
     module.commit_parcels(options, encoded_columns(STRUCT), [parcel], number)
 
 

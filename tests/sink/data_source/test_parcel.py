@@ -23,6 +23,7 @@ from pgonce.sink.data_source.receiver.client import Receiver
 from pgonce.sink.data_source.receiver.private_folder import Note
 from pgonce.sink.data_source.workers import LOADED_VERSION
 from pgonce.sink.identity.from_checkpoint import Origin
+from pgonce.sink.positions import EncodedRows
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
 
@@ -53,7 +54,7 @@ def test_a_few_rows_travel_inline_whatever_their_partition_is():
 
 def test_parcels_survive_the_trip_and_hide_their_rows():
     """A parcel is pickled on its way; its text in a log shows no row."""
-    sent = parcel(payload=Inline((b"secret row",)))
+    sent = parcel(payload=Inline((EncodedRows(b"secret row", 1),)))
     assert pickle.loads(pickle.dumps(sent)) == sent
     assert "secret" not in repr(sent) + repr(sent.payload)
 
@@ -61,7 +62,7 @@ def test_parcels_survive_the_trip_and_hide_their_rows():
 @pytest.mark.parametrize(
     ("payload", "staged", "ways"),
     [
-        (Inline((b"row",)), (), "inline"),
+        (Inline((EncodedRows(b"row", 1),)), (), "inline"),
         (Staged(((8, 2),)), ((8, 2),), "staged"),
         (Received(1, 3), (), "received"),
         (Received(1, 3, ((8, 2),)), ((8, 2),), "received+staged"),

@@ -11,7 +11,8 @@ from pyspark.errors import PySparkException
 from support.ledger_history import QUERY, RUN
 from support.received_batch import origin
 
-from pgonce.sink.data_source.commit_parcels import commit_parcels, parcel_rows, promise
+from pgonce.sink.data_source.commit_parcels import commit_parcels, promise
+from pgonce.sink.data_source.promise import promised_rows
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.task_writer import MicroBatch, TaskWriter
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -75,14 +76,14 @@ def test_they_come_to_the_commit_by_every_way(way, target, receiver_options, par
     written, parcels = parcels_of(options, COLUMNS)
     columns = encoded_columns(written)
     assert {parcel.payload.ways for parcel in parcels} == {(way,)}
-    rows = parcel_rows(columns, None, parcels, staging_table(options, origin()))
-    assert rows.count() == ROWS - len(BAD)
-    for unfit in (rows.unfit(), promise(parcels, rows).unfit):
-        assert sorted((json.loads(row.row_data)["id"], row.column_name, row.code, row.place) for row in unfit) == [
-            (BAD[0], "name", "NUL_IN_TEXT", None),
-            (BAD[1], "name", "NUL_IN_TEXT", None),
-            (BAD[2], "name", "TEXT_NOT_UTF8", None),
-        ]
+    promised = promise(parcels)
+    assert promised.rows == ROWS - len(BAD)
+    found = sorted((json.loads(row.row_data)["id"], row.column_name, row.code, row.place) for row in promised.unfit)
+    assert found == [
+        (BAD[0], "name", "NUL_IN_TEXT", None),
+        (BAD[1], "name", "NUL_IN_TEXT", None),
+        (BAD[2], "name", "TEXT_NOT_UTF8", None),
+    ]
     commit_parcels(options, columns, parcels, 1)
     assert target.execute("SELECT id, name FROM events ORDER BY id").fetchall() == [
         (n, f"name {n}") for n in range(ROWS) if n not in BAD
@@ -92,7 +93,7 @@ def test_they_come_to_the_commit_by_every_way(way, target, receiver_options, par
 
 
 @pytest.mark.parametrize("written", ["true", "false"])
-@pytest.mark.parametrize("way", ["inline", "staged"])
+@pytest.mark.parametrize("way", WAYS)
 def test_their_places_are_asked_as_those_of_other_rows(way, written, target, receiver_options, parcels_of):
     """A batch reaches as far as its bad rows do, and those that are stored already are not put aside again."""
     options = receiver_options(
@@ -105,7 +106,8 @@ def test_their_places_are_asked_as_those_of_other_rows(way, written, target, rec
         {"t": {"0": (0, half), "1": (0, half)}},
         {"t": {"0": (half, whole), "1": (half, whole)}},
     ]
-    rows = parcel_rows(encoded_columns(struct), options.positions, parcels, staging_table(options, origin()))
+    table = staging_table(options, origin())
+    rows = promised_rows(encoded_columns(struct), options.positions, promise(parcels), tuple, table)
     places = {n: ("t", n % 2, n // 2) for n in BAD}
     assert {json.loads(row.row_data)["id"]: row.place for row in rows.unfit()} == places
     assert all(("offset" in json.loads(row.row_data)) is (written == "true") for row in rows.unfit())

@@ -78,13 +78,13 @@ def test_the_words_about_a_querys_past_are_understood():
     ("given", "host", "inline_bytes"),
     [
         ({}, "auto", 8 << 20),
-        ({"positionColumns": "topic,partition,offset"}, None, 8 << 20),
-        ({"receiver": "auto", "positionColumns": "topic,partition,offset"}, None, 8 << 20),
+        ({"positionColumns": "topic,partition,offset"}, "auto", 8 << 20),
         ({"receiver": "OFF"}, None, 8 << 20),
         ({"receiver": "off", "positionColumns": "topic,partition,offset"}, None, 8 << 20),
         ({"receiver": " "}, "auto", 8 << 20),
         ({"receiver": "Auto"}, "auto", 8 << 20),
         ({"receiver": "10.0.0.7"}, "10.0.0.7", 8 << 20),
+        ({"receiver": "10.0.0.7", "positionColumns": "topic,partition,offset"}, "10.0.0.7", 8 << 20),
         ({"receiver": "auto", "inlineBytes": "5"}, "auto", 5),
     ],
 )
@@ -116,7 +116,6 @@ def test_sparks_own_option_keys_pass(key):
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        ({"receiver": "10.0.0.7", "positionColumns": "topic,partition,offset"}, "CLASHING_OPTIONS"),
         ({"table": " "}, "NO_TABLE"),
         ({"mode": "apend"}, "BAD_OPTION"),
         ({"mode": "upsert", "createTable": "true"}, "NO_KEYS"),

@@ -9,6 +9,7 @@ import pytest
 
 from pgonce.sink.data_source.receiver import kept_rows
 from pgonce.sink.data_source.receiver.kept_rows import KeptRows, PromisedRows
+from pgonce.sink.positions import EncodedRows
 
 
 @pytest.fixture
@@ -21,13 +22,25 @@ def keep(path, *bodies):
     """A file with these bodies, each with its partition, attempt and number of rows."""
     kept = KeptRows(path)
     for partition_id, attempt_id, rows, body in bodies:
-        kept.add(partition_id, attempt_id, rows, body)
+        add(kept, partition_id, attempt_id, rows, body)
     return kept
 
 
+def add(kept, partition_id, attempt_id, rows, body):
+    """Keep this body, and the positions of its rows."""
+    kept.add(partition_id, attempt_id, EncodedRows(body, rows, positions(body)))
+
+
+def positions(body):
+    """Stands for the positions of this body's rows; they are empty where rows carry none."""
+    return b"" if body == b"a" else body[:1].upper() * 20
+
+
 def promised(path, received):
-    """What a commit reads."""
-    return list(PromisedRows(path, received).bodies())
+    """What a commit reads: bodies, each with its own positions."""
+    found = list(PromisedRows(path, received).rows())
+    assert [rows.positions for rows in found] == [positions(rows.body) for rows in found]
+    return [rows.body for rows in found]
 
 
 def test_the_first_rows_of_the_promised_attempts_are_read(path):
@@ -43,7 +56,7 @@ def test_the_first_rows_of_the_promised_attempts_are_read(path):
 def test_rows_that_are_not_there_are_missed(path, received):
     """Neither a part of a body stands for rows, nor a later one that would fit the number."""
     keep(path, (0, 1, 2, b"a"), (0, 1, 3, b"b"), (0, 1, 1, b"c"))
-    with pytest.raises(EOFError, match="other rows"):
+    with pytest.raises(EOFError, match="are kept"):
         promised(path, received)
 
 
@@ -67,11 +80,11 @@ def test_a_body_for_which_there_is_no_room_leaves_the_file_as_it_was(path):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 500, before[1]))
     try:
         with pytest.raises(OSError, match="too large"):
-            kept.add(0, 1, 1, b"b" * 1000)
+            add(kept, 0, 1, 1, b"b" * 1000)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert path.stat().st_size == size == kept.size
-    kept.add(0, 1, 1, b"c")
+    add(kept, 0, 1, 1, b"c")
     assert promised(path, {0: (1, 2)}) == [b"a", b"c"]
 
 
@@ -129,10 +142,10 @@ def test_a_temporary_directory_in_memory_is_not_filled(host, path, monkeypatch):
     monkeypatch.setattr(kept_rows, "is_in_memory", lambda _: True)
     kept = keep(path, (0, 1, 1, b"a" * 4096))
     with pytest.raises(OSError, match="the rest of the memory"):
-        kept.add(0, 1, 1, b"b" * 4096)
-    kept.add(0, 1, 1, b"c")
+        add(kept, 0, 1, 1, b"b" * 4096)
+    add(kept, 0, 1, 1, b"c")
     monkeypatch.setattr(kept_rows, "is_in_memory", lambda _: False)
-    kept.add(0, 1, 1, b"b" * 4096)
+    add(kept, 0, 1, 1, b"b" * 4096)
 
 
 def test_what_is_read_can_be_removed_meanwhile(path):
@@ -142,6 +155,6 @@ def test_what_is_read_can_be_removed_meanwhile(path):
     kept.remove()
     kept.remove()
     assert not path.exists()
-    assert list(rows.bodies()) == list(rows.bodies()) == [b"a"]
+    assert list(rows.rows()) == list(rows.rows()) == [EncodedRows(b"a", 1)]
     with pytest.raises(FileNotFoundError):
         PromisedRows(path, {0: (1, 1)})

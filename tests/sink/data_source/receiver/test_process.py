@@ -40,11 +40,11 @@ from pgonce.offsets_store.ledger.session import RecordedAttempt, recorded_attemp
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.commit_parcels import commit_parcels
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
+from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import folders, launch, process
 from pgonce.sink.data_source.receiver.launch import receiver_for
 from pgonce.sink.data_source.receiver.messages import (
     PlannedReception,
-    Promise,
     ReceiverError,
     error_as_message,
     error_from_message,
@@ -55,6 +55,7 @@ from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.identity.planned_batch import staging_table
+from pgonce.sink.positions import EncodedRows
 
 HOST = "127.0.0.1"
 
@@ -88,7 +89,7 @@ def wide_rows(count):
     """Rows of half a megabyte, each encoded and as it is."""
     for one in range(count):
         row = pa.record_batch({"id": pa.array([one], pa.int64()), "name": pa.array(["x" * 500_000])})
-        yield CopyEncoder(STRUCT).encode(row), row
+        yield EncodedRows(CopyEncoder(STRUCT).encode(row), 1), row
 
 
 def sent_and_staged(receiver, options, encoded, attempt_id=1):
@@ -152,7 +153,7 @@ def test_rows_that_tasks_send_are_committed_in_the_transaction_that_was_open(tar
     assert send(receiver, 3, partition_id=1, attempt_id=2) == 1
     assert ids(target) == []
     inline, _ = body(4)
-    promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,), inline_rows=1)
+    promised = Promise("inline+received", {0: (1, 2), 1: (2, 1)}, inline=(inline,))
     assert receiver.finish(origin(), promised) is Verdict.NEW
     assert ids(target) == [1, 2, 3, 4]
     assert target.execute("SELECT DISTINCT xmin::text FROM events").fetchall() == began
@@ -691,9 +692,8 @@ def test_a_refused_row_of_a_guess_is_not_shown_by_the_process(target, receiver_o
         "name": pa.array(["secret word".ljust(3_000_000, "."), "good".ljust(3_000_000, ".")], pa.string()),
     })  # fmt: skip
     receiver = receiver_for(receiver_options(), STRUCT)
-    assert (
-        receiver.send_rows(receiver.call(), origin(), 0, 1, iter([(CopyEncoder(STRUCT).encode(long), long)])).rows == 2
-    )
+    rows = EncodedRows(CopyEncoder(STRUCT).encode(long), 2), long
+    assert receiver.send_rows(receiver.call(), origin(), 0, 1, iter([rows])).rows == 2
     aborted = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND state LIKE '%(aborted)'"
     assert wait_until(lambda: target.execute(aborted).fetchall())
     receiver.give_up()

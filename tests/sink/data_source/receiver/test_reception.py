@@ -25,13 +25,9 @@ import pgonce.sink.writing.write_batch
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.verdict.decide import Verdict
+from pgonce.sink.data_source.promise import Promise
 from pgonce.sink.data_source.receiver import process
-from pgonce.sink.data_source.receiver.messages import (
-    PlannedReception,
-    Promise,
-    promise_as_message,
-    promise_from_message,
-)
+from pgonce.sink.data_source.receiver.messages import PlannedReception
 from pgonce.sink.data_source.receiver.process import Receptions
 from pgonce.sink.data_source.receiver.reception import Reception
 from pgonce.sink.data_source.stager import Stager
@@ -39,6 +35,7 @@ from pgonce.sink.encoding.copy_encoder import HEADER, CopyEncoder
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.identity.planned_batch import staging_table
 from pgonce.sink.options.sink_options import parse_options
+from pgonce.sink.positions import EncodedRows
 
 OTHER_RUN = "bbbbbbbb-1111-4111-8111-111111111111"
 # Promised of partition 0: two rows of attempt 1.
@@ -96,14 +93,14 @@ def arrow(*ids):
 
 def encoded(*ids):
     """Rows with these ids, as a task sends them."""
-    return CopyEncoder(STRUCT).encode(arrow(*ids))
+    return EncodedRows(CopyEncoder(STRUCT).encode(arrow(*ids)), len(ids))
 
 
 def begin(reception, partition_id, attempt_id, *ids, of=None):
     """A task attempt that has sent these rows, one body each, and may send more."""
     sending = reception.open(of or origin(), partition_id, attempt_id)
     for one in ids:
-        reception.take(sending, encoded(one), 1)
+        reception.take(sending, encoded(one))
     return sending
 
 
@@ -117,6 +114,11 @@ def send(reception, partition_id, attempt_id, *ids, of=None):
 def promise(received, transport="received", **others):
     """What the commit messages say: partition to attempt and number of rows."""
     return Promise(transport, received, **others)
+
+
+def sent_on(promised):
+    """The promise as it comes out of the line."""
+    return Promise.from_message(json.loads(json.dumps(promised.as_message())), promised.inline)
 
 
 def names(target):
@@ -140,7 +142,7 @@ def transactions(target):
 
 def copying(target, *ids):
     """Wait until the last of these rows has come to Postgres, in an open COPY of the run; the transaction's id."""
-    before = len(HEADER) + len(b"".join(encoded(one) for one in ids[:-1]))
+    before = len(HEADER) + len(b"".join(encoded(one).body for one in ids[:-1]))
 
     def transaction():
         return target.execute(
@@ -170,7 +172,7 @@ def test_rows_are_copied_while_tasks_run_and_seen_once_they_are_promised(target,
     late = begin(reception, 1, 2, 3)
     began = copying(target, 1, 2, 3)
     assert (ids(target), recorded(target)) == ([], [])
-    reception.take(late, encoded(4), 1)
+    reception.take(late, encoded(4))
     reception.end(late, 2)
     reception.close(late)
     assert copying(target, 1, 2, 3, 4) == began
@@ -198,7 +200,7 @@ def test_a_wrong_guess_costs_a_second_transaction(promised, inline, published, t
     send(reception, 0, 2, 10, 20)
     send(reception, 2, 5)
     bodies = tuple(encoded(one) for one in inline)
-    verdict = reception.finish(origin(), promise(promised, inline=bodies, inline_rows=len(bodies)))
+    verdict = reception.finish(origin(), promise(promised, inline=bodies))
     assert verdict is Verdict.NEW
     assert ids(target) == published
     assert writers_of(target) != began
@@ -219,7 +221,7 @@ def test_a_table_that_is_added_to_a_route_is_no_other_table(target, receive, tmp
         )
         sending = reception.open(origin(batch_id), 0, batch_id)
         row = pa.record_batch({"id": pa.array([batch_id], pa.int64()), "name": pa.array([name], pa.string())})
-        reception.take(sending, CopyEncoder(STRUCT).encode(row), 1)
+        reception.take(sending, EncodedRows(CopyEncoder(STRUCT).encode(row), 1))
         reception.end(sending, 1)
         reception.close(sending)
         assert reception.finish(origin(batch_id), promise({0: (batch_id, 1)})) is Verdict.NEW
@@ -247,7 +249,7 @@ def test_a_speculative_attempt_that_breaks_disturbs_nothing(target, receive):
     first = begin(reception, 0, 1, 1)
     began = copying(target, 1)
     reception.close(begin(reception, 0, 2, 1, 2))
-    reception.take(first, encoded(2), 1)
+    reception.take(first, encoded(2))
     reception.end(first, 2)
     reception.close(first)
     assert copying(target, 1, 2) == began
@@ -263,7 +265,7 @@ def test_a_transaction_waits_for_the_next_rows_only_so_long(has_ended, target, r
     sending = begin(reception, 0, 1, 1)
     began = copying(target, 1)
     reception.look_at_clock()
-    reception.take(sending, encoded(2), 1)
+    reception.take(sending, encoded(2))
     assert copying(target, 1, 2) == began
     if has_ended:
         reception.end(sending, 2)
@@ -299,6 +301,21 @@ def test_after_a_batch_that_lasted_the_next_one_is_not_guessed(target, url, fold
     assert rolled_back(target)
 
 
+def test_a_batch_whose_rows_carry_their_positions_is_begun_once_all_are_promised(target, receive):
+    """Until then it is not known how far they reach, and so not which of them are stored."""
+    reception = receive(positionColumns="topic,partition,offset", writePositions="false")
+    send(reception, 0, 1, 1, 2)
+    assert reception._early is None
+    refused = promise(SENT, reach={"t": {"0": (10, 21)}})
+    with pytest.raises(PgonceError, match="POSITION_OUTSIDE"):
+        reception.finish(origin(), sent_on(refused))
+    assert ids(target) == []
+    assert reception.finish(origin(), promise(SENT, reach={"t": {"0": (10, 20)}})) is Verdict.NEW
+    assert ids(target) == [1, 2]
+    positions = target.execute("SELECT positions FROM pgonce.batches WHERE batch_id = 1").fetchone()
+    assert positions == ({"0": {"t": {"0": 20}}},)
+
+
 def test_a_writers_first_batch_is_begun_when_all_its_rows_are_there(target, receive):
     """It would keep other queries' first batches waiting while its tasks run."""
     reception = receive(sinkName="another")
@@ -328,7 +345,7 @@ def test_rows_that_came_in_different_ways_are_written_together(target, url, rece
     copying(target, 1, 2)
     table = staging_table(reception._options, origin())
     staged = Stager(url, table, STRUCT, 7, 10).stage(iter([arrow(5, 6, 7)]))
-    ways = promise(SENT, "inline+received+staged", inline=(encoded(3, 4),), inline_rows=2, staged=staged)
+    ways = promise(SENT, "inline+received+staged", inline=(encoded(3, 4),), staged=staged)
     assert reception.finish(origin(), ways) is Verdict.NEW
     assert ids(target) == [1, 2, 3, 4, 5, 6, 7]
     assert recorded(target) == [(7, "inline+received+staged")]
@@ -339,7 +356,6 @@ def test_rows_that_came_in_different_ways_are_written_together(target, url, rece
 def test_rows_that_could_not_be_encoded_come_with_the_promise(early, place, target, receive, monkeypatch):
     """They cross the line as they are, and the commit gets them, whether it has guessed its rows or was told them."""
     unfit = UnfitRow('{"name": {"base64": "AA=="}}', "name", "NUL_IN_TEXT", "Column 'name' has a NUL.", place)
-    message = json.loads(json.dumps(promise_as_message(promise(SENT, unfit=(unfit,)))))
     reception = receive(may_guess=early)
     written = []
     publish = pgonce.sink.writing.write_batch.write_batch_in_tx
@@ -353,7 +369,7 @@ def test_rows_that_could_not_be_encoded_come_with_the_promise(early, place, targ
     send(reception, 0, 1, 1, 2)
     if early:
         copying(target, 1, 2)
-    assert reception.finish(origin(), promise_from_message(message, ())) is Verdict.NEW
+    assert reception.finish(origin(), sent_on(promise(SENT, unfit=(unfit,)))) is Verdict.NEW
     assert written == [((unfit,), 2)]
     assert ids(target) == [1, 2]
 
@@ -383,7 +399,7 @@ def test_rows_that_did_not_come_are_not_committed(target, receive):
         copying(target, 1, 2)
         reception.close(begin(reception, 3, 4, 7))
         begin(reception, 5, 6, 8)
-        reception.take(reception.open(origin(), 7, 8), encoded(9, 10), 2)
+        reception.take(reception.open(origin(), 7, 8), encoded(9, 10))
         with pytest.raises(PgonceError) as refused:
             reception.finish(origin(), promise(promised))
         assert (why, refused.value.code) == (why, "RECEIVER_LOST")
@@ -414,7 +430,7 @@ def test_a_batch_that_is_begun_again_is_read_from_its_file(target, receive, tmp_
     copying(target, 1, 2)
     send(reception, 0, 2, 10, 20)
     kept = (tmp_path / "kept 0").read_bytes()
-    assert all(encoded(one) in kept for one in (1, 2, 10, 20))
+    assert all(encoded(one).body in kept for one in (1, 2, 10, 20))
     assert reception.finish(origin(), promise({0: (2, 2)})) is Verdict.NEW
     assert ids(target) == [10, 20]
     reception.forget()
@@ -425,10 +441,10 @@ def test_rows_for_which_there_is_no_room_are_not_taken(target, url, receive):
     """The task hears it, and stages them; what was kept before is written, and each row is there once."""
     reception = receive()
     sending = reception.open(origin(), 0, 1)
-    assert reception.take(sending, encoded(1), 1)
-    with full_disk(after=len(encoded(1)) + WIDTH // 2):
-        assert not reception.take(sending, encoded(2), 1)
-    assert not reception.take(sending, encoded(3), 1)
+    assert reception.take(sending, encoded(1))
+    with full_disk(after=encoded(1).size + WIDTH // 2):
+        assert not reception.take(sending, encoded(2))
+    assert not reception.take(sending, encoded(3))
     assert reception.open(origin(), 1, 2) is None
     reception.close(sending)
     staged = Stager(url, staging_table(reception._options, origin()), STRUCT, 1, 10).stage(iter([arrow(2, 3)]))
@@ -453,7 +469,7 @@ def test_a_guess_stands_only_so_long(target, receive, monkeypatch):
     sending = begin(reception, 0, 1, 1)
     began = copying(target, 1)
     monkeypatch.setattr(pgonce.sink.data_source.receiver.arrived, "LONGEST_GUESS_SECONDS", 0)
-    reception.take(sending, encoded(2), 1)
+    reception.take(sending, encoded(2))
     assert rolled_back(target)
     reception.end(sending, 2)
     reception.close(sending)

@@ -9,14 +9,15 @@ import pytest
 from pyspark.sql import types as t
 
 from pgonce.offsets_store.checkpoint.log_entries import OffsetLogEntry
-from pgonce.sink.data_source.commit_parcels import parcel_rows, promise
+from pgonce.sink.data_source.commit_parcels import promise
 from pgonce.sink.data_source.parcel import Inline, Parcel, Received, Staged
-from pgonce.sink.data_source.receiver.messages import Promise
+from pgonce.sink.data_source.promise import Promise, promised_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.encoding.unfit_rows import UnfitRow
 from pgonce.sink.identity.from_checkpoint import Origin
 from pgonce.sink.options.position_columns import position_columns
+from pgonce.sink.positions import encoded_rows
 from pgonce.sink.staging import StagedRows, StagingTable
 
 ORIGIN = Origin("q1", "r1", 7, OffsetLogEntry(7, "abc"))
@@ -30,21 +31,21 @@ def body(*ids):
     return CopyEncoder(STRUCT).encode(pa.record_batch({"id": pa.array(ids, pa.int64())}))
 
 
-def places(*offsets):
-    """Positions in partition 0 of topic t."""
-    rows = [{"topic": "t", "partition": 0, "offset": offset} for offset in offsets]
+def placed(*ids):
+    """The same with their positions: in partition 0 of topic t, with offsets that are their ids."""
+    rows = [{"topic": "t", "partition": 0, "offset": offset} for offset in ids]
     schema = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
-    return POSITIONS.of(pa.RecordBatch.from_pylist(rows, schema=schema))
+    return encoded_rows(body(*ids), len(ids), POSITIONS.of(pa.RecordBatch.from_pylist(rows, schema=schema)))
 
 
 def inline(partition_id, *ids):
-    """A parcel that holds these rows, whose offsets are their ids."""
-    return Parcel(ORIGIN, partition_id, len(ids), Inline((body(*ids),), (places(*ids),)))
+    """A parcel that holds these rows."""
+    return Parcel(ORIGIN, partition_id, len(ids), Inline((placed(*ids),)))
 
 
-def rows_of(*parcels, positions=None):
-    """The rows of these parcels."""
-    return parcel_rows(encoded_columns(STRUCT), positions, parcels, TABLE)
+def rows_of(*parcels, positions=None, received=()):
+    """The rows of these parcels, of which the receiver has kept some."""
+    return promised_rows(encoded_columns(STRUCT), positions, promise(parcels), lambda: iter(received), TABLE)
 
 
 STAGED = Parcel(ORIGIN, 1, 5, Staged(((11, 2), (12, 3))))
@@ -70,31 +71,52 @@ def test_the_ledger_says_how_the_rows_came(parcels, way):
     assert rows_of(*parcels).transport == way
 
 
-def test_all_rows_are_counted_and_the_inline_ones_are_bodies():
-    """What is staged is promised by its marks."""
-    rows = rows_of(inline(0, 1, 2), STAGED, inline(3, 3))
-    assert rows.count() == 8
-    assert [list(rows.bodies()) for _ in range(2)] == [[body(1, 2), body(3)]] * 2
+def test_all_rows_are_counted_and_those_that_are_not_staged_are_bodies():
+    """What is staged is promised by its marks; bodies can be read again."""
+    rows = rows_of(inline(0, 1, 2), STAGED, RECEIVED, inline(3, 3), received=[placed(4, 5), placed(6, 7)])
+    assert rows.count() == 12
+    assert [sorted(rows.bodies()) for _ in range(2)] == [sorted([body(1, 2), body(3), body(4, 5), body(6, 7)])] * 2
     assert rows.staged == StagedRows(TABLE, ((11, 2), (12, 3)))
 
 
 def test_rows_below_the_stored_positions_are_left_out():
-    """Inline rows are dropped here; of the staged ones, Postgres drops them."""
+    """Inline and received rows are dropped here; of the staged ones, Postgres drops them."""
     stored = {"0": {"t": {"0": 3}}}
-    rows = rows_of(inline(0, 1, 2, 3), STAGED, inline(3, 4, 5), positions=POSITIONS).since(stored)
-    assert list(rows.bodies()) == [body(3), body(4, 5)]
-    assert rows.count() == 3 + 5
+    parcels = [inline(0, 1, 2, 3), STAGED, RECEIVED, inline(3, 4, 5)]
+    rows = rows_of(*parcels, positions=POSITIONS, received=[placed(0, 1), placed(2, 6)]).not_stored(stored)
+    assert sorted(rows.bodies()) == sorted([body(3), body(4, 5), body(6)])
+    assert rows.count() == 4 + 5
     assert rows.staged == StagedRows(TABLE, ((11, 2), (12, 3)), POSITIONS, stored)
 
 
+def test_rows_that_do_not_carry_their_positions_are_never_taken_for_new_ones():
+    """What cannot be compared with what is stored ends the batch."""
+    bare = replace(placed(4, 5), positions=b"")
+    rows = rows_of(RECEIVED, positions=POSITIONS, received=[bare]).not_stored({"0": {"t": {"0": 3}}})
+    with pytest.raises(pa.ArrowInvalid):
+        list(rows.bodies())
+    with pytest.raises(pa.ArrowInvalid):
+        rows.count()
+
+
 def test_a_receiver_is_told_of_all_rows():
-    """It commits the batch, so it hears of those that it has and of those that it has not."""
-    parcels = [inline(0, 1, 2), STAGED, RECEIVED, IN_PART]
-    rows = rows_of(*parcels)
-    promised = promise(parcels, rows)
-    staged = ((11, 2), (12, 3), (13, 3))
-    assert promised == Promise("inline+received+staged", {2: (9, 4), 4: (10, 4)}, (body(1, 2),), 2, staged)
-    assert promised.rows == rows.count() == 18
+    """It commits the batch, so it hears of those that it has and of those that it has not, and how far all reach."""
+    parcels = [
+        replace(inline(0, 1, 2), reach={"t": {"0": (1, 3)}}),
+        replace(STAGED, reach={"t": {"0": (2, 9), "1": (0, 1)}}),
+        RECEIVED,
+        replace(IN_PART, reach={"u": {"0": (5, 6)}}),
+    ]
+    promised = promise(parcels)
+    assert promised == Promise(
+        "inline+received+staged",
+        {2: (9, 4), 4: (10, 4)},
+        (placed(1, 2),),
+        ((11, 2), (12, 3), (13, 3)),
+        reach={"t": {"0": (1, 9), "1": (0, 1)}, "u": {"0": (5, 6)}},
+    )
+    assert promised.rows == rows_of(*parcels).count() == 18
+    assert parcels[0].reach == {"t": {"0": (1, 3)}}
 
 
 def unfit(offset):
@@ -109,10 +131,8 @@ def test_rows_that_could_not_be_encoded_are_not_among_the_others():
     ]
     parcels.append(inline(3, 7))
     rows = rows_of(*parcels)
-    assert rows.unfit() == (unfit(0), unfit(1), unfit(2))
-    assert rows.count() == 1 + 5 + 4 + 1
-    assert promise(parcels, rows).unfit == rows.unfit()
-    assert promise(parcels, rows).rows == rows.count()
+    assert rows.unfit() == promise(parcels).unfit == (unfit(0), unfit(1), unfit(2))
+    assert rows.count() == promise(parcels).rows == 1 + 5 + 4 + 1
     assert rows_of(replace(inline(0), unfit=(unfit(1),)), STAGED).transport == "staged"
 
 
@@ -121,6 +141,6 @@ def test_of_them_too_those_below_the_stored_positions_are_left_out():
     elsewhere = replace(unfit(0), place=("t", 1, 0))
     nowhere = replace(unfit(0), place=None)
     parcel = replace(inline(0, 1, 2, 3), unfit=(unfit(1), unfit(2), elsewhere, nowhere))
-    rows = rows_of(parcel, positions=POSITIONS).since({"0": {"t": {"0": 2}, "u": {"1": 5}}})
+    rows = rows_of(parcel, positions=POSITIONS).not_stored({"0": {"t": {"0": 2}, "u": {"1": 5}}})
     assert rows.unfit() == (unfit(2), elsewhere, nowhere)
     assert rows.count() == 2
