@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 import psutil
 import psycopg
 import pytest
@@ -12,7 +10,7 @@ from maven import MissingTool
 from network_namespaces import namespaces, refuse_without_tools
 from postgres_binaries import bin_dir
 from support.clustered import check, clustered
-from support.fixtures.postgres import postgres_major
+from support.fixtures.postgres import made_database, postgres_major
 from support.fixtures.skips import unavailable
 from support.inbox import Inbox
 
@@ -54,12 +52,8 @@ def cluster(bridge, tmp_path_factory):
 @pytest.fixture
 def database(server):
     """Name of a fresh database."""
-    name = f"networks_{secrets.token_hex(4)}"
-    with psycopg.connect(server.uri(), autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}".encode())
-    yield name
-    with psycopg.connect(server.uri(), autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
+    with made_database(server.uri()) as name:
+        yield name
 
 
 @pytest.fixture

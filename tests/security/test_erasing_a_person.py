@@ -9,16 +9,12 @@ import psycopg
 import pytest
 from psycopg import sql
 from pyspark.sql import types as t
-from support.sent_rows import arrow_rows
-from support.typed_rows import commit_typed, struct_of
+from support.typed_rows import commit_typed, staged_rows
 from typer.testing import CliRunner
 
 from pgonce.cli.main import app
-from pgonce.sink.data_source.stager import stage_rows
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagingTable
+from pgonce.sink.staging import StagingTable
 
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 PERSON = "ann@example.com"
@@ -64,9 +60,7 @@ def test_nothing_of_the_person_is_left(url, admin):
     commit_typed(url, 0, where, COLUMNS, [(PERSON, "ann", 1, False), ("bob@example.com", "bob", 1, False)])
     commit_typed(url, 1, where, COLUMNS, [(PERSON, "too long", 2, False), ("bob@example.com", "bobby", 2, False)])
     commit_typed(url, 2, where, COLUMNS, [(PERSON, None, 3, True)])
-    struct, staging = struct_of(COLUMNS), StagingTable("killed", "people", "run", 3)
-    rows = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, [(PERSON, "ann", 4, False)]))
-    stage_rows(url, staging, encoded_columns(struct), [rows])
+    staged_rows(url, StagingTable("killed", "people", "run", 3), COLUMNS, [(PERSON, "ann", 4, False)])
     assert holding(admin) == {"dead_letters", "tombstones", "staged"}
 
     ((letter, query, _),) = admin.execute(statement("SELECT dead_letter_id")).fetchall()

@@ -6,7 +6,6 @@ Covers: offsets_store.postgres.text.
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterator
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 from psycopg import sql
 from support.batches import make_planned_batch
 from support.committed_batch import commit, inline, nothing_else_happens, quoted, rows_in
-from support.fixtures.postgres import PostgresServer
+from support.fixtures.postgres import made_database
 from typer.testing import CliRunner
 
 from pgonce import PostgresBatchWriter, transactional_batch
@@ -85,21 +84,10 @@ LONG = "x" * 63
 UNSTORABLE = ("nul\0", "half \ud800")
 
 
-@pytest.fixture(scope="module")
-def database_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """One database for all names: a ledger in which each of them stands."""
-    name = f"pgonce_test_{os.getpid()}_{secrets.token_hex(4)}"
-    how = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8' LC_COLLATE 'C' LC_CTYPE 'C'"
-    postgres_server.execute(sql.SQL(how).format(sql.Identifier(name)))
-    yield postgres_server.url(name)
-    engine_for(postgres_server.url(name)).dispose()
-    postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
-
-
 @pytest.fixture
-def connected(database_url: str) -> Iterator[psycopg.Connection]:
-    """A connection to that database that may do anything."""
-    with psycopg.connect(database_url, autocommit=True) as connection:
+def connected(shared_url: str) -> Iterator[psycopg.Connection]:
+    """A connection that may do anything to one database for all names, whose ledger has each of them."""
+    with psycopg.connect(shared_url, autocommit=True) as connection:
         yield connection
 
 
@@ -159,28 +147,28 @@ def call_function(url, batch, name):
 
 
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
-def test_odd_names_and_texts_work_everywhere_and_do_nothing_else(name, connected, database_url):
+def test_odd_names_and_texts_work_everywhere_and_do_nothing_else(name, connected, shared_url):
     """Every mode, transport and text of the ledger takes the name as it is, and no other table notices."""
     with nothing_else_happens(connected):
-        write_in_every_way(database_url, connected, name)
+        write_in_every_way(shared_url, connected, name)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(parts=st.lists(st.sampled_from([*LEGAL, *"\"'\\;%:{}$ \n.", "é", "--"]), min_size=1, max_size=6))
-def test_mixtures_of_odd_names_work_too(parts, connected, database_url):
+def test_mixtures_of_odd_names_work_too(parts, connected, shared_url):
     """What is harmless by itself stays so in the company of others."""
     name = "".join(parts).encode()[:63].decode(errors="ignore")
     with nothing_else_happens(connected):
-        write_in_every_way(database_url, connected, name)
+        write_in_every_way(shared_url, connected, name)
 
 
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
-def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, database_url):
+def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, shared_url):
     """The option table is read as Postgres reads names: what is none is refused, and never runs."""
     with nothing_else_happens(connected):
         refusal = refused_by(
             lambda: commit(
-                database_url,
+                shared_url,
                 make_planned_batch(query_id=name),
                 destination(name, "append", (), None, create_table=True),
             )
@@ -196,17 +184,17 @@ def test_an_odd_name_without_quotes_is_a_name_or_refused(name, connected, databa
 
 
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
-def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, database_url):
+def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, shared_url):
     """Neither a terminal nor a table's markup takes a name for a command; --json has it unchanged."""
     plain = destination("shown", "append", (), None, create_table=True)
     batch = make_planned_batch(
         query_id="shown", query_name=name, checkpoint_location=name, start=None, end={name: {name: {"0": 1}}}
     )
-    commit(database_url, batch, plain, sink_name=name)
+    commit(shared_url, batch, plain, sink_name=name)
     for arguments in (["status"], ["offsets", name], ["history", name], ["status", "--json"], ["offsets", "no such"]):
         command, *rest = arguments
         rest = rest if rest == ["--json"] or not rest else ["--", *rest]
-        shown = CliRunner().invoke(app, [command, "--url", database_url, *rest])
+        shown = CliRunner().invoke(app, [command, "--url", shared_url, *rest])
         assert shown.exit_code == (3 if "no such" in arguments else 0), shown.output
         assert "\x1b" not in shown.output
     assert not isinstance(shown.exception, psycopg.Error)
@@ -214,7 +202,7 @@ def test_the_command_line_shows_odd_names_and_obeys_none(name, connected, databa
 
 
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
-def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected, database_url):
+def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected, shared_url):
     """The text of offsets/N reaches the ledger byte for byte, and its topics as they are."""
     import json
 
@@ -222,9 +210,9 @@ def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected
     read = parse_offset_log(text)
     batch = make_planned_batch(query_id=f"topics {name}", offset_log=text, start=None, end=read.offsets)
     with nothing_else_happens(connected, "topics"):
-        commit(database_url, batch, destination("topics", "append", (), None, create_table=True))
+        commit(shared_url, batch, destination("topics", "append", (), None, create_table=True))
         commit(
-            database_url,
+            shared_url,
             make_planned_batch(
                 1, query_id=f"topics {name}", previous_offset_log=text, start=read.offsets, end=read.offsets
             ),
@@ -240,12 +228,12 @@ def test_an_offset_log_with_odd_topics_is_read_and_kept_as_it_is(name, connected
 
 
 @pytest.mark.parametrize("name", LEGAL, ids=ascii)
-def test_the_words_about_a_querys_past_are_only_texts(name, connected, database_url):
+def test_the_words_about_a_querys_past_are_only_texts(name, connected, shared_url):
     """An odd id in replaces finds the query of that id, and nothing else."""
     plain = destination("heir", "append", (), None, create_table=True)
-    commit(database_url, make_planned_batch(query_id=name), plain)
+    commit(shared_url, make_planned_batch(query_id=name), plain)
     heir = make_planned_batch(query_id="heir", start={"0": {"t": {"0": 10}}}, end={"0": {"t": {"0": 20}}})
-    heirs = CommitSettings(url=database_url, remedies=Remedies(replaces=name), retry_timeout=0)
+    heirs = CommitSettings(url=shared_url, remedies=Remedies(replaces=name), retry_timeout=0)
     from pgonce.sink.writing.write_batch import work_into
 
     with nothing_else_happens(connected):
@@ -269,27 +257,27 @@ def test_a_grant_names_a_role_and_nothing_more(name, connected):
         assert granted == (True,)
 
 
-def test_a_name_that_postgres_would_cut_is_refused(connected, database_url):
+def test_a_name_that_postgres_would_cut_is_refused(connected, shared_url):
     """Two names that agree in their first 63 bytes never become one, whether or not that table is there."""
     new = {"create_table": True}
     for table in (f"{LONG}1", f"{LONG}2", quoted(f"{LONG}é")):
         with nothing_else_happens(connected), pytest.raises(PgonceError, match="BAD_TABLE_NAME"):
-            commit(database_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None, **new))
+            commit(shared_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None, **new))
     connected.execute(f"CREATE TABLE {LONG} (id bigint, name text)".encode())
     for table in (f"{LONG}1", f"public.{LONG}2", f"{'p' * 64}.{LONG}"):
         with pytest.raises(PgonceError, match="BAD_TABLE_NAME|TARGET_MISSING|SCHEMA_MISSING"):
-            commit(database_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None))
+            commit(shared_url, make_planned_batch(query_id="cut"), destination(table, "append", (), None))
     assert rows_in(connected, LONG) == []
     connected.execute(f"DROP TABLE {LONG}".encode())
 
 
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("name", [LONG + "x", "é" * 32, "", *UNSTORABLE], ids=ascii)
-def test_a_column_that_postgres_cannot_have_is_refused(name, staged, connected, database_url):
+def test_a_column_that_postgres_cannot_have_is_refused(name, staged, connected, shared_url):
     """Empty names, names past 63 bytes and names with a NUL are refused before a table is made for them."""
     where = destination("columns", "append", (), None, create_table=True)
     with nothing_else_happens(connected), pytest.raises(PgonceError, match="COLUMN_UNKNOWN"):
-        commit(database_url, make_planned_batch(query_id="columns"), where, names=("id", name), staged=staged)
+        commit(shared_url, make_planned_batch(query_id="columns"), where, names=("id", name), staged=staged)
 
 
 @pytest.mark.parametrize("text", UNSTORABLE, ids=ascii)
@@ -313,33 +301,24 @@ def test_an_argument_that_postgres_cannot_hold_is_refused(text):
         transactional_batch("", name=text)
 
 
-def test_what_cannot_be_sent_is_not_called_a_lost_connection(connected, database_url):
+def test_what_cannot_be_sent_is_not_called_a_lost_connection(connected, shared_url):
     """A NUL in a query's name, which Spark lets pass, stops the batch with an error of ours that says so."""
     where = destination("named", "append", (), None, create_table=True)
     with nothing_else_happens(connected), pytest.raises(PgonceError, match="LEDGER_FAILED.*NUL"):
-        commit(database_url, make_planned_batch(query_id="named", query_name="a\0b"), where)
+        commit(shared_url, make_planned_batch(query_id="named", query_name="a\0b"), where)
 
 
 def test_values_reach_a_database_of_another_encoding_as_they_are(postgres_server):
     """Rows are sent as UTF-8 whatever the database's encoding: a LATIN1 one stores é, and refuses what it has not."""
-    name = f"pgonce_test_{os.getpid()}_{secrets.token_hex(4)}"
-    how = "CREATE DATABASE {} TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"
-    postgres_server.execute(sql.SQL(how).format(sql.Identifier(name)))
-    url = postgres_server.url(name)
-    try:
+    how = "TEMPLATE template0 ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C'"
+    with made_database(postgres_server.url("postgres"), how) as name:
+        url, names = postgres_server.url(name), ("id", "Größe")
+        new = destination('"Größe"', "append", (), None, create_table=True)
         for batch_id, staged in enumerate((False, True)):
-            table = destination('"Größe"', "append", (), None, create_table=True)
-            commit(url, make_planned_batch(batch_id), table, [(batch_id, "é")], names=("id", "Größe"), staged=staged)
+            commit(url, make_planned_batch(batch_id), new, [(batch_id, "é")], names=names, staged=staged)
         with psycopg.connect(url, autocommit=True, client_encoding="UTF8") as admin:
             assert rows_in(admin, '"Größe"') == [(0, "é"), (1, "é")]
+        there = destination('"Größe"', "append", (), None)
         with pytest.raises(PgonceError, match="VALUE_NOT_STORABLE"):
-            commit(
-                url,
-                make_planned_batch(2),
-                destination('"Größe"', "append", (), None),
-                [(2, "漢")],
-                names=("id", "Größe"),
-            )
-    finally:
+            commit(url, make_planned_batch(2), there, [(2, "漢")], names=names)
         engine_for(url).dispose()
-        postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))

@@ -6,21 +6,18 @@ Covers: offsets_store.postgres.search_path.
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Iterator
 from datetime import date, datetime, timezone
 
 import psycopg
 import pytest
-from psycopg import sql
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
 from support.committed_batch import commit, inline, rows_in
 from support.dead_letters import STRUCT, put_aside, replayed
 from support.evil_schema import make_evil
-from support.fixtures.postgres import PostgresServer, url_with
+from support.fixtures.postgres import PostgresServer, made_database, url_with
 from support.routed_rows import commit as commit_routed
 from support.routed_rows import routed, routes
 
@@ -68,15 +65,13 @@ UUID = "11111111-1111-1111-1111-111111111111"
 @pytest.fixture(scope="module")
 def evil_database(postgres_server: PostgresServer) -> Iterator[str]:
     """A database with the schema ``evil`` in it."""
-    name = f"pgonce_test_{os.getpid()}_{secrets.token_hex(4)}"
-    postgres_server.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
-    with psycopg.connect(postgres_server.url(name), autocommit=True) as admin:
-        shadowed = make_evil(admin)
-        admin.execute(TABLES)
-    # The list comes from the source, so a rename there must not empty it.
-    assert {"set_config", "current_setting", "to_regclass", "hashtextextended", "clock_timestamp"} <= shadowed
-    yield name
-    postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+    with made_database(postgres_server.url("postgres"), "TEMPLATE template0") as name:
+        with psycopg.connect(postgres_server.url(name), autocommit=True) as admin:
+            shadowed = make_evil(admin)
+            admin.execute(TABLES)
+        # The list comes from the source, so a rename there must not empty it.
+        assert {"set_config", "current_setting", "to_regclass", "hashtextextended", "clock_timestamp"} <= shadowed
+        yield name
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from psycopg import sql
+from support.fixtures.postgres import made_database
 from support.fixtures.spark import spark_environment
 from support.patience import PATIENCE_SECONDS
 
@@ -31,30 +31,28 @@ _PRUNED_EVERY = 16
 @pytest.fixture(scope="module")
 def soaked(postgres_server, tmp_path_factory):
     """What a short run has measured, in a database of its own."""
-    name = sql.Identifier(f"pgonce_test_{os.getpid()}_soak")
-    postgres_server.execute(sql.SQL("CREATE DATABASE {}").format(name))
     results = tmp_path_factory.mktemp("soak")
     path = [str(_BENCHMARKS), str(_BENCHMARKS.parent / "testbed"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    options = {
-        "--url": postgres_server.url(f"pgonce_test_{os.getpid()}_soak"),
-        "--batches": str(_BATCHES),
-        "--retain-batches": str(_RETAINED),
-        "--every": "1",
-        "--results": str(results),
-    }
-    words = [word for option in options.items() for word in option]
-    done = subprocess.run(
-        [sys.executable, str(_BENCHMARKS / "soak.py"), "--together", *words],
-        capture_output=True,
-        text=True,
-        check=False,
-        # Whether or not a test before it has started pytest's own driver, whose environment it would inherit.
-        env={**os.environ, **spark_environment(), "PYTHONPATH": os.pathsep.join(path)},
-        timeout=PATIENCE_SECONDS,
-    )
+    with made_database(postgres_server.url("postgres")) as name:
+        options = {
+            "--url": postgres_server.url(name),
+            "--batches": str(_BATCHES),
+            "--retain-batches": str(_RETAINED),
+            "--every": "1",
+            "--results": str(results),
+        }
+        words = [word for option in options.items() for word in option]
+        done = subprocess.run(
+            [sys.executable, str(_BENCHMARKS / "soak.py"), "--together", *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            # Whether or not a test before it has started pytest's own driver, whose environment it would inherit.
+            env={**os.environ, **spark_environment(), "PYTHONPATH": os.pathsep.join(path)},
+            timeout=PATIENCE_SECONDS,
+        )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    yield json.loads(next(results.glob("soak-*.json")).read_text())["soak"][0]
-    postgres_server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+    return json.loads(next(results.glob("soak-*.json")).read_text())["soak"][0]
 
 
 @pytest.fixture(scope="module")

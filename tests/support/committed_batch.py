@@ -11,20 +11,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-import pyarrow as pa
 from psycopg import sql
 from pyspark.sql import types as t
-from support.rows import given_rows
+from support.typed_rows import Columns, staged_rows, typed_rows
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.offsets_store.verdict.facts import PlannedBatch, Remedies
-from pgonce.sink.data_source.stager import stage_rows
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.encoding.encoded_types import encoded_columns
 from pgonce.sink.options.destination import Destination
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
+from pgonce.sink.staging import StagingTable
 from pgonce.sink.writing.rows import Rows
 from pgonce.sink.writing.write_batch import work_into
 
@@ -34,11 +30,6 @@ Values = Sequence[tuple[int, str]]
 def quoted(name: str) -> str:
     """A name as SQL takes it, whatever is in it."""
     return sql.Identifier(name).as_string(None)
-
-
-def struct_of(names: Sequence[str]) -> t.StructType:
-    """A frame of a long and a text."""
-    return t.StructType([t.StructField(names[0], t.LongType()), t.StructField(names[1], t.StringType())])
 
 
 def commit(
@@ -53,27 +44,19 @@ def commit(
     **remedies: Any,
 ) -> Verdict:
     """Commit rows of two columns, as the Data Source's commit worker would; ``remedies`` are fields of Remedies."""
-    sent = inline(rows, names)
-    if staged:
-        table = StagingTable(batch.query_id, sink_name or destination.table, batch.run_id, batch.batch_id)
-        encoder = CopyEncoder(struct_of(names), extra={ATTEMPT_COLUMN: 3})
-        stage_rows(url, table, encoded_columns(struct_of(names)), [encoder.encode(_arrow(rows, names))])
-        sent = given_rows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
+    table = StagingTable(batch.query_id, sink_name or destination.table, batch.run_id, batch.batch_id)
+    sent = staged_rows(url, table, _columns(names), rows) if staged else inline(rows, names)
     settings = CommitSettings(url, Remedies(**remedies), lock_timeout=2, retry_timeout=0)
     return commit_batch(settings, batch, work_into(sink_name, destination, sent))
 
 
 def inline(rows: Values, names: Sequence[str] = ("id", "name")) -> Rows:
-    """Rows that travelled in commit messages."""
-    struct_type = struct_of(names)
-    return given_rows(
-        encoded_columns(struct_type), len(rows), lambda: [CopyEncoder(struct_type).encode(_arrow(rows, names))]
-    )
+    """Rows of a long and a text that travelled in commit messages."""
+    return typed_rows(_columns(names), rows)
 
 
-def _arrow(rows: Values, names: Sequence[str]) -> pa.RecordBatch:
-    ids, texts = zip(*rows, strict=True)
-    return pa.record_batch([pa.array(ids, pa.int64()), pa.array(texts, pa.string())], names=list(names))
+def _columns(names: Sequence[str]) -> Columns:
+    return dict(zip(names, (t.LongType(), t.StringType()), strict=True))
 
 
 def rows_in(connection: psycopg.Connection, table: str) -> list[tuple[Any, ...]]:

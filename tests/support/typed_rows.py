@@ -39,8 +39,18 @@ def struct_of(columns: Columns) -> t.StructType:
 def typed_rows(columns: Columns, rows: Sequence[Sequence[Any]]) -> Rows:
     """Rows that travelled in commit messages."""
     struct = struct_of(columns)
-    batch = arrow_rows(struct, rows)
-    return given_rows(encoded_columns(struct), len(rows), lambda: [CopyEncoder(struct).encode(batch)])
+    return given_rows(
+        encoded_columns(struct), len(rows), lambda: [CopyEncoder(struct).encode(arrow_rows(struct, rows))]
+    )
+
+
+def staged_rows(url: str, table: StagingTable, columns: Columns, rows: Sequence[Sequence[Any]]) -> Rows:
+    """Rows that a task's third attempt has staged."""
+    struct = struct_of(columns)
+    encoded = encoded_columns(struct)
+    body = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3}).encode(arrow_rows(struct, rows))
+    stage_rows(url, table, encoded, [body])
+    return given_rows(encoded, len(rows), list, StagedRows(table, ((3, len(rows)),)))
 
 
 def commit_typed(
@@ -58,11 +68,7 @@ def commit_typed(
 ) -> Verdict:
     """Commit batch ``number`` of a query; it also has those rows that are ``not_encoded``."""
     batch = make_planned_batch(number, query_id=query)
-    sent = typed_rows(columns, rows)
-    if staged:
-        struct, table = struct_of(columns), StagingTable(query, to.table, batch.run_id, number)
-        encoder = CopyEncoder(struct, extra={ATTEMPT_COLUMN: 3})
-        stage_rows(url, table, encoded_columns(struct), [encoder.encode(arrow_rows(struct, rows))])
-        sent = given_rows(sent.columns, len(rows), list, StagedRows(table, ((3, len(rows)),)))
+    table = StagingTable(query, to.table, batch.run_id, number)
+    sent = staged_rows(url, table, columns, rows) if staged else typed_rows(columns, rows)
     settings = CommitSettings(url, Remedies(independent=True), lock_timeout=lock_timeout, retry_timeout=retry_timeout)
     return commit_batch(settings, batch, work_into(None, to, replace(sent, unfit=lambda: not_encoded)))
