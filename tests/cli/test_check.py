@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
-import psycopg
 import pytest
 from support.fixtures.postgres import url_with
 from typer.testing import CliRunner
@@ -61,13 +58,6 @@ def test_what_does_not_hold_is_explained(url):
     assert "Help: Set it to on (or local)" in shown.stdout
 
 
-def test_a_url_that_cannot_be_read_is_a_matter_of_the_command_line(command):
-    """Its text is not repeated, because it may have a password."""
-    shown = CliRunner().invoke(app, ["check", "postgresql://u:s3cret/x@host/db"])
-    assert shown.exit_code == ExitCode.USAGE
-    assert "s3cret" not in shown.output
-
-
 class TestTable:
     @pytest.mark.parametrize(
         ("ddl", "holds", "says"),
@@ -103,21 +93,3 @@ class TestTable:
         )
         shown = CliRunner().invoke(app, ["check", login.url, "--table", "t"]).stdout
         assert "row-level security checks each row" in shown
-
-    def test_where_there_is_no_pyspark(self, url, admin):
-        """The server can be asked; a table cannot, and that is said."""
-        admin.execute("CREATE TABLE t (id bigint)")
-        hidden = "import sys; sys.modules['pyspark'] = None; from pgonce.cli.main import main; main()"
-        run = [sys.executable, "-c", hidden, "check", url]
-        asked = subprocess.run(run, capture_output=True, text=True, check=False)
-        assert "catalogue: the catalogue answers" in asked.stdout
-        refused = subprocess.run([*run, "--table", "t"], capture_output=True, text=True, check=False)
-        assert (refused.returncode, "[NO_PYSPARK]" in refused.stderr) == (ExitCode.FAILED, True)
-
-
-def test_nothing_is_left_of_a_table_that_was_looked_at(admin, command):
-    """Not even a lock: somebody may alter the table right away."""
-    admin.execute("CREATE TABLE t (id bigint)")
-    command("--table", "t")
-    with psycopg.connect(admin.info.dsn) as other:
-        other.execute("SET lock_timeout = '1s'; ALTER TABLE t ADD COLUMN x int")

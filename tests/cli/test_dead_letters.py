@@ -12,8 +12,7 @@ import sys
 
 import psycopg
 import pytest
-from pyspark.sql import types as t
-from support.dead_letters import STRUCT, a_past, by_key, put_aside
+from support.dead_letters import a_past, put_aside
 from support.recoveries import noted
 from typer.testing import CliRunner
 
@@ -56,19 +55,9 @@ class TestList:
 
         (letter,) = json.loads(command("--json").stdout)
         assert set(letter) == {
-            "dead_letter_id",
-            "query_id",
-            "sink_name",
-            "batch_id",
-            "target",
-            "position",
-            "row_data",
-            "column_name",
-            "code",
-            "message",
-            "destination",
-            "made_at",
-        }
+            "dead_letter_id", "query_id", "sink_name", "batch_id", "target", "position", "row_data", "column_name",
+            "code", "message", "destination", "made_at",
+        }  # fmt: skip
         assert letter["dead_letter_id"] == one
         assert json.loads(letter["row_data"]) == {"id": 1, "name": "x" * 1000}
 
@@ -78,14 +67,6 @@ class TestList:
         shown = command().stdout
         assert "\x1b" not in shown
         assert "\u202e" not in shown
-
-    def test_chosen(self, admin, command):
-        """By code, id and number."""
-        ids = [put_aside(admin, {"id": n}, code=f"2351{n}") for n in range(3)]
-        chosen = [("--code", "23511"), ("--id", ids[1]), ("--id", ids[1], "--id", ids[2], "--code", "23511")]
-        for given in chosen:
-            assert [one["dead_letter_id"] for one in json.loads(command("--json", *given).stdout)] == [ids[1]]
-        assert len(json.loads(command("--json", "--limit", 2).stdout)) == 2
 
 
 class TestReplay:
@@ -111,40 +92,6 @@ class TestReplay:
         assert command("--replay").exit_code == ExitCode.NEEDS_PERSON
         assert command("--replay", "--id", 99).exit_code == ExitCode.NOT_FOUND
         assert command("--table", "nowhere").exit_code == ExitCode.NOT_FOUND
-
-    def test_each_letter_is_tried_before(self, admin, command):
-        """Without --yes it shows which rows would be refused, and why, and that none would be written."""
-        ids = [put_aside(admin, {"id": n, "name": name}) for n, name in enumerate(("n0", "too long", "n2", "too long"))]
-        shown = command("--replay")
-        assert (shown.exit_code, in_table(admin)) == (ExitCode.FAILED, [])
-        assert f"2 into public.events (mode append): id {ids[0]}, {ids[2]}." in shown.stdout
-        for bad in (ids[1], ids[3]):
-            assert f"id {bad}: the row is refused: [VALUE_NOT_STORABLE]" in shown.stdout
-        assert "--yes would not change anything either" in shown.stdout
-        one = command("--replay", "--each")
-        assert one.stdout.count("the row is refused") == 2
-        assert command("--replay", "--id", ids[0]).exit_code == ExitCode.OK
-
-    def test_a_row_that_changes_nothing_keeps_its_letter(self, admin, command):
-        """The command says why, and its exit code is that something is left."""
-        admin.execute("ALTER TABLE events ADD seq bigint; INSERT INTO events VALUES (1, 'new', 9)")
-        struct = t.StructType([*STRUCT.fields, t.StructField("seq", t.LongType())])
-        where = by_key(only_newer=True)
-        older, done = (
-            put_aside(admin, {"id": n, "name": "n", "seq": 1}, where, struct) for n in (1, 2)
-        )  # fmt: skip
-        shown = command("--replay")
-        assert f"id {older}: the row would change nothing: the table has a newer row with its key" in shown.stdout
-        for how in ([], ["--each"]):
-            replayed = command("--replay", "--yes", *how)
-            assert replayed.exit_code == ExitCode.FAILED
-            assert (
-                f"id {older}: the row changes nothing, so its letter stays: the table has a newer row"
-                in replayed.stdout
-            )
-        assert f"id {done}" not in replayed.stdout
-        assert [one["dead_letter_id"] for one in json.loads(command("--json").stdout)] == [older]
-        assert in_table(admin) == [1, 2]
 
     def test_each_by_itself(self, admin, command):
         """With --each, rows that are refused again do not keep the others out; they stay, and are named."""

@@ -7,7 +7,6 @@ Covers: sink.writing.last_written, offsets_store.status.read_stored.
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 from pyspark.sql import types as t
@@ -96,14 +95,6 @@ def test_a_table_that_refuses_it(url, admin, doctor, check, ddl, code):
     assert holds == "does not hold"
 
 
-def test_the_way_of_writing_counts(url, admin, doctor):
-    """Keys that are no columns any more stop the next batch, too."""
-    admin.execute("ALTER TABLE events ADD day date DEFAULT current_date")
-    publish(url, destination("events", "upsert", ["id"]))
-    admin.execute("ALTER TABLE events RENAME id TO ident")
-    assert "COLUMN_UNKNOWN" in doctor().stdout
-
-
 def test_what_changes_is_recorded_again(url, admin, doctor):
     """Each batch leaves the record as its own columns are; one that changes nothing about it does not write it."""
     publish(url, destination("events"))
@@ -135,36 +126,6 @@ def test_no_record(url, admin, doctor, check):
     assert "table public.events: not checked: no batch has recorded how its rows were written." in doctor().stdout
     ((holds, says),) = check("--query", "orders")
     assert (holds, "no batch has recorded" in says) == ("not known", True)
-
-
-def test_a_record_that_makes_no_sense(url, admin, doctor):
-    """Somebody has changed it: that is said, and nothing of it is used."""
-    publish(url, destination("events"))
-    admin.execute("""UPDATE pgonce.writers SET written_as = '{"tables": {"public.events": {"version": 1}}}'""")
-    found = doctor()
-    assert found.exit_code == ExitCode.OK
-    assert "table public.events: not checked: " in found.stdout
-
-
-def test_without_pyspark(url, doctor, monkeypatch):
-    """What could not be looked at is said, and why."""
-    publish(url, destination("events"))
-    for name in [name for name in sys.modules if name == "pgonce.sink.writing.last_written"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
-    for name in [name for name in sys.modules if name.startswith("pgonce.sink.writing.bad_rows.recorded")]:
-        monkeypatch.delitem(sys.modules, name)
-    shown = doctor().stdout
-    assert "table public.events: not checked: " in shown
-    assert "pyspark is not installed here" in shown
-
-
-def test_check_looks_at_the_table_alone_without_a_query(url, admin, check):
-    """And says so."""
-    admin.execute("CREATE TABLE events (id bigint)")
-    ((holds, says),) = check("--table", "events")
-    assert holds == "holds"
-    assert "only the table was checked" in says
 
 
 def test_privileges_count_for_check(url, admin, doctor, check, login):

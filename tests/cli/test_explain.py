@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from pgonce.cli.explain import explanation, pages, sections
+from pgonce.cli.explain import explanation, pages
 from pgonce.cli.main import app
 
 ROOT = Path(__file__).parents[2]
@@ -67,29 +67,6 @@ class TestHeadings:
         assert explained("recovering", "in place: startover=truncate")[1].startswith("### In place")
         assert explained("recovering", "Starting Ov")[1] == text
 
-    def test_a_line_of_code_is_no_heading(self):
-        """A comment in a shell script begins with the same sign."""
-        called = [section.heading for page, text in pages().items() for section in sections(page, text)]
-        assert "Starting over" in called
-        assert not any(heading.startswith(("pgonce ", "export ")) for heading in called)
-        for page, text in pages().items():
-            whole, *parts = sections(page, text)
-            assert whole.text == text.rstrip()
-            assert all(part.text in whole.text for part in parts)
-
-    def test_a_heading_that_stands_once_needs_no_page(self):
-        """It is shown; so is the command that shows it."""
-        assert explained("starting over")[1] == explained("recovering", "starting over")[1]
-
-    def test_an_unknown_heading_is_told_those_that_there_are(self):
-        """So is an unknown page."""
-        code, text = explained("recovering", "starting under")
-        assert code == 2
-        assert "Starting over" in text
-        code, text = explained("recover", "starting over")
-        assert code == 2
-        assert "recovering" in text
-
 
 class TestWords:
     def test_a_word_is_found_in_headings_and_below_them(self):
@@ -105,33 +82,12 @@ class TestWords:
             assert "upsert" in shown.output.lower()
         assert re.search(r"Codes whose explanation mentions it: .*NO_KEYS", text)
 
-    def test_sparks_own_refusal_of_update_mode_is_found(self):
-        """That error has no code of ours: its word leads to the heading, the first one."""
-        text = explained("update")[1]
-        assert text.splitlines()[1] == "  pgonce explain options 'Update mode'"
-        assert "does not support Update mode" in explained("options", "Update mode")[1]
-        assert "upsert" in explained("update mode")[1]
-
-    def test_without_a_name_all_pages_are_listed(self):
-        """With their titles."""
-        code, text = explained()
-        assert code == 0
-        for page, written in pages().items():
-            assert re.search(rf"^  {page} +{re.escape(written.splitlines()[0][2:])}$", text, re.MULTILINE)
-
     @pytest.mark.parametrize("name", ["zebra", "upsert(", "upser"])
     def test_a_word_that_stands_nowhere(self, name):
         """It is no pattern, and no part of a word."""
         code, text = explained(name)
         assert code == 2
         assert "do not have that word" in " ".join(text.replace("│", " ").split())
-
-
-def test_an_unknown_name_is_told_the_nearest():
-    """A misspelt code is no reason to look for a document."""
-    code, text = explained("TYPE_MISSMATCH")
-    assert code == 2
-    assert "TYPE_MISMATCH" in text
 
 
 def texts_of(path):

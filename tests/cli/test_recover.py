@@ -22,20 +22,9 @@ class TestCommands:
         assert answer.exit_code == ExitCode.RECOVERABLE
         found = json.loads(answer.stdout)
         assert set(found) == {
-            "location",
-            "query_id",
-            "finding",
-            "newest_offsets",
-            "newest_commit",
-            "next_batch_id",
-            "runs_again",
-            "begins",
-            "ends",
-            "sinks",
-            "tables",
-            "remarks",
-            "advice",
-        }
+            "location", "query_id", "finding", "newest_offsets", "newest_commit", "next_batch_id", "runs_again",
+            "begins", "ends", "sinks", "tables", "remarks", "advice",
+        }  # fmt: skip
         assert set(found["sinks"][0]) == {"sink_name", "last_batch_id", "end_offsets", "verdict"}
         recover_at_once(behind, url)
         assert pgonce("doctor", behind).exit_code == ExitCode.OK

@@ -8,12 +8,9 @@ from support.rotating_password import FILE, Rotation, who_asked
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from pgonce import OffsetsStore, PostgresUrl
 from pgonce.cli.main import app
 from pgonce.cli.terms import BY_FAMILY, exit_code
-from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.ledger.migrations import grants, migrate
-from pgonce.offsets_store.recovery.by_hand import retire_sink
 
 ASKED = "support.rotating_password:asked"
 
@@ -55,15 +52,6 @@ def test_a_command_asks_for_the_password(where, tmp_path, arguments, environment
     answer = CliRunner().invoke(app, ["status", "--url", where, *arguments], env=environment)
     assert answer.exit_code == 0, answer.output
     assert "No streaming query is in the ledger" in answer.output
-    assert who_asked(tmp_path / "password")
-
-
-def test_functions_that_take_a_url_take_its_source_with_it(where, tmp_path):
-    """So recoveries and the like need no argument of their own; each connection asks."""
-    url = PostgresUrl(where, ASKED)
-    with pytest.raises(OffsetsError, match="QUERY_NOT_FOUND"):
-        retire_sink("nobody", url)
-    assert OffsetsStore(url).status() == []
     assert who_asked(tmp_path / "password")
 
 
