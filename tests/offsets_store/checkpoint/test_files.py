@@ -1,4 +1,4 @@
-"""Reading a checkpoint from disk and from an S3 server: the I/O and its failures, without Spark."""
+"""Reading a checkpoint from disk: the I/O and its failures, without Spark."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
-import urllib.parse
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,6 @@ import pytest
 from pgonce.offsets_store.checkpoint.files import open_location, open_recorded, without_credentials
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.errors import CheckpointError
-from pgonce.sink.data_source.receiver.line import context_of, new_identity
 
 QUERY_ID = "f4f7c933-216b-4214-a5db-99a58d39e9f0"
 FILES = {
@@ -255,181 +251,25 @@ def as_nobody() -> Iterator[None]:
         os.seteuid(0)
 
 
-class Bucket(BaseHTTPRequestHandler):
-    """As much of S3 as a reader asks for: HEAD and GET of an object, and the listing of a prefix."""
-
-    protocol_version = "HTTP/1.1"
-    endpoint: str
-    objects: dict[str, bytes]
-    logins: set[str]
-
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
-    def do_GET(self) -> None:
-        self.logins.add(self.headers["Authorization"].partition("Credential=")[2].partition("/")[0])
-        url = urllib.parse.urlsplit(self.path)
-        _, bucket, *key = urllib.parse.unquote(url.path).split("/", 2)
-        query = {name: values[0] for name, values in urllib.parse.parse_qs(url.query).items()}
-        if bucket == "forbidden":
-            self.answer(403, b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>")
-        elif not key or not key[0]:
-            self.answer(200, self.listing(query.get("prefix", ""), query.get("delimiter", "")))
-        elif key[0] in self.objects:
-            data = self.objects[key[0]]
-            if "Range" in self.headers:
-                first, last = self.headers["Range"].removeprefix("bytes=").split("-")
-                self.answer(206, data[int(first) : int(last) + 1])
-            else:
-                self.answer(200, data)
-        else:
-            self.answer(404, b"<Error><Code>NoSuchKey</Code><Message>No such key</Message></Error>")
-
-    def listing(self, prefix: str, delimiter: str) -> bytes:
-        keys, folders = [], set()
-        for key in sorted(self.objects):
-            if key.startswith(prefix):
-                first, separator, _ = key[len(prefix) :].partition(delimiter) if delimiter else (key, "", "")
-                if separator:
-                    folders.add(prefix + first + separator)
-                else:
-                    keys.append(key)
-        found = "".join(f"<Contents><Key>{key}</Key><Size>{len(self.objects[key])}</Size></Contents>" for key in keys)
-        found += "".join(f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>" for name in sorted(folders))
-        count = len(keys) + len(folders)
-        return (
-            f"<ListBucketResult><KeyCount>{count}</KeyCount><IsTruncated>false</IsTruncated>{found}</ListBucketResult>"
-        ).encode()
-
-    def answer(self, status: int, body: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, *_args: object) -> None:
-        """Keep the test's output to itself."""
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Bucket]]:
-    """An S3 server whose buckets hold FILES under `a%20b/ckpt` and nothing else."""
-    objects = {f"a%20b/ckpt/{name}": data for name, data in FILES.items()}
-    handler = type("Handler", (Bucket,), {"objects": objects, "logins": set()})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    handler.endpoint = f"127.0.0.1:{server.server_port}"
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{handler.endpoint}",
-        "AWS_DEFAULT_REGION": "eu-central-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_ACCESS_KEY_ID": "AKIDTEST",
-        "AWS_SECRET_ACCESS_KEY": "sekret",
-    }.items():
-        monkeypatch.setenv(name, value)
-    yield handler
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
-@contextmanager
-def over_tls(handler: type[Bucket]) -> Iterator[str]:
-    """The same server over TLS, by a certificate that nobody knows: its address."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    server.socket = context_of(new_identity()).wrap_socket(server.socket, server_side=True)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-class TestObjectStore:
-    def test_reads_all(self, s3):
-        """Spark's s3a URI is read through pyarrow with the environment's keys, in another process too."""
-        for scheme in ("s3a", "s3", "S3A"):
-            # A % in a key is itself.
-            checkpoint = Checkpoint(f"{scheme}://bucket/a%20b/ckpt/")
-            assert_reads_all(checkpoint)
-            assert pickle.loads(pickle.dumps(checkpoint)).query_id() == QUERY_ID
-
-    def test_absent_is_absent(self, s3):
-        """What is not there is None, empty, or the error that says so, as on a disk."""
-        checkpoint = Checkpoint("s3a://bucket/other")
-        assert checkpoint.batch_ids() == ([], [])
-        assert checkpoint.newest_offset_entry() is None
-        assert checkpoint.initial_offsets() == {}
-        assert not checkpoint.is_stateful()
-        with pytest.raises(CheckpointError, match="s3a://bucket/other"):
-            checkpoint.offset_log(0)
-        assert code_of("s3a://bucket/other") == "CHECKPOINT_NOT_FOUND"
-
-    def test_forbidden_is_an_error(self, s3):
-        """Access denied is not an absent file, for a file as for a listing."""
-        assert code_of("s3a://forbidden/ckpt") == "CHECKPOINT_UNREADABLE"
-        with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
-            Checkpoint("s3a://forbidden/ckpt").newest_offset_entry()
-
-    def test_login_in_the_uri_is_used_and_never_shown(self, s3):
-        """Keys in the URI reach the store, while location, error text and traceback are without them."""
-        assert_reads_all(Checkpoint("s3a://AKIDUSER:t0p%2Fsekret@bucket/a%20b/ckpt"))
-        assert s3.logins == {"AKIDUSER"}
-        for location in (
-            "s3a://AKIDUSER:t0p%2Fsekret@forbidden/ckpt",
-            "s3a://forbidden/ckpt?access_key=AKIDUSER&secret_key=t0p",
-            "s3a://AKIDUSER:t0p/sekret@forbidden/ckpt",
-        ):
-            checkpoint = Checkpoint(location)
-            with pytest.raises(CheckpointError) as caught:
-                checkpoint.query_id()
-            shown = f"{checkpoint.location} {''.join(traceback.format_exception(caught.value))}"
-            assert caught.value.code == "CHECKPOINT_UNREADABLE"
-            assert "AKIDUSER" not in shown
-            assert "t0p" not in shown
-
-    def test_query_of_the_uri_is_pyarrows(self, s3, monkeypatch):
-        """Options behind a question mark reach pyarrow, so that another endpoint can be named."""
-        monkeypatch.delenv("AWS_ENDPOINT_URL")
-        location = f"s3a://bucket/a%20b/ckpt?scheme=http&endpoint_override={s3.endpoint}"
-        assert_reads_all(Checkpoint(location))
-        assert Checkpoint(location).location == "s3a://bucket/a%20b/ckpt"
-
-    # pyarrow.fs tries for ten seconds before it gives a certificate up.
-    @pytest.mark.thorough
-    def test_options_that_a_copy_would_lose(self, s3, monkeypatch):
-        """A certificate that the URI says not to verify is not verified, here and in another process."""
-        monkeypatch.delenv("AWS_ENDPOINT_URL")
-        with over_tls(s3) as endpoint:
-            location = f"s3a://bucket/a%20b/ckpt?endpoint_override={endpoint}"
-            assert code_of(location) == "CHECKPOINT_UNREADABLE"
-            checkpoint = Checkpoint(f"{location}&tls_verify_certificates=false")
-            assert_reads_all(checkpoint)
-            assert pickle.loads(pickle.dumps(checkpoint)).query_id() == QUERY_ID
-
-    @pytest.mark.parametrize(
-        ("location", "shown"),
-        [
-            ("s3a://K:S@b/p", "s3a://b/p"),
-            ("s3a://K:S/S/S@b/p", "s3a://b/p"),
-            ("s3a://K@b/p?secret=S", "s3a://b/p"),
-            ("s3a://b/p@q", "s3a://b/p@q"),
-            ("hdfs://nn:8020/user@home/x", "hdfs://nn:8020/user@home/x"),
-            ("hdfs://user:S@nn:8020/x", "hdfs://nn:8020/x"),
-            ("abfss://c@a.dfs.core.windows.net/p", "abfss://c@a.dfs.core.windows.net/p"),
-            ("abfss://c:S@a.dfs.core.windows.net/p?sig=S", "abfss://c@a.dfs.core.windows.net/p"),
-            ("/p@q?r", "/p@q?r"),
-            ("file:/p@q?r", "file:/p@q?r"),
-            ("weird://K:S@b/p", "weird://b/p"),
-        ],
-    )
-    def test_what_is_shown(self, location, shown):
-        """Logins and queries go; addresses, ports and plain paths stay."""
-        assert without_credentials(location) == shown
+@pytest.mark.parametrize(
+    ("location", "shown"),
+    [
+        ("s3a://K:S@b/p", "s3a://b/p"),
+        ("s3a://K:S/S/S@b/p", "s3a://b/p"),
+        ("s3a://K@b/p?secret=S", "s3a://b/p"),
+        ("s3a://b/p@q", "s3a://b/p@q"),
+        ("hdfs://nn:8020/user@home/x", "hdfs://nn:8020/user@home/x"),
+        ("hdfs://user:S@nn:8020/x", "hdfs://nn:8020/x"),
+        ("abfss://c@a.dfs.core.windows.net/p", "abfss://c@a.dfs.core.windows.net/p"),
+        ("abfss://c:S@a.dfs.core.windows.net/p?sig=S", "abfss://c@a.dfs.core.windows.net/p"),
+        ("/p@q?r", "/p@q?r"),
+        ("file:/p@q?r", "file:/p@q?r"),
+        ("weird://K:S@b/p", "weird://b/p"),
+    ],
+)
+def test_what_is_shown(location, shown):
+    """Logins and queries go; addresses, ports and plain paths stay."""
+    assert without_credentials(location) == shown
 
 
 @pytest.mark.parametrize(

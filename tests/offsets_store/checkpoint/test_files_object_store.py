@@ -7,7 +7,9 @@ Covers: offsets_store.checkpoint.writer.
 from __future__ import annotations
 
 import os
+import pickle
 import time
+import traceback
 
 import pytest
 from support.ledger_history import QUERY
@@ -125,35 +127,35 @@ def test_a_file_that_cannot_be_moved_into_its_place(checkpoint, folder_in_store,
     assert checkpoint.offset_log(2).text == entry(2)
 
 
-def test_a_file_that_cannot_be_removed_either(checkpoint, folder_in_store, weak_store):
-    """A store that is away for the removal as well does not hide what failed first."""
-    weak_store.fails_each = 1
-    with pytest.raises(CheckpointError, match=r"CHECKPOINT_NOT_WRITTEN.*offsets/2"):
-        CheckpointWriter(folder_in_store).write("offsets/2", entry(3).encode())
-
-
-def test_a_profile_of_the_usual_files(checkpoint, folder_in_store, object_store, weak_store, monkeypatch, tmp_path):
-    """Without keys in variables, pyarrow takes those of a profile in Amazon's shared files."""
-    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name)
-    for name, text in {
-        "AWS_SHARED_CREDENTIALS_FILE": "[default]\naws_access_key_id = nobody\naws_secret_access_key = none\n"
-        f"[lake]\naws_access_key_id = {object_store.access_key}\naws_secret_access_key = {secret}\n",
-        "AWS_CONFIG_FILE": "[profile lake]\nregion = us-east-1\n",
-    }.items():
-        file = tmp_path / name.lower()
-        file.write_text(text)
-        monkeypatch.setenv(name, str(file))
-    with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE"):
-        Checkpoint(folder_in_store).query_id()
-    monkeypatch.setenv("AWS_PROFILE", "lake")
-    assert_is_read(Checkpoint(folder_in_store))
-
-
 def test_wrong_credentials(checkpoint, folder_in_store, monkeypatch):
     """A login that the store refuses is an error, and the secret is not in it."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
     with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE") as refused:
         Checkpoint(folder_in_store).query_id()
     assert "not-the-secret" not in str(refused.value)
+
+
+def test_a_login_in_the_uri_is_used_and_never_shown(checkpoint, folder_in_store, object_store, monkeypatch):
+    """Keys in the URI reach the store, in another process too; location, error and traceback are without them."""
+    secret = os.environ["AWS_SECRET_ACCESS_KEY"]
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    for given in (secret, "zq7secret"):
+        location = folder_in_store.replace("://", f"://{object_store.access_key}:{given}@")
+        found = pickle.loads(pickle.dumps(Checkpoint(location)))
+        assert found.location == folder_in_store
+        if given == secret:
+            assert_is_read(found)
+        else:
+            with pytest.raises(CheckpointError, match="CHECKPOINT_UNREADABLE") as refused:
+                found.query_id()
+            shown = "".join(traceback.format_exception(refused.value))
+            assert object_store.access_key not in shown
+            assert given not in shown
+
+
+def test_the_query_of_the_uri_is_pyarrows(checkpoint, folder_in_store, weak_store, monkeypatch):
+    """Options behind a question mark reach pyarrow, so that another endpoint can be named; they are not shown."""
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    found = Checkpoint(f"{folder_in_store}?scheme=http&endpoint_override=127.0.0.1:{weak_store.port}")
+    assert found.location == folder_in_store
+    assert_is_read(pickle.loads(pickle.dumps(found)))

@@ -6,24 +6,18 @@ Covers: offsets_store.kafka.broker, offsets_store.kafka.groups.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from support.batches import make_planned_batch
 from support.ledger_history import publish
-from typer.testing import CliRunner
 
-from pgonce.cli.main import app
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.kafka.broker import ends_of, partitions_of, topic_ids
 from pgonce.offsets_store.kafka.groups import group_offsets, has_members, move_group
 from pgonce.offsets_store.kafka.settings import brokers
 from pgonce.offsets_store.recovery.export_group import export_group
-from pgonce.offsets_store.status.store import OffsetsStore
-from pgonce.sink.identity.planned_batch import with_topic_ids
 
 pytestmark = pytest.mark.kafka
 
@@ -82,27 +76,6 @@ def test_a_wrong_password(secure_kafka, secure_topic, monkeypatch):
         assert wrong not in str(refused.value)
 
 
-def test_a_certificate_that_nobody_knows(secure_kafka, secure_topic, monkeypatch):
-    """A broker whose certificate is not known is not asked anything."""
-    monkeypatch.setattr("pgonce.offsets_store.kafka.broker._TIMEOUT_SECONDS", 3)
-    found = brokers(secure_kafka.servers("SASL_SSL"), {
-        "kafka.security.protocol": "SASL_SSL",
-        "kafka.sasl.mechanism": "PLAIN",
-        "kafka.sasl.jaas.config": secure_kafka.jaas(),
-    })  # fmt: skip
-    with pytest.raises(OffsetsError, match="certificate verify failed") as refused:
-        partitions_of([secure_topic], found)
-    assert refused.value.code == "KAFKA_REFUSED"
-
-
-def test_a_file_that_is_not_there(secure_kafka, tmp_path):
-    """Settings that librdkafka cannot use are said to be the reason."""
-    options = {"kafka.security.protocol": "SSL", "kafka.ssl.truststore.location": str(tmp_path / "none.pem")}
-    with pytest.raises(OffsetsError, match=r"ssl\.ca\.location") as refused:
-        partitions_of(["orders"], brokers(secure_kafka.servers("SSL"), options))
-    assert refused.value.code == "KAFKA_REFUSED"
-
-
 def test_a_group_that_one_may_not_read(secure_kafka, secure_topic, url):
     """Who lacks a right on the group is told so at once, and is not taken for somebody who gets no answer."""
     options = options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256")
@@ -145,35 +118,3 @@ def test_a_topic_that_one_may_not_see(secure_kafka, secure_topic):
         move_group("lag", {(closed, 0): 0}, "note", found)
     assert refused.value.code == "KAFKA_REFUSED"
     assert partitions_of(["no-such-topic"], found) == set()
-
-
-def test_every_way_to_ask(secure_kafka, secure_topic, url, tmp_path, monkeypatch):
-    """OffsetsStore takes Spark's options, the command line a file as Kafka's tools do; a group is set by them, too."""
-    options = options_for(secure_kafka, "SASL_SSL", "SCRAM-SHA-256")
-    servers = secure_kafka.servers("SASL_SSL")
-    publish(url, 0, {"0": {secure_topic: {"0": 0}}})
-    store = OffsetsStore(url)
-    told = store.starting_offsets("orders", bootstrap_servers=servers, kafka_options=options)
-    assert json.loads(told) == {secure_topic: {"0": 0, "1": -2}}
-    lag = store.lag("orders", bootstrap_servers=servers, kafka_options=options)
-    assert [(row.partition, row.lag) for row in lag] == [(0, 0), (1, 0)]
-    config = tmp_path / "client.properties"
-    config.write_text("".join(f"{name.removeprefix('kafka.')}={value}\n" for name, value in options.items()))
-    monkeypatch.setenv("PGONCE_KAFKA_CONFIG", str(config))
-    there = ["orders", "--url", url, "--bootstrap-servers", servers]
-    shown = CliRunner().invoke(app, ["offsets", *there, "--json"])
-    assert [row["latest_offset"] for row in json.loads(shown.stdout)[0]["positions"]] == [0, 0]
-    assert CliRunner().invoke(app, ["offsets", *there, "--starting-offsets"]).stdout.strip() == told
-    exported = CliRunner().invoke(app, ["export-group", *there, "--group", "lag"])
-    assert f"{secure_topic}-0 from nowhere to 0" in exported.stdout, exported.output
-    config.write_text(config.read_text().replace(secure_kafka.password, "zq7wrong"))
-    monkeypatch.setattr("pgonce.offsets_store.kafka.groups._TIMEOUT_SECONDS", 3)
-    refused = CliRunner().invoke(app, ["export-group", *there, "--group", "lag"])
-    assert (refused.exit_code, "KAFKA_REFUSED" in refused.output, "zq7" in refused.output) == (1, True, False)
-
-
-def test_a_query_asks_for_the_ids_of_its_topics(secure_kafka, secure_topic):
-    """What a commit asks of the brokers works with a login, too."""
-    found = brokers(secure_kafka.servers("SASL_SSL"), options_for(secure_kafka, "SASL_SSL", "PLAIN"))
-    batch = make_planned_batch(end={"0": {secure_topic: {"0": 0, "1": 0}}})
-    assert set(with_topic_ids(batch, found).topic_ids) == {secure_topic}
