@@ -15,11 +15,11 @@ import time
 import psycopg
 import pyarrow as pa
 import pytest
-from pyspark.sql.streaming.listener import QueryProgressEvent, StreamingQueryProgress
 from support.batches import make_batch
 from support.committed_rows import STRUCT, TABLE, ids, rows, settings
-from support.ledger_history import QUERY, RUN
+from support.fixtures.driver import wait_until
 from support.patience import PATIENCE_SECONDS
+from support.progress_events import Event
 from support.rows import given_rows
 
 from pgonce.offsets_store.commit import one_try
@@ -27,12 +27,9 @@ from pgonce.offsets_store.commit.one_transaction import begin_in_tx
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
 from pgonce.offsets_store.ledger.lock import lock_writer_in_tx
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
-from pgonce.offsets_store.ledger.session import writing
 from pgonce.offsets_store.postgres.bounds import enter_in_tx, outlast_locks
 from pgonce.offsets_store.postgres.connect import connect, driver_connection, engine_for
-from pgonce.offsets_store.postgres.lock_watch import LockWatch
 from pgonce.offsets_store.progress.listener import OffsetsListener
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.stager import Stager, stage_rows
@@ -86,34 +83,9 @@ class Gone:
         self._hole.close()
 
 
-def wait_until(condition, seconds=PATIENCE_SECONDS):
-    """Wait for a condition."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 def arrow(*new):
     """Rows as the Arrow batch that a task would get."""
     return pa.record_batch({"id": pa.array(new, pa.int64()), "name": pa.array([f"n{i}" for i in new], pa.string())})
-
-
-def told(batch_id):
-    """A progress event."""
-    progress = {
-        "id": QUERY,
-        "runId": RUN,
-        "name": "orders",
-        "timestamp": f"2026-11-22T00:00:{batch_id:02}.000Z",
-        "batchId": batch_id,
-        "batchDuration": 1,
-        "stateOperators": [],
-        "sources": [],
-        "sink": {"description": "pgonce", "numOutputRows": -1, "metrics": {}},
-        "numInputRows": 0,
-    }
-    return QueryProgressEvent(StreamingQueryProgress.fromJson(progress))
 
 
 def sessions(observer, name):
@@ -179,20 +151,6 @@ class TestTheServersHost:
         assert verdict is (Verdict.LANDED if (moment, lost) == ("at COMMIT", "answers") else Verdict.NEW)
         assert ids(observer) == [0, 1]
 
-    def test_an_answer_that_never_comes(self, vanishing, observer):
-        """Where all that was sent has been acknowledged, keepalives tell, and in the same time."""
-        with connect(vanishing.url(), autocommit=True) as waiting:
-            waiting.execute("SELECT 1")
-            hole = vanishing.black_hole()
-            threading.Timer(0.5, hole.open).start()
-            began = time.monotonic()
-            try:
-                with pytest.raises(psycopg.OperationalError):
-                    waiting.execute(f"SELECT pg_sleep({PATIENCE_SECONDS})")
-            finally:
-                hole.close()
-            assert time.monotonic() - began < _SOON_SECONDS
-
     @pytest.mark.parametrize("lost", _DIRECTIONS)
     def test_a_task_that_stages_notices_and_goes_on(self, lost, vanishing, observer, said):
         """A COPY into the staging table is begun again under another mark."""
@@ -216,23 +174,15 @@ class TestTheServersHost:
         """Events are dropped and counted, and later ones are stored."""
         listener = OffsetsListener(vanishing.url())
         try:
-            listener.onQueryProgress(told(0))
-            wait_until(lambda: listener.stored == 1)
+            listener.onQueryProgress(Event(0))
+            assert wait_until(lambda: listener.stored == 1, PATIENCE_SECONDS)
             with Gone(vanishing.black_hole(), lambda: listener.dropped) as gone:
                 gone.now()
-                listener.onQueryProgress(told(1))
-            listener.onQueryProgress(told(2))
-            wait_until(lambda: listener.stored == 2)
+                listener.onQueryProgress(Event(1))
+            listener.onQueryProgress(Event(2))
+            assert wait_until(lambda: listener.stored == 2, PATIENCE_SECONDS)
         finally:
             listener.close()
-
-    def test_who_looks_for_the_holder_of_a_lock_gives_up(self, vanishing, observer):
-        """The lock watch holds up nobody, and ends."""
-        watch = LockWatch(vanishing.url(), 0.2, armed=True)
-        with vanishing.black_hole():
-            began = time.monotonic()
-            watch._look(1, may_end=True)
-            assert time.monotonic() - began < _SOON_SECONDS
 
 
 class TestTheClientsHost:
@@ -248,7 +198,7 @@ class TestTheClientsHost:
             with vanishing.black_hole():
                 if answers == "under way":
                     connection.connection.driver_connection.pgconn.send_query(b"SELECT pg_sleep(0.5)")
-                wait_until(lambda: not sessions(observer, "pgonce gone"), _SOON_SECONDS)
+                assert wait_until(lambda: not sessions(observer, "pgonce gone"), _SOON_SECONDS)
                 observer.execute("SELECT FROM pgonce.writers FOR UPDATE NOWAIT")
             connection.invalidate()
 
@@ -259,23 +209,14 @@ class TestTheClientsHost:
 
         def bodies():
             yield CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: 1}).encode(arrow(1))
-            wait_until(lambda: observer.execute(left, [f"pgonce.{table.name}"]).fetchall())
+            assert wait_until(lambda: observer.execute(left, [f"pgonce.{table.name}"]).fetchall(), PATIENCE_SECONDS)
             with vanishing.black_hole():
-                wait_until(lambda: not observer.execute(left, [f"pgonce.{table.name}"]).fetchall(), _SOON_SECONDS)
+                assert wait_until(
+                    lambda: not observer.execute(left, [f"pgonce.{table.name}"]).fetchall(), _SOON_SECONDS
+                )
 
         with pytest.raises(psycopg.OperationalError):
             stage_rows(vanishing.url(), table, encoded_columns(STRUCT), bodies())
-
-    def test_a_recovery_or_a_reader(self, vanishing, observer):
-        """Every other transaction of ours begins with the same bounds."""
-        ensure_ledger(vanishing.url())
-        with writing(vanishing.url()) as connection:
-            assert bounds_in(connection.connection.driver_connection) == ("2000", "1", "1", "1")
-        with connect(vanishing.url(), autocommit=True) as connection:
-            with connection.transaction():
-                enter_in_tx(connection)
-                assert bounds_in(connection) == ("2000", "1", "1", "1")
-            assert bounds_in(connection)[0] == "0"
 
 
 class TestBounds:
@@ -304,25 +245,6 @@ class TestBounds:
             assert socket_bounds(connection) == bounds
             enter_in_tx(connection)
             assert bounds_in(connection) == tuple(map(str, bounds))
-
-    def test_a_commit_sets_them_for_its_transaction(self, vanishing, observer):
-        """The session is as it was afterwards: behind a pooler it is somebody else's."""
-        seen = []
-
-        def look(connection, *_):
-            seen.append(bounds_in(driver_connection(connection)))
-            return Published(0, "test")
-
-        url = vanishing.url()
-        commit_batch(settings(url), make_batch(0), Work(lambda _: "public.events", look))
-        with engine_for(url).connect() as connection:
-            seen.append(bounds_in(driver_connection(connection))[:1])
-        assert seen == [("2000", "1", "1", "1"), ("0",)]
-
-    def test_over_a_unix_socket_they_mean_nothing(self, vanishing, observer):
-        """Where there is no network, nothing is set, and nothing fails."""
-        assert commit_batch(settings(vanishing.observed_at), make_batch(0), publishing(0)) is Verdict.NEW
-        assert "WARNING" not in vanishing.server.log_text()
 
     @pytest.mark.parametrize(("lock_timeout", "expected"), [(30, 60_000), (600, 630_000), (5, 60_000)])
     def test_a_commit_may_wait_longer_for_a_lock(self, lock_timeout, expected, vanishing):

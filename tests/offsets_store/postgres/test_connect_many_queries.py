@@ -8,11 +8,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 from support.batches import make_batch
-from support.committed_rows import TABLE, ids, rows, settings
+from support.committed_rows import ids, rows, settings
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
@@ -22,13 +21,7 @@ from pgonce.offsets_store.postgres.connect import MAX_CONNECTIONS, driver_connec
 from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
-
-@pytest.fixture
-def admin(url):
-    """A connection of its own, and the target."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+pytestmark = pytest.mark.usefixtures("events")
 
 
 @pytest.fixture
@@ -63,28 +56,6 @@ def commit_all(url, count):
 
     with ThreadPoolExecutor(count) as pool:
         return list(pool.map(commit, range(count)))
-
-
-def test_two_hundred_queries_begin_at_once(admin, url):
-    """Their first contacts all come through, on no more sessions than the bound allows."""
-    most = []
-    done = threading.Event()
-
-    def watch():
-        while not done.wait(0.01):
-            counted = admin.execute("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()")
-            most.append(counted.fetchone()[0])
-
-    watching = threading.Thread(target=watch)
-    watching.start()
-    try:
-        assert commit_all(url, 200) == ["NEW"] * 200
-    finally:
-        done.set()
-        watching.join()
-    assert ids(admin) == list(range(200))
-    # Besides the 64, those that are ending are seen for a moment, and who looks at locks.
-    assert 2 < max(most) < 100
 
 
 @pytest.mark.parametrize("isolation", ["read committed", "repeatable read", "serializable"])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 from support.batches import make_batch
-from support.committed_rows import STRUCT, TABLE, appending, ids, settings
+from support.committed_rows import STRUCT, appending, ids, settings
 
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
@@ -28,13 +28,7 @@ from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.data_source.stager import Stager
 from pgonce.sink.staging import StagingTable
 
-
-@pytest.fixture
-def admin(url):
-    """A connection past the pooler, and the target."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+pytestmark = pytest.mark.usefixtures("events")
 
 
 @pytest.mark.parametrize("mode", ["transaction", "session"])
@@ -110,17 +104,6 @@ def test_statement_pooling_is_refused_at_once(admin, pgbouncer, database):
         with pytest.raises(PgonceError, match="STATEMENT_POOLING.*pool_mode"):
             refused()
         assert time.monotonic() - began < 20
-
-
-def test_statement_pooling_that_begins_later_is_refused_at_once(admin, pgbouncer, database):
-    """An administrator who changes the mode under a running driver reads the same."""
-    bouncer = pgbouncer()
-    url = bouncer.url(database)
-    commit_batch(settings(url), make_batch(0), appending(1))
-    bouncer.console("SET pool_mode = 'statement'")
-    with pytest.raises(PgonceError, match="STATEMENT_POOLING"):
-        commit_batch(settings(url, retry_timeout=60), make_batch(1), appending(2))
-    assert ids(admin) == [1]
 
 
 def _said(asked, planned):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-import psycopg
 import pytest
 from support.batches import make_batch
-from support.committed_rows import TABLE, appending, ids, settings
+from support.committed_rows import appending, ids, settings
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.postgres.connect import checked_out, driver_connection
@@ -19,12 +18,7 @@ IN_THE_SESSION = "SELECT statement FROM pg_prepared_statements"
 GONE = "DO $$ BEGIN DEALLOCATE ALL; END $$"
 
 
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything, with the target table made."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        connection.execute(TABLE)
-        yield connection
+pytestmark = pytest.mark.usefixtures("events")
 
 
 def kept(url):

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import socket
 
-import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from support.rotating_password import FILE, Rotation, who_asked
 
 from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.postgres.connect import checked_out, connect, engine_for
-from pgonce.offsets_store.postgres.passwords import hosts_of, resolved
+from pgonce.offsets_store.postgres.passwords import hosts_of
 from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
 ASKED = "support.rotating_password:asked"
@@ -116,19 +115,6 @@ def test_each_of_several_hosts_is_asked_for_by_its_own_name(login, rotation, fil
     assert tried == [("localhost", nobody), (where["host"], where["port"])]
 
 
-def test_a_host_that_is_not_the_wanted_kind_is_passed_over(login, rotation, file):
-    """target_session_attrs goes on to the next host, and no host's password counts as refused."""
-    where = silent(login.url)
-    several = {**where, "host": f"{where['host']},{where['host']}", "port": where["port"]}
-    for wanted in ("standby", "read-only"):
-        with pytest.raises(ConnectError, match="hot standby|read-only"):
-            connect(PostgresUrl(make_conninfo(**several, target_session_attrs=wanted), ASKED))
-    assert [row[5] for row in who_asked(file)] == ["False"] * 4
-    prefers = {**several, "target_session_attrs": "prefer-standby"}
-    connect(PostgresUrl(make_conninfo(**prefers), ASKED)).close()
-    assert [row[5] for row in who_asked(file)] == ["False"] * 7
-
-
 @pytest.mark.parametrize(
     ("given", "done", "says"),
     [
@@ -158,15 +144,6 @@ def test_a_line_that_breaks_after_the_password_is_no_refusal(login, rotation, fi
     assert [row[5] for row in who_asked(file)] == ["False"]
 
 
-def test_when_no_host_lets_us_in_all_are_named(login, rotation, file):
-    """The error of several hosts says what each has said."""
-    one, two = str(free_port()), str(free_port())
-    several = {**silent(login.url), "host": "127.0.0.1,localhost", "port": f"{one},{two}"}
-    with pytest.raises(ConnectError, match=f"(?s){one}.*{two}") as failed:
-        connect(PostgresUrl(make_conninfo(**several), ASKED))
-    assert failed.value.code == "CONNECT_FAILED"
-
-
 def test_hosts_from_a_service_file_and_the_environment_are_asked_for(login, rotation, file, tmp_path, monkeypatch):
     """What url leaves to libpq's files and variables is known to the function all the same."""
     where = silent(login.url)
@@ -180,26 +157,6 @@ def test_hosts_from_a_service_file_and_the_environment_are_asked_for(login, rota
     monkeypatch.setenv("PGPASSWORD", "zq7 not this one")
     connect(PostgresUrl("", ASKED)).close()
     assert [row[1:5] for row in who_asked(file)] == [(where["host"], where["port"], login.user, where["dbname"])] * 2
-
-
-def test_the_pgpass_and_service_files_are_read_anew_for_each_connection(login, rotation, tmp_path, monkeypatch):
-    """Without any source, a password in a file may change while a job runs, because libpq reads the file each time."""
-    where = silent(login.url)
-    passfile, services = tmp_path / "pgpass", tmp_path / "services.conf"
-    services.write_text("[shop]\n" + "".join(f"{name}={where[name]}\n" for name in ("host", "port", "user", "dbname")))
-    for _ in range(3):
-        password = rotation.change()
-        passfile.write_text(f"*:*:*:{login.user}:{password}\n")
-        passfile.chmod(0o600)
-        connect(make_conninfo(passfile=str(passfile), **where)).close()
-    monkeypatch.setenv("PGSERVICEFILE", str(services))
-    url = make_conninfo(service="shop", passfile=str(passfile))
-    connect(url).close()
-    services.write_text(services.read_text().replace(f"user={login.user}", "user=zq7_nobody"))
-    with pytest.raises(ConnectError, match="zq7_nobody|no password supplied"):
-        connect(url)
-    services.write_text(services.read_text().replace("user=zq7_nobody", f"user={login.user}"))
-    connect(url).close()
 
 
 @pytest.mark.parametrize(
@@ -218,32 +175,3 @@ def test_the_pgpass_and_service_files_are_read_anew_for_each_connection(login, r
 def test_the_hosts_are_those_that_libpq_would_try(given, tried):
     """Names, addresses and ports are put together as libpq's manual says."""
     assert [(login.host, login.port) for login, _ in hosts_of(given)] == tried
-
-
-def test_hosts_come_in_another_order_each_time_where_that_is_asked_for():
-    """load_balance_hosts=random is honoured."""
-    given = {"host": ",".join("abcdefgh"), "load_balance_hosts": "random"}
-    orders = {tuple(login.host for login, _ in hosts_of(given)) for _ in range(20)}
-    assert len(orders) > 1
-    assert all(sorted(order) == list("abcdefgh") for order in orders)
-
-
-@pytest.mark.parametrize(
-    "given", [{"host": "a,b", "port": "1,2,3"}, {"service": "no_such_service_zq7"}, {"host": "a", "port": "one"}]
-)
-def test_what_libpq_would_refuse_is_refused(given):
-    """Reading the hosts finds what libpq itself objects to, in its words."""
-    with pytest.raises(psycopg.OperationalError, match="match|service|invalid port"):
-        list(hosts_of(given))
-
-
-def test_reading_the_hosts_connects_to_nobody_and_shows_no_password():
-    """What libpq would use is read without a packet, and without secrets."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        listening.settimeout(0.3)
-        port = str(listening.getsockname()[1])
-        read = resolved({"host": "127.0.0.1", "port": port, "password": "zq7", "sslpassword": "zq7"})
-        with pytest.raises(TimeoutError):
-            listening.accept()
-    assert read["port"] == port
-    assert "zq7" not in str(read)

@@ -77,16 +77,6 @@ def test_a_schema_that_is_missing_is_what_the_error_says(table, create_table, pa
         publish(url, "inline", STRUCT, [(1, "one")], table=table, create_table=create_table)
 
 
-def test_a_temporary_table_is_told_neither_to_be_logged_nor_to_be_detached(url):
-    """Neither can be done with it."""
-    with psycopg.connect(url) as connection:
-        connection.execute("CREATE TEMPORARY TABLE events (id bigint, name text)")
-        with pytest.raises(PgonceError, match="TARGET_NOT_DURABLE") as refused:
-            publish(connection, "inline", STRUCT, [(1, "one")])
-    assert "SET LOGGED" not in str(refused.value)
-    assert "detach" not in str(refused.value)
-
-
 def test_malformed_json_is_not_repeated_as_the_place_of_the_error(admin, url):
     """Postgres gives the text itself as the context."""
     admin.execute("CREATE TABLE events (id bigint, name json)")

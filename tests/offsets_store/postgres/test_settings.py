@@ -7,27 +7,18 @@ Covers: offsets_store.postgres.settings, offsets_store.postgres.search_path.
 from __future__ import annotations
 
 import datetime as dt
-import json
 
 import psycopg
 import pytest
 from psycopg import sql
 from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
-from support.progress_events import heard
-from support.recoveries import recover_at_once
 from support.typed_rows import commit_typed
 from typer.testing import CliRunner
 
-from pgonce import OffsetsStore
 from pgonce.cli.main import app
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.offsets_store.postgres.connect import engine_for
 from pgonce.offsets_store.postgres.settings import LocalSettings
-from pgonce.offsets_store.preflight.answers import Holds
-from pgonce.offsets_store.preflight.check import check_server
-from pgonce.offsets_store.progress.event import store_progress_in_tx
-from pgonce.offsets_store.recovery.doctor import Finding, examine
 from pgonce.offsets_store.verdict.decide import Verdict
 from pgonce.sink.options.destination import destination
 
@@ -103,42 +94,6 @@ def test_a_row_that_was_put_aside_comes_back_as_it_was(odd_url, admin):
     assert found == [a_row(1), a_row(2, word="too long")]
 
 
-def test_the_ledger_is_read(odd_url, admin):
-    """The store and the commands read times, whatever the style in which Postgres would write them."""
-    admin.execute("CREATE TABLE events (id bigint)")
-    commit_typed(odd_url, 0, destination("events"), {"id": t.LongType()}, [(1,)])
-    (batch,) = OffsetsStore(odd_url).history("q1")
-    assert abs(dt.datetime.now(dt.timezone.utc) - batch.committed_at) < dt.timedelta(minutes=5)
-    for command in (["status"], ["status", "--json"], ["history", "q1"], ["offsets", "q1"]):
-        shown = CliRunner().invoke(app, [*command, "--url", odd_url])
-        assert shown.exit_code == 0, (command, shown.output)
-
-
-def test_nothing_else_is_answered_by_check(url, odd_url, admin):
-    """What holds with other settings is what holds here."""
-    admin.execute("CREATE TABLE events (id bigint)")
-    usual = {one.name: one.holds for one in check_server(url)}
-    assert {one.name: one.holds for one in check_server(odd_url)} == usual
-    shown = CliRunner().invoke(app, ["check", odd_url, "--table", "events", "--json"])
-    table = next(one for one in json.loads(shown.stdout) if one["name"] == "table")
-    assert table["holds"] == Holds.YES.value
-
-
-def test_a_checkpoint_is_recovered(behind, odd_url):
-    """Doctor and recover read the ledger, and what they write agrees with it."""
-    assert examine(str(behind), odd_url).finding is Finding.RECOVERABLE
-    recover_at_once(behind, odd_url)
-    assert examine(str(behind), odd_url).finding is Finding.AGREE
-
-
-def test_the_listener_notes_what_it_hears(odd_url, admin):
-    """An event is stored, with its time."""
-    event = heard(end={"0": {"t": {"0": 7}}})
-    with engine_for(odd_url).begin() as connection:
-        assert store_progress_in_tx(connection, event) is None
-    assert admin.execute("SELECT progress_at FROM pgonce.progress").fetchone() == (event.progress_at,)
-
-
 def test_a_trigger_has_the_users_settings(odd_url, admin):
     """What the user's tables do with their rows depends on the user's settings, and on none of ours."""
     admin.execute("CREATE TABLE events (id bigint, seen text)")
@@ -163,13 +118,6 @@ def test_a_deferred_trigger_has_them_too(odd_url, admin):
     )
     commit_typed(odd_url, 0, destination("events"), {"id": t.LongType()}, [(1,)])
     assert admin.execute("SELECT style FROM seen").fetchone() == ("German, DMY",)
-
-
-def test_the_session_has_them_afterwards(odd_url):
-    """Behind a pooler the session is somebody else's."""
-    ensure_ledger(odd_url)
-    with psycopg.connect(odd_url) as connection:
-        assert connection.execute("SHOW datestyle").fetchone() == ("German, DMY",)
 
 
 OURS = LocalSettings(extra_float_digits="1", search_path="pg_catalog, pg_temp")
@@ -208,11 +156,4 @@ def test_a_statement_that_fails(connection):
     """The savepoint that is rolled back brings the user's settings back."""
     with pytest.raises(psycopg.errors.DivisionByZero), connection.transaction():
         OURS.execute_in_tx(connection.cursor(), sql.SQL("SELECT 1 / 0"))
-    assert connection.execute(LOOK).fetchone() == USERS
-
-
-def test_after_the_transaction(connection):
-    """The session has nothing of it."""
-    OURS.execute_in_tx(connection.cursor(), sql.SQL("SELECT 1"))
-    connection.commit()
     assert connection.execute(LOOK).fetchone() == USERS

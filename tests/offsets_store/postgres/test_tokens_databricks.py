@@ -104,13 +104,6 @@ def test_the_instance_is_known_by_its_host(server, host, caplog):
     assert "zq7" not in caplog.text
 
 
-def test_each_connection_has_a_token_of_its_own(server):
-    """The instance is looked up once, and the credential is asked for each time."""
-    assert [tokens.databricks(of_host(HOST)) for _ in range(2)] == [f"zq7token for shop-instance {n}" for n in range(2)]
-    assert len(server.asked("/api/2.0/database/instances:findByUid")) == 1
-    assert len(server.asked("/oidc/v1/token")) == 1
-
-
 def test_after_a_refusal_everything_is_asked_for_again(server):
     """It also logs in to the workspace again."""
     tokens.databricks(of_host(HOST))

@@ -15,10 +15,7 @@ from support.logged_token import logged_token
 from support.token_server import serving
 
 from pgonce import Login, tokens
-from pgonce.offsets_store.errors import ConnectError
 from pgonce.offsets_store.postgres import tokens as ours
-from pgonce.offsets_store.postgres.connect import connect
-from pgonce.offsets_store.postgres.postgres_url import PostgresUrl
 
 ACCOUNT = "streamer@shop.iam.gserviceaccount.com"
 LOGIN = Login("10.0.0.3", 5432, "streamer@shop.iam", "shop")
@@ -109,15 +106,6 @@ def test_a_token_is_asked_for_again_after_a_refusal_and_not_before(server):
     assert [tokens.google(LOGIN) for _ in range(3)] == ["zq7token0"] * 3
     assert tokens.google(Login(LOGIN.host, LOGIN.port, LOGIN.user, LOGIN.dbname, refused=True)) == "zq7token1"
     assert tokens.google(LOGIN) == "zq7token1"
-
-
-def test_an_account_that_is_refused_is_an_error_in_words(server, tmp_path, monkeypatch):
-    """A key that is no longer the account's: the error says what Google says of it, and shows no assertion."""
-    another = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    _account(another, server.url, tmp_path, monkeypatch)
-    with pytest.raises(ConnectError, match="PASSWORD_SOURCE_FAILED.*RefreshError.*Invalid JWT Signature") as failed:
-        connect(PostgresUrl("host=10.0.0.3 user=streamer", "pgonce.tokens:google"))
-    assert server.requests[-1].body["assertion"] not in str(failed.value)
 
 
 def test_neither_the_token_nor_what_is_sent_for_it_is_in_the_logs(server):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import psycopg
 import pytest
-from confluent_kafka import Producer
-from support.ledger_history import QUERY, RUN
 from support.patience import PATIENCE_SECONDS
+from support.progress_events import Event
 
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.progress.listener import OffsetsListener
@@ -112,28 +110,6 @@ class TestAgreement:
         assert durations["addBatch"] > 0
         assert listener.dropped == 0
 
-    def test_a_query_that_writes_elsewhere(self, spark, url, observer, listen, inbox, checkpoint):
-        """A query without any sink in the ledger has its progress stored, and disagrees with nothing."""
-        listener = listen(url)
-        run(files(spark, inbox(2)).writeStream.format("noop"), checkpoint)
-        flush(listener, 2)
-        assert progress_of(observer, "batch_id", "disagreement") == [(0, None), (1, None)]
-
-    def test_two_sources(self, spark, url, observer, listen, orders, inbox, tmp_path, checkpoint):
-        """The sources of a query are kept apart by their position in the plan."""
-        rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).option("startTimestamp", 0)
-        both = files(spark, inbox(1)).unionByName(rate.load().selectExpr("cast(value AS int) AS id"))
-        listener = listen(url)
-        run(both.writeStream.foreachBatch(orders), checkpoint)
-        flush(listener, 1)
-        rows = observer.execute(
-            """SELECT p.end_offsets, b.end_offsets, p.disagreement FROM pgonce.progress AS p
-            JOIN pgonce.batches AS b USING (batch_id) WHERE batch_id = 0"""
-        ).fetchall()
-        ((told, recorded, differs),) = rows
-        assert (told, differs) == (recorded, None)
-        assert set(told) == {"0", "1"}
-
     def test_a_replay_agrees(self, spark, url, observer, listen, orders, inbox, checkpoint):
         """A batch that another run published is compared as well, and is the same."""
         first = run(files(spark, inbox(2)).writeStream.foreachBatch(orders), checkpoint)
@@ -206,18 +182,6 @@ class TestTrouble:
         assert "CONNECT_FAILED" in warnings[0]
         assert "s3cret" not in caplog.text
 
-    def test_a_table_that_is_locked_slows_nobody(self, spark, url, observer, listen, inbox, checkpoint):
-        """While Postgres does not answer, the query goes on; afterwards each event is stored or counted."""
-        ensure_ledger(url)
-        listener = listen(url)
-        with psycopg.connect(url) as blocking:
-            blocking.execute("LOCK TABLE pgonce.progress IN ACCESS EXCLUSIVE MODE")
-            query = run(files(spark, inbox(4)).writeStream.format("noop"), checkpoint)
-            assert query.lastProgress["batchId"] == 3
-            assert heard_of(listener) < 4
-        flush(listener, 4)
-        assert observer.execute("SELECT count(*) FROM pgonce.progress").fetchone() == (4 - listener.dropped,)
-
     def test_it_comes_back(self, proxy):
         """Events of an outage are dropped and counted; when Postgres is back, they are stored again."""
         listener = OffsetsListener(proxy.url)
@@ -276,44 +240,3 @@ class TestTrouble:
         listener.onQueryProgress(Event(1))
         assert listener.close(30)
         assert (listener.dropped, listener.stored) == (1, 1)
-
-
-@pytest.mark.kafka
-def test_lag_on_kafka(spark, url, listen, orders, kafka, topic, checkpoint):
-    """On Kafka, the newest event's latest offsets give the lag of each partition."""
-    name = topic(partitions=2)
-    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
-    for number in range(10):
-        producer.produce(name, str(number), partition=number % 2)
-    assert producer.flush(30) == 0
-    listener = listen(url)
-    stream = spark.readStream.format("kafka").option("kafka.bootstrap.servers", kafka.bootstrap_servers)
-    stream = stream.option("subscribe", name).option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", 4)
-    rows = stream.load().selectExpr("cast(cast(value AS string) AS int) AS id")
-    # The first batch runs at once; the test is over before the second.
-    rows.writeStream.foreachBatch(orders).queryName("orders").option("checkpointLocation", checkpoint).trigger(
-        processingTime="1 hour"
-    ).start()
-    flush(listener, 1)
-    found = OffsetsStore(url).lag("orders")
-    assert [(row.topic, row.partition, row.end_offset, row.latest_offset, row.lag) for row in found] == [
-        (name, 0, 2, 5, 3),
-        (name, 1, 2, 5, 3),
-    ]
-
-
-class Event:
-    """A progress event as PySpark hands it over."""
-
-    def __init__(self, batch_id=0):
-        self.progress = Progress(batch_id)
-
-
-class Progress:
-    """The fields that the listener reads."""
-
-    def __init__(self, batch_id):
-        self.id, self.runId, self.name, self.batchId = QUERY, RUN, "orders", batch_id
-        self.timestamp = (datetime(2026, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=batch_id)).isoformat()
-        self.numInputRows, self.durationMs = 1, {"addBatch": 5}
-        self.sources = [{"startOffset": "None", "endOffset": "3", "latestOffset": "None"}]
