@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from support.audit import waiting_commits
 from support.batches import make_batch
-from support.committed_rows import TABLE, appending, ids, rows, settings
+from support.committed_rows import appending, ids, rows, settings
 from support.fixtures.driver import wait_until
 from support.fixtures.postgres import url_with
 from support.patience import PATIENCE_SECONDS
@@ -23,7 +23,7 @@ from pgonce.offsets_store.commit.batch_job import JobVerdict, commit_job
 from pgonce.offsets_store.commit.one_transaction import application_name
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.work import Work
-from pgonce.offsets_store.errors import CommitError, PgonceError, RefusedBatch
+from pgonce.offsets_store.errors import CommitError, RefusedBatch
 from pgonce.offsets_store.ledger.batch_jobs import Job
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.ledger.published import Published
@@ -33,12 +33,7 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.table.table_name import resolve_table
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
-
-@pytest.fixture
-def admin(admin):
-    """A connection that may do anything, with the target table made."""
-    admin.execute(TABLE)
-    return admin
+pytestmark = pytest.mark.usefixtures("events")
 
 
 def job(key="monday", content_hash=None):
@@ -122,20 +117,6 @@ def test_an_error_leaves_no_key(admin, url):
     assert ids(admin) == [1]
 
 
-@pytest.mark.parametrize("fault", ["cut_before_commit", "cut_after_commit", "cut_during_commit", "cut_in_copy"])
-def test_a_cut_line_leaves_the_rows_written_once(fault, admin, url, proxy):
-    """Wherever the line is cut, the next try finds its own attempt, or writes; it never counts itself as skipped."""
-    ensure_ledger(url)
-    getattr(proxy, fault)(touching="events")
-    verdict = commit_job(settings(proxy.url), job(), writing(1, 2)).verdict
-    assert proxy.hits[fault] == 1
-    if fault == "cut_after_commit":
-        assert verdict is JobVerdict.LANDED
-    assert verdict is not JobVerdict.SKIPPED
-    assert ids(admin) == [1, 2]
-    assert skips(admin) == 0
-
-
 def test_a_skip_whose_answer_was_lost_counts_once(admin, url, proxy):
     """The second try finds that its attempt was counted."""
     commit_job(settings(url), job(), writing(1))
@@ -156,6 +137,9 @@ def test_an_outcome_that_cannot_be_asked_for_is_called_unknown(admin, url, proxy
     lost.join()
     assert commit_job(settings(url), job(), writing(1)).verdict in (JobVerdict.SKIPPED, JobVerdict.PUBLISHED)
     assert ids(admin) == [1]
+
+
+CLAIM = "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
 
 
 class TestTwoAtOnce:
@@ -189,35 +173,16 @@ class TestTwoAtOnce:
         """A key that was claimed and not committed is free again."""
         ensure_ledger(url)
         with psycopg.connect(url) as first:
-            claim = (
-                "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
-            )
-            first.execute(claim, [uuid.uuid4()])
+            first.execute(CLAIM, [uuid.uuid4()])
             threading.Timer(0.5, first.rollback).start()
             assert commit_job(settings(url, lock_timeout=30), job(), writing(1)).verdict is JobVerdict.PUBLISHED
         assert ids(admin) == [1]
-
-    def test_a_stranger_that_holds_the_key_is_waited_for_and_named(self, admin, url):
-        """The wait has a bound, and nothing is written."""
-        ensure_ledger(url)
-        with psycopg.connect(url, application_name="somebody") as holder:
-            claim = (
-                "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
-            )
-            holder.execute(claim, [uuid.uuid4()])
-            with pytest.raises(PgonceError, match="LOCKED.*Batch job 'monday'.*somebody"):
-                commit_job(settings(url, retry_timeout=1), job(), writing(1))
-            holder.rollback()
-        assert ids(admin) == []
 
     def test_a_frozen_job_that_holds_the_key_is_ended(self, admin, url):
         """A stopped process of ours does not hold the key for ever: its uncommitted transaction is aborted."""
         ensure_ledger(url)
         with psycopg.connect(url, application_name=application_name("frozen")) as frozen:
-            claim = (
-                "INSERT INTO pgonce.batch_jobs (sink_name, batch_key, attempt) VALUES ('public.events', 'monday', %s)"
-            )
-            frozen.execute(claim, [uuid.uuid4()])
+            frozen.execute(CLAIM, [uuid.uuid4()])
             assert commit_job(settings(url, retry_timeout=20), job(), writing(1)).verdict is JobVerdict.PUBLISHED
             with pytest.raises(psycopg.OperationalError):
                 frozen.execute("SELECT 1")

@@ -14,7 +14,6 @@ from support.fixtures.postgres import url_with
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger, grants
-from pgonce.offsets_store.preflight import transactions
 from pgonce.offsets_store.preflight.answers import Answer, Holds, Question
 from pgonce.offsets_store.preflight.check import check_server, product
 
@@ -89,13 +88,6 @@ def test_a_setting_that_takes_a_promise_away_is_named(setting, name, holds, says
     assert {other for other, finding in found.items() if finding.holds is Holds.NO} - _OF_TESTS <= {name}
 
 
-def test_a_server_that_takes_no_writes_is_not_written_to(url):
-    """What would need a write is left out, instead of failing a dozen times for one reason."""
-    found = answers(url_with(url, options="-cdefault_transaction_read_only=on"))
-    assert "target_session_attrs=read-write" in found["primary"].remedy
-    assert {"deferred-key", "fresh-reads"}.isdisjoint(found)
-
-
 class TestRole:
     def test_without_privileges(self, login, admin):
         """A role that may create no schema is told what an administrator has to run."""
@@ -124,12 +116,6 @@ class TestRole:
         found = answers(url)["ledger"]
         assert (found.holds, "1000" in found.says) == (Holds.NO, True)
 
-    def test_few_connections(self, login, admin):
-        """A limit of the role's own is what counts."""
-        admin.execute(f"ALTER ROLE {login.user} CONNECTION LIMIT 4")
-        found = answers(login.url)["connections"]
-        assert (found.holds, "the role's own limit is 4" in found.says) == (Holds.WEAKER, True)
-
 
 class TestPooler:
     def test_transaction_mode_holds(self, pooled_url):
@@ -142,13 +128,6 @@ class TestPooler:
         (found,) = check_server(pgbouncer("statement").url(database))
         assert (found.name, found.holds) == ("pooler", Holds.NO)
         assert "pool_mode" in found.remedy
-
-    def test_a_pool_of_one_session(self, pgbouncer, database, monkeypatch):
-        """The preflight does not wait for ever for a second session, and says that one is needed."""
-        monkeypatch.setattr(transactions, "_PATIENCE_SECONDS", 1.0)
-        found = answers(pgbouncer(default_pool_size="1").url(database))
-        for name in ("locks", "fresh-reads"):
-            assert (found[name].holds, "second session" in found[name].says) == (Holds.WEAKER, True)
 
 
 def test_a_server_that_is_away_is_an_error(url):
@@ -174,11 +153,6 @@ def test_a_database_that_only_speaks_the_protocol_is_named(version, name):
     assert product(version) == name
 
 
-def test_the_server_is_named(url, admin):
-    """The version is that of the server, and not of the client."""
-    assert f"PostgreSQL {admin.execute('SHOW server_version').fetchone()[0].split()[0]}" in answers(url)["server"].says
-
-
 @pytest.mark.parametrize(("times", "holds"), [(1, Holds.YES), (2, Holds.NO)])
 def test_a_question_that_ends_the_session(times, holds, url):
     """Once may be an administrator; a server that does it again does not do what is asked. The others go on."""
@@ -195,10 +169,3 @@ def test_a_question_that_ends_the_session(times, holds, url):
     questions = [Question("end", "It stays.", end), Question("after", "", lambda _: Answer(Holds.YES, ""))]
     found = check_server(url, *questions)[-2:]
     assert [(one.name, one.holds) for one in found] == [("end", holds), ("after", Holds.YES)]
-
-
-def test_neon_keeps_what_is_committed_without_fsync(url):
-    """Its computes call themselves by a setting, and say that fsync is off: there that is no loss."""
-    found = answers(url_with(url, options="-cneon.tenant_id=1"))
-    assert [found[name].holds for name in ("disk", "standbys")] == [Holds.YES, Holds.YES]
-    assert (found["server"].holds, "Neon" in found["server"].says) == (Holds.UNKNOWN, True)

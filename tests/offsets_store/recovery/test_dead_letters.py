@@ -7,7 +7,7 @@ import pytest
 from support.dead_letters import a_past, put_aside
 from support.recoveries import noted
 
-from pgonce.offsets_store.errors import ConfigurationError, LedgerError, OffsetsError
+from pgonce.offsets_store.errors import LedgerError, OffsetsError
 from pgonce.offsets_store.ledger.migrations import grants
 from pgonce.offsets_store.recovery.dead_letters import chosen_letters, discard_letters
 
@@ -44,28 +44,12 @@ def test_deleted_and_noted(url, admin):
     assert len(noted(admin)) == 2
 
 
-def test_letters_of_any_destination(url, admin):
-    """What cannot be replayed can be discarded."""
-    unknown = put_aside(admin, {"id": 1}, None, code="ROUTE_UNKNOWN")
-    put_aside(admin, {"id": 2})
-    assert discarded(url, code="ROUTE_UNKNOWN") == [unknown]
-
-
 def test_an_id_that_is_not_there(url, admin):
     """Then none is deleted."""
     one = put_aside(admin, {"id": 1})
     with pytest.raises(OffsetsError, match="DEAD_LETTER_NOT_FOUND") as error:
         discarded(url, ids=[one, one + 1])
     assert str(one + 1) in str(error.value)
-    assert letters(admin) == [one]
-
-
-def test_without_a_reason(url, admin):
-    """It is refused before anything is changed; to look at what would be deleted needs none."""
-    one = put_aside(admin, {"id": 1})
-    assert discarded(url, reason="", dry_run=True) == [one]
-    with pytest.raises(ConfigurationError, match="NO_REASON"):
-        discarded(url, reason="  ")
     assert letters(admin) == [one]
 
 

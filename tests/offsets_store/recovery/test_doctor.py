@@ -26,14 +26,6 @@ class TestDoctor:
         assert found.begins == {"0": kafka(60)}
         assert [(sink.last_batch_id, sink.verdict) for sink in found.sinks] == [(5, Verdict.NEW)]
 
-    def test_what_recover_repairs(self, url, behind):
-        """A sparse log that is behind: the failure of a synchronous start, the verdict, the command."""
-        found = examine(str(behind), url)
-        assert found.finding is Finding.RECOVERABLE
-        assert found.sinks[0].verdict is Verdict.CHANGED
-        assert any('"batch 5 doesn\'t exist"' in remark for remark in found.remarks)
-        assert "pgonce recover" in found.advice
-
     def test_an_orphaned_checksum(self, url, tmp_path):
         """A checksum without its file is noticed, and taken away by recover."""
         history(url, 5)

@@ -14,10 +14,9 @@ from contextlib import ExitStack
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from support.fixtures.driver import wait_until
-from support.ledger_history import OTHER, QUERY, publish, take_over
+from support.ledger_history import publish
 from support.patience import PATIENCE_SECONDS
 
-from pgonce.cli.terms import ExitCode
 from pgonce.offsets_store.errors import OffsetsError
 from pgonce.offsets_store.kafka.settings import Brokers
 from pgonce.offsets_store.recovery.export_group import export_group
@@ -106,35 +105,6 @@ def test_a_group_follows_the_ledger_forward_and_back(url, store, kafka, topic, g
     assert seen(name) == {0: 12, 1: 20}
 
 
-def test_of_several_sinks_the_least(url, store, kafka, topic, group, seen):
-    """The group is where the sink stands that is furthest behind; one sink alone can be asked for."""
-    name = topic(partitions=2)
-    publish(url, 0, end(name, 10, 20))
-    publish(url, 0, end(name, 12, 7), sink_name="public.totals")
-    export(kafka, url, group)
-    assert seen(name) == {0: 10, 1: 7}
-    export(kafka, url, f"{group}-totals", sink="public.totals")
-    assert seen(name, f"{group}-totals") == {0: 12, 1: 7}
-
-
-@pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_living_member_is_left_alone(url, store, kafka, topic, group, seen, protocol):
-    """While somebody reads with the group it is not moved, and the error says so; afterwards it is."""
-    name = topic(partitions=1)
-    publish(url, 0, end(name, 10))
-    export(kafka, url, group)
-    publish(url, 1, end(name, 15), start=end(name, 10))
-    reader = member(kafka, group, name, enable_auto_commit=False, group_protocol=protocol)
-    try:
-        with pytest.raises(OffsetsError, match="has a member") as refused:
-            export(kafka, url, group)
-        assert refused.value.code == "GROUP_IN_USE"
-        assert seen(name) == {0: 10}
-    finally:
-        reader.close()
-    assert export(kafka, url, group) == [(0, 10, 15, False)]
-
-
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_living_member_that_commits(url, store, kafka, topic, group, seen, protocol):
     """A reader that stores its own offsets, as readers do, is in the way while it lives; then its offsets are."""
@@ -155,40 +125,6 @@ def test_a_living_member_that_commits(url, store, kafka, topic, group, seen, pro
     assert refused.value.code == "GROUP_NOT_OURS"
     assert seen(name) == {0: 12}
     assert export(kafka, url, group, take_over=True) == [(0, 12, 10, True)]
-
-
-def test_the_group_of_a_stopped_reader(url, store, kafka, topic, group, seen):
-    """A group in which somebody else has stored offsets is left alone, until a person says otherwise."""
-    name = topic(partitions=1)
-    reader = Consumer({"bootstrap.servers": kafka.bootstrap_servers, "group.id": group, "enable.auto.commit": False})
-    reader.assign([TopicPartition(name, 0, 0)])
-    reader.commit(offsets=[TopicPartition(name, 0, 1)], asynchronous=False)
-    reader.close()
-    publish(url, 0, end(name, 10))
-    with pytest.raises(OffsetsError) as refused:
-        export(kafka, url, group)
-    assert refused.value.code == "GROUP_NOT_OURS"
-    assert seen(name) == {0: 1}
-    assert export(kafka, url, group, take_over=True) == [(0, 1, 10, False)]
-    publish(url, 1, end(name, 15), start=end(name, 10))
-    assert export(kafka, url, group) == [(0, 10, 15, False)]
-
-
-def test_a_query_that_takes_the_place_of_another(url, store, kafka, topic, group, seen):
-    """The new query goes on with the group of the one that it has replaced."""
-    name = topic(partitions=1)
-    publish(url, 0, end(name, 10))
-    export(kafka, url, group)
-    take_over(url, publish(url, 0, end(name, 15), query_id=OTHER, start=end(name, 10)), QUERY)
-    assert export(kafka, url, group) == [(0, 10, 15, False)]
-
-
-def test_a_topic_that_is_gone(url, store, kafka, topic, group):
-    """A topic that the broker does not have is an error of ours."""
-    publish(url, 0, end("no-such-topic", 10))
-    with pytest.raises(OffsetsError, match="no-such-topic-0") as refused:
-        export(kafka, url, group)
-    assert refused.value.code == "PARTITIONS_GONE"
 
 
 def test_a_topic_that_has_fewer_records_than_were_read(url, store, kafka, topic, group, seen):
@@ -251,17 +187,3 @@ class TestCommand:
         assert wait_until(lambda: seen(name) == {0: 15}, PATIENCE_SECONDS)
         assert wait_until(lambda: "It works again." in output(), PATIENCE_SECONDS)
         assert output().count("GROUP_IN_USE") == 1
-
-    def test_following_a_group_that_a_reader_has_used(self, url, store, kafka, topic, group, seen, follow):
-        """With --follow a reader that commits is waited for; what it leaves behind is for a person to decide."""
-        name = topic(partitions=1, rows=12)
-        publish(url, 0, end(name, 10))
-        process, output = follow()
-        assert wait_until(lambda: seen(name) == {0: 10}, PATIENCE_SECONDS)
-        reader = member(kafka, group, name, auto_commit_interval_ms=100)
-        assert wait_until(lambda: reader.poll(0.2) is None and seen(name) == {0: 12}, PATIENCE_SECONDS)
-        assert wait_until(lambda: "GROUP_IN_USE" in output(), PATIENCE_SECONDS)
-        reader.close()
-        assert process.wait(PATIENCE_SECONDS) == ExitCode.NEEDS_PERSON
-        assert (output().count("GROUP_IN_USE"), output().count("GROUP_NOT_OURS")) == (1, 1)
-        assert seen(name) == {0: 12}

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from contextlib import suppress
 
 import psycopg
 import pytest
-from support.ledger_history import QUERY, RUN, publish, replay
+from support.ledger_history import RUN, publish, replay
 from support.recoveries import recover_at_once
 from support.stopped_query import entry, files_of, kafka, write_checkpoint
 
@@ -72,15 +71,6 @@ class TestRunning:
             assert recovered.is_done
             assert slow.broken
 
-    def test_a_newer_run_that_died_in_its_first_batch(self, url, behind, monkeypatch):
-        """The ledger does not know that run yet; its session holds the row, and is ended."""
-        monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
-        with psycopg.connect(url, application_name="pgonce a run without a batch") as dead:
-            dead.execute("SELECT FROM pgonce.writers FOR UPDATE")
-            assert recover_at_once(behind, url).is_done
-            with pytest.raises(psycopg.OperationalError):
-                dead.execute("SELECT 1")
-
     def test_a_strangers_session_is_named_and_left_alone(self, url, behind, monkeypatch):
         """Somebody who looks at the row by hand is named."""
         monkeypatch.setattr(fence, "_LOCK_SECONDS", 3.0)
@@ -116,12 +106,6 @@ class TestRunning:
             os.utime(path, (1, 1))
         assert "the ledger heard of it" in self.refused(behind, url, quiet_seconds=3600, wait_seconds=0)
 
-    def test_waiting(self, url, behind):
-        """With some patience, a query that was stopped a moment ago is recovered."""
-        began = time.monotonic()
-        assert recover_checkpoint(str(behind), url, quiet_seconds=0.6, wait_seconds=30).is_done
-        assert time.monotonic() - began < 20
-
     def test_a_batch_that_is_published_meanwhile(self, url, behind, monkeypatch):
         """What was planned from is compared with what is locked."""
         monkeypatch.setattr(
@@ -147,10 +131,6 @@ class TestRunning:
             recover_at_once(behind, url)
         monkeypatch.undo()
         assert recover_at_once(behind, url).stands_at == 9
-
-    def test_nothing_in_this_process(self):
-        """Without a Spark in this process nothing is asked of one."""
-        assert not fence._is_active_here(QUERY)
 
     def test_two_at_once(self, url, ahead):
         """Two people with one idea: one recovers, the other is refused or finds nothing left to do."""

@@ -48,12 +48,6 @@ class TestNewCheckpoint:
         """Write one at once."""
         return write_new_checkpoint(QUERY, str(path), url, quiet_seconds=0, **options)
 
-    def test_batch_0(self, url, tmp_path):
-        """After one batch there is none before it."""
-        history(url, 0)
-        self.make(url, tmp_path / "new")
-        assert set(files_of(tmp_path / "new")) == {"metadata", "offsets/0", "commits/0"}
-
     def test_two_sinks(self, url, tmp_path):
         """One batch apart, the batch is left to be run again; further apart it is refused."""
         history(url, 5)

@@ -48,22 +48,6 @@ class TestNextStart:
         """The newest entry runs again unless the newest commit is its own; a synchronous start wants the one before."""
         assert next_start(checkpoint(entries(*offsets), commits)) == expected
 
-    @pytest.mark.parametrize(
-        ("offsets", "commits", "last", "verdict"),
-        [
-            ((4, 5), (4, 5), 5, Verdict.NEW),
-            ((4, 5), (4,), 5, Verdict.REPLAY),
-            ((4, 5), (4,), 4, Verdict.NEW),
-            ((4, 5), (4, 5), 4, Verdict.GAP),
-            ((4, 5), (4, 5), 6, Verdict.CHANGED),
-            ((), (), 0, Verdict.CHANGED),
-        ],
-    )
-    def test_verdicts(self, offsets, commits, last, verdict):
-        """The next batch is judged by the commit's own function, planned or not."""
-        facts = checkpoint(entries(*offsets), commits)
-        assert verdict_on(facts, published_to(last), next_start(facts)) is verdict
-
     def test_a_batch_that_would_be_skipped_by_number_alone_does_not_go_on(self):
         """Where ids alone are compared, a batch yet to be planned would be skipped whatever it gets."""
         facts = checkpoint(entries(4, 5), (4, 5))
@@ -123,16 +107,6 @@ def fed(url, folder, *offsets, **how):
 
 
 class TestVerdicts:
-    @pytest.mark.parametrize("offset", [FILES, RATE, kafka(10)], ids=["files", "rate", "kafka"])
-    def test_nothing_proves_that_it_is_another_query(self, offset, url, target, tmp_path, observer):
-        """Without a name, and at another place: whatever it reads, it is refused, and a person's word lets it in."""
-        fed(url, tmp_path / "one", offset)
-        again = begun(tmp_path / "two", offset)
-        assert publish(url, tmp_path / "two", again, 1, 2) == "FOREIGN"
-        assert observer.execute("SELECT count(*) FROM events").fetchone() == (2,)
-        assert publish(url, tmp_path / "two", again, 3, table="others") == "NEW"
-        assert publish(url, tmp_path / "two", again, 3, independent=True) == "NEW"
-
     def test_folders_that_are_apart(self, url, target, tmp_path, observer):
         """Where Spark describes both folders, they tell; what is read is kept, until a batch does not show it."""
         fed(url, tmp_path / "one", FILES, folders=("file:/in/a",))
@@ -244,17 +218,6 @@ class TestDoctor:
         same = examine(str(tmp_path / "two"), url, sink=SINK, query_name="orders")
         assert (same.finding, same.sinks[0].verdict) == (Finding.NEEDS_PERSON, Verdict.FOREIGN)
 
-    def test_folders_that_only_the_query_knows(self, url, target, tmp_path):
-        """Where the running query may prove that it reads something else, doctor says that as well."""
-        fed(url, tmp_path / "one", FILES, folders=("file:/in/a",))
-        begun(tmp_path / "two", FILES)
-        for place in ("two", "nothing"):
-            found = examine(str(tmp_path / place), url, sink=SINK)
-            assert (found.finding, found.sinks[0].verdict) == (Finding.UNCERTAIN, Verdict.FOREIGN)
-            assert "NEW if the query is proven to read something else" in found.sinks[0].says
-        begun(tmp_path / "three", kafka(3))
-        assert examine(str(tmp_path / "three"), url, sink=SINK).finding is Finding.NEEDS_PERSON
-
     def test_a_past_that_the_ledger_did_not_see(self, url, target, tmp_path, pgonce):
         """A later batch than 0 is UNKNOWN to every sink."""
         fed(url, tmp_path / "one", FILES)
@@ -265,11 +228,6 @@ class TestDoctor:
         answer = pgonce("doctor", tmp_path / "two", "--json")
         assert answer.exit_code == ExitCode.NEEDS_PERSON
         assert json.loads(answer.stdout)["sinks"][0]["verdict"] == "UNKNOWN"
-
-    def test_the_first_query_of_a_database(self, url, target, tmp_path, pgonce):
-        """Where nothing has been published, nothing can be refused."""
-        begun(tmp_path / "one", FILES)
-        assert pgonce("doctor", tmp_path / "one").exit_code == ExitCode.OK
 
 
 class TestForget:
@@ -318,14 +276,3 @@ class TestForget:
         again = pgonce("forget", old, "--sink", SINK, "--reason", "why")
         assert (again.exit_code, "[WRITER_GONE]" in again.stderr) == (ExitCode.NEEDS_PERSON, True)
         assert "TRUNCATE public.others;" in pgonce("forget", old, "--reason", "why").stdout
-
-    def test_the_tables_of_a_sink_with_a_name_of_its_own(self, url, target, tmp_path, pgonce, admin):
-        """The tables are those that the ledger recorded, by whatever name they go now; without a record, it says so."""
-        old = fed(url, tmp_path / "ckpt", FILES)
-        admin.execute("UPDATE pgonce.writers SET sink_name = 'anything; at \"all\"'")
-        admin.execute('ALTER TABLE public.events RENAME TO "Events"')
-        assert 'TRUNCATE public."Events";' in pgonce("forget", old, "--reason", "why").stdout
-        admin.execute("UPDATE pgonce.writers SET targets = NULL")
-        shown = pgonce("forget", old, "--reason", "why").stdout
-        assert "TRUNCATE" not in shown
-        assert "whose names are not recorded" in shown

@@ -18,7 +18,7 @@ from pgonce.offsets_store.checkpoint.log_entries import parse_offset_log
 from pgonce.offsets_store.checkpoint.reader import StateFile
 from pgonce.offsets_store.errors import CheckpointError, RecoveryError
 from pgonce.offsets_store.offsets import tells_which_rows
-from pgonce.offsets_store.recovery.next_start import NextStart, goes_on, next_start, verdict_on
+from pgonce.offsets_store.recovery.next_start import goes_on, next_start, verdict_on
 from pgonce.offsets_store.recovery.plan import FIRST_COMMIT, plan_recovery
 from pgonce.offsets_store.recovery.stateful_query import last_batch
 from pgonce.offsets_store.recovery.stopped_query import Change, SideLog
@@ -104,22 +104,6 @@ class TestNothingToDo:
 
 
 class TestForward:
-    def test_asynchronous(self):
-        """The recorded texts of the last two batches are written, then the commit as Spark wrote the newest one."""
-        plan = plan_recovery(checkpoint(entries(0, 1, 6), (0, 1, 6)), [published_to(9)])
-        assert plan.changes == (
-            Change("offsets/8", entry(8)),
-            Change("offsets/9", entry(9)),
-            Change("commits/9", COMMIT),
-        )
-        assert plan.stands_at == 9
-
-    def test_a_replay_of_an_older_batch_is_not_enough(self):
-        """The batch after it would be planned again, under a number that is published already."""
-        facts = checkpoint(entries(0, 1, 6), (0, 1))
-        assert verdict_on(facts, published_to(9), next_start(facts)) is Verdict.REPLAY
-        assert plan_recovery(facts, [published_to(9)]).stands_at == 9
-
     def test_a_text_that_differs_is_replaced_with_its_checksum(self):
         """An entry that was planned again gives way to the recorded one; its checksum goes first."""
         facts = checkpoint(
@@ -138,11 +122,6 @@ class TestForward:
         assert plan.changes[-1] == Change("commits/3", FIRST_COMMIT)
         assert [name for name, _ in plan.changes] == ["offsets/2", "offsets/3", "commits/3"]
 
-    def test_batch_0_has_none_before_it(self):
-        """At batch 0 one entry is enough."""
-        plan = plan_recovery(checkpoint({0: entry(0, kafka(3), planned=1)}), [published_to(0)])
-        assert plan.changes == (Change("offsets/0", entry(0)), Change("commits/0", FIRST_COMMIT))
-
     def test_the_commit_keeps_its_version(self):
         """Spark compares the version of its commit log with the one that it would write."""
         facts = checkpoint(entries(1, 2), (1, 2), commit='v2\n{"nextBatchWatermarkMs":0}')
@@ -156,24 +135,6 @@ class TestForward:
 
 
 class TestBack:
-    def test_restored_database(self):
-        """Commits go first, then entries, the newest first; what stays is what the ledger has recorded."""
-        checksums = frozenset(f"{folder}/.{number}.crc" for folder in ("offsets", "commits") for number in range(3, 8))
-        facts = checkpoint(entries(*range(3, 8)), range(3, 7), checksums=checksums)
-        plan = plan_recovery(facts, [published_to(5)])
-        assert [name for name, text in plan.changes if text is None] == [
-            "commits/.7.crc",
-            "commits/.6.crc",
-            "commits/6",
-            "offsets/.7.crc",
-            "offsets/7",
-            "offsets/.6.crc",
-            "offsets/6",
-        ]
-        assert [name for name, text in plan.changes if text is not None] == []
-        repaired, _ = stands(facts.after(plan.changes))
-        assert repaired == entries(3, 4, 5)
-
     def test_a_planned_batch_that_does_not_follow(self):
         """A batch planned after another predecessor is planned again."""
         facts = checkpoint({4: entry(4, planned=1), 5: entry(5)}, (4,))
@@ -362,24 +323,6 @@ class TestSeveralSinks:
     def two(self, one, other):
         """Two sinks of one query."""
         return [published_to(one), published_to(other, writer_id=2, sink_name="audit")]
-
-    def test_together(self):
-        """All at one batch is as with one sink."""
-        plan = plan_recovery(checkpoint(entries(1), (1,)), self.two(4, 4))
-        assert [name for name, _ in plan.changes] == ["offsets/3", "offsets/4", "commits/4"]
-
-    @pytest.mark.parametrize("facts", [checkpoint(entries(1), (1,)), checkpoint(entries(*range(8)), range(8))])
-    def test_one_batch_apart(self, facts):
-        """The greater batch is left uncommitted: the one that has it skips it, the other publishes it."""
-        plan = plan_recovery(facts, self.two(5, 4))
-        repaired = facts.after(plan.changes)
-        start = next_start(repaired)
-        assert start == NextStart(5, runs_again=True, after=4, lacks=None)
-        assert [verdict_on(repaired, found, start) for found in self.two(5, 4)] == [Verdict.REPLAY, Verdict.NEW]
-
-    def test_one_batch_apart_as_spark_left_it(self):
-        """Killed between two sinks' commits, a query needs no repair."""
-        assert plan_recovery(checkpoint(entries(4, 5), (4,)), self.two(5, 4)).changes == ()
 
     def test_further_apart(self):
         """Two batches apart nothing can be run again for one alone: retire is named."""

@@ -50,6 +50,7 @@ def batch(batch_id, **changes):
     return make_batch(batch_id, **fields)
 
 
+REPLACES = Remedies(replaces="q0")
 OVER = Remedies(replaces="q0", start_over=True)
 
 
@@ -81,6 +82,9 @@ def rival(**changes):
     return replace(RIVAL, writer=replace(RIVAL.writer, **changes))
 
 
+BESIDE_RIVAL = Ledger(rivals=(RIVAL,))
+BESIDE_DOUBT = Ledger(rivals=(replace(RIVAL, by_doubt=True),))
+
 CASES = {
     "the first batch of a query that nobody knows": (UNKNOWN_TO_LEDGER, batch(0), NO_REMEDY, Verdict.NEW),
     "the next batch": (ledger(6), batch(7), NO_REMEDY, Verdict.NEW),
@@ -98,12 +102,7 @@ CASES = {
     ),
     "the last batch again, after a restart": (ledger(7, recorded(7)), batch(7), NO_REMEDY, Verdict.REPLAY),
     "an older batch again": (ledger(7, recorded(5)), batch(5), NO_REMEDY, Verdict.REPLAY),
-    "a skip whose answer was lost": (
-        ledger(7, recorded(7), skipped_by=OURS),
-        batch(7),
-        NO_REMEDY,
-        Verdict.REPLAY,
-    ),
+    "a skip whose answer was lost": (ledger(7, recorded(7), skipped_by=OURS), batch(7), NO_REMEDY, Verdict.REPLAY),
     "a batch that this run skipped, handed in again": (
         ledger(7, recorded(7), skipped_by=THEIRS),
         batch(7),
@@ -163,12 +162,7 @@ CASES = {
         Verdict.FENCED,
     ),
     "a past that the ledger did not see": (UNKNOWN_TO_LEDGER, batch(7), NO_REMEDY, Verdict.UNKNOWN),
-    "a query that starts over, though it begins where the old one did": (
-        Ledger(rivals=(RIVAL,)),
-        batch(0),
-        OVER,
-        Verdict.NEW,
-    ),
+    "a query that starts over, though it begins where the old one did": (BESIDE_RIVAL, batch(0), OVER, Verdict.NEW),
     "a query that starts over, though the topic is another one": (
         Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),)),
         batch(0, topic_ids={"orders": "other"}),
@@ -176,7 +170,7 @@ CASES = {
         Verdict.NEW,
     ),
     "a query that starts over by position: nothing counts as stored": (
-        Ledger(rivals=(RIVAL,)),
+        BESIDE_RIVAL,
         batch(0, span=Span(kafka(0), kafka(10))),
         OVER,
         Verdict.NEW,
@@ -194,12 +188,7 @@ CASES = {
         Verdict.FOREIGN,
     ),
     "a query that starts over in place of nobody": (UNKNOWN_TO_LEDGER, batch(0), OVER, Verdict.FOREIGN),
-    "a later batch of an unknown query never starts over": (
-        Ledger(rivals=(RIVAL,)),
-        batch(3),
-        OVER,
-        Verdict.UNKNOWN,
-    ),
+    "a later batch of an unknown query never starts over": (BESIDE_RIVAL, batch(3), OVER, Verdict.UNKNOWN),
     "such a past, adopted at this batch": (UNKNOWN_TO_LEDGER, batch(7), Remedies(adopt_checkpoint=7), Verdict.NEW),
     "such a past, adopted after this batch": (
         UNKNOWN_TO_LEDGER,
@@ -213,59 +202,39 @@ CASES = {
         Remedies(adopt_checkpoint=5),
         Verdict.UNKNOWN,
     ),
-    "batch 0 of a new query beside a rival": (Ledger(rivals=(RIVAL,)), batch(0), NO_REMEDY, Verdict.FOREIGN),
-    "such a batch, said to be independent": (
-        Ledger(rivals=(RIVAL,)),
-        batch(0),
-        Remedies(independent=True),
-        Verdict.NEW,
-    ),
+    "batch 0 of a new query beside a rival": (BESIDE_RIVAL, batch(0), NO_REMEDY, Verdict.FOREIGN),
+    "such a batch, said to be independent": (BESIDE_RIVAL, batch(0), Remedies(independent=True), Verdict.NEW),
     "such a batch, said to be independent of queries of other names": (
-        Ledger(rivals=(RIVAL,)),
+        BESIDE_RIVAL,
         batch(0),
         Remedies(independent_by_name=True),
         Verdict.FOREIGN,
     ),
-    "a batch 0 beside a rival by doubt alone": (
-        Ledger(rivals=(replace(RIVAL, by_doubt=True),)),
-        batch(0),
-        NO_REMEDY,
-        Verdict.FOREIGN,
-    ),
+    "a batch 0 beside a rival by doubt alone": (BESIDE_DOUBT, batch(0), NO_REMEDY, Verdict.FOREIGN),
     "such a batch, of a query that is independent of other names": (
-        Ledger(rivals=(replace(RIVAL, by_doubt=True),)),
+        BESIDE_DOUBT,
         batch(0),
         Remedies(independent_by_name=True),
         Verdict.NEW,
     ),
     "such a batch, which starts at the rival's end": (
-        Ledger(rivals=(RIVAL,)),
+        BESIDE_RIVAL,
         batch(0, start=kafka(70), end=kafka(80)),
-        Remedies(replaces="q0"),
+        REPLACES,
         Verdict.NEW,
     ),
     "such a batch, which starts at the rival's end and has a new partition": (
-        Ledger(rivals=(RIVAL,)),
+        BESIDE_RIVAL,
         batch(0, start={"0": {"orders": {"0": 70, "1": 0}}}, end={"0": {"orders": {"0": 80, "1": 3}}}),
-        Remedies(replaces="q0"),
+        REPLACES,
         Verdict.NEW,
     ),
-    "such a batch, which starts elsewhere": (
-        Ledger(rivals=(RIVAL,)),
-        batch(0, start=kafka(0)),
-        Remedies(replaces="q0"),
-        Verdict.FOREIGN,
-    ),
-    "such a batch, whose start is unknown": (
-        Ledger(rivals=(RIVAL,)),
-        batch(0, start=None),
-        Remedies(replaces="q0"),
-        Verdict.FOREIGN,
-    ),
+    "such a batch, which starts elsewhere": (BESIDE_RIVAL, batch(0, start=kafka(0)), REPLACES, Verdict.FOREIGN),
+    "such a batch, whose start is unknown": (BESIDE_RIVAL, batch(0, start=None), REPLACES, Verdict.FOREIGN),
     "such a batch, which starts at the rival's end and goes back: the topic was recreated": (
-        Ledger(rivals=(RIVAL,)),
+        BESIDE_RIVAL,
         batch(0, start=kafka(70), end=kafka(5)),
-        Remedies(replaces="q0"),
+        REPLACES,
         Verdict.BACKWARD,
     ),
     "an adopted batch that goes back": (
@@ -275,17 +244,12 @@ CASES = {
         Verdict.BACKWARD,
     ),
     "adoptCheckpoint=0 beside a rival, which says nothing of batch 0": (
-        Ledger(rivals=(RIVAL,)),
+        BESIDE_RIVAL,
         batch(0),
         Remedies(adopt_checkpoint=0),
         Verdict.FOREIGN,
     ),
-    "a replacement of a query that never fed this sink": (
-        UNKNOWN_TO_LEDGER,
-        batch(0),
-        Remedies(replaces="q0"),
-        Verdict.FOREIGN,
-    ),
+    "a replacement of a query that never fed this sink": (UNKNOWN_TO_LEDGER, batch(0), REPLACES, Verdict.FOREIGN),
     "by ids alone, the last batch again": (
         ledger(7, recorded(7, offset_log=None)),
         batch(7, offset_log=None, start=None, end=None, guarantee="ids"),
@@ -454,16 +418,16 @@ def test_by_position(situation, known, this, expected):
 def test_a_replacement_by_position_may_start_before_the_old_end(start, expected):
     """A new checkpoint that reads from the beginning drops what the old query has published."""
     this = batch(0, start=kafka(start), end=kafka(80), span=spanning(start, 80))
-    assert decide(Ledger(rivals=(RIVAL,)), this, Remedies(replaces="q0")) is expected
+    assert decide(BESIDE_RIVAL, this, REPLACES) is expected
 
 
 def test_a_replacement_compares_topic_ids():
     """A topic recreated since the old query's last batch is refused to the one that takes its place, too."""
     known = Ledger(rivals=(rival(last=recorded(6, topic_ids={"orders": "one"})),))
     this = batch(0, start=kafka(70), end=kafka(80), topic_ids={"orders": "another"})
-    assert decide(known, this, Remedies(replaces="q0")) is Verdict.RECREATED
+    assert decide(known, this, REPLACES) is Verdict.RECREATED
     same = replace(this, topic_ids={"orders": "one"})
-    assert decide(known, same, Remedies(replaces="q0")) is Verdict.NEW
+    assert decide(known, same, REPLACES) is Verdict.NEW
 
 
 def test_a_topic_recreated_since_the_last_batch():
@@ -477,14 +441,8 @@ def test_a_topic_recreated_since_the_last_batch():
 def test_a_retired_writer_publishes_no_more():
     """Retiring is for good, as being replaced is."""
     known = ledger(6)
-    assert (
-        decide(
-            replace(known, writer=replace(known.writer, retired_at=datetime(2026, 11, 24, tzinfo=timezone.utc))),
-            batch(7),
-            NO_REMEDY,
-        )
-        is Verdict.FENCED
-    )
+    retired = replace(known.writer, retired_at=datetime(2026, 11, 24, tzinfo=timezone.utc))
+    assert decide(replace(known, writer=retired), batch(7), NO_REMEDY) is Verdict.FENCED
 
 
 REFUSED = [name for name, case in CASES.items() if case[3] not in PUBLISH | SKIP]
