@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
@@ -132,15 +130,3 @@ def test_of_encoded_rows_exactly_those_that_are_not_stored_are_left(places):
     left = [place for place in places if not_stored(positions(place), STORED).to_pylist() == [True]]
     found = sent(*places).since(STORED)
     assert (bytes(found.body), found.count) == (bytes(sent(*left).body), len(left))
-
-
-def test_a_thousand_partitions_cost_a_task_next_to_nothing():
-    """A batch may have thousands of tasks of a few rows each: 1,000 comparisons for each took 25 ms a task."""
-    stored = {"0": {"orders": {str(partition): 10 for partition in range(1000)}}}
-    part = positions(*[("orders", 999, offset) for offset in range(20)])
-    times = []
-    for _ in range(5):
-        began = time.perf_counter()
-        assert not_stored(part, stored).to_pylist() == [False] * 10 + [True] * 10
-        times.append(time.perf_counter() - began)
-    assert min(times) < 0.005

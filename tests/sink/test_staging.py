@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import time
-
-import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
 from pyspark.sql import types as t
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.data_source.stager import stage_rows
 from pgonce.sink.encoding.copy_encoder import CopyEncoder
 from pgonce.sink.encoding.encoded_types import encoded_columns
@@ -27,12 +23,7 @@ STRUCT = t.StructType([
 ])  # fmt: skip
 
 
-@pytest.fixture
-def admin(url):
-    """A connection to a database with a ledger."""
-    ensure_ledger(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def stage(url, mark, rows):
@@ -67,22 +58,3 @@ def test_rows_below_the_end_of_their_own_partition_are_left_out(admin, url):
     assert wanted(admin, staged) == new
     assert staged.count_dropped(admin) == len(old)
     assert wanted(admin, StagedRows(TABLE, ((3, len(old + new)),), columns)) == sorted(old + new)
-
-
-def test_a_thousand_partitions_hardly_cost_more_than_one(admin, url):
-    """Each row is looked up once: a condition for each partition took a hundred times as long."""
-    rows = [("orders", number % 1000, 20) for number in range(20_000)]
-    stage(url, 3, rows)
-    columns = position_columns(NAMES, written=True)
-
-    def seconds(partitions):
-        stored = {"0": {"orders": {str(999 - partition): 10 for partition in range(partitions)}}}
-        staged = StagedRows(TABLE, ((3, len(rows)),), columns, stored)
-        times = []
-        for _ in range(3):
-            began = time.perf_counter()
-            assert staged.count_dropped(admin) == 0
-            times.append(time.perf_counter() - began)
-        return min(times)
-
-    assert seconds(1000) < 12 * seconds(1)

@@ -10,17 +10,20 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as t
 from pyspark.sql.pandas.types import to_arrow_schema
+from support.typed_rows import struct_of
 
 from pgonce.offsets_store.errors import ConfigurationError
 from pgonce.sink.changes.reader import reader_of
 from pgonce.sink.errors import EncodingError
 from pgonce.sink.options.destination import destination
 
-ROW = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("tags", t.ArrayType(t.StringType())),
-    t.StructField("place", t.StructType([t.StructField("x", t.DoubleType())])),
-])  # fmt: skip
+ROW = struct_of(
+    {
+        "id": t.LongType(),
+        "tags": t.ArrayType(t.StringType()),
+        "place": t.StructType([t.StructField("x", t.DoubleType())]),
+    }
+)
 ENVELOPE = t.StructType([
     t.StructField("before", ROW),
     t.StructField("after", ROW),
@@ -29,11 +32,7 @@ ENVELOPE = t.StructType([
     t.StructField("ts_ms", t.LongType()),
     t.StructField("offset", t.LongType()),
 ])  # fmt: skip
-FEED = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("_change_type", t.StringType()),
-    t.StructField("_commit_version", t.LongType()),
-])  # fmt: skip
+FEED = struct_of({"id": t.LongType(), "_change_type": t.StringType(), "_commit_version": t.LongType()})
 FLAGGED = t.StructType([t.StructField("id", t.LongType()), t.StructField("gone", t.BooleanType())])
 FIRST, SECOND = ({"id": n, "tags": [str(n)], "place": {"x": float(n)}} for n in (1, 2))
 KEY_OF_SECOND = {"id": 2, "tags": None, "place": None}

@@ -12,19 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
-from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.meanwhile import meanwhile
-from support.routed_rows import COLUMNS, STRUCT, TABLES, arrow, commit, routed, routes
-from support.rows import given_rows
-from support.typed_rows import typed_rows
+from support.routed_rows import TABLES, commit, routed, routes
 
 from pgonce.offsets_store.errors import ConfigurationError, TargetError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
-from pgonce.sink.data_source.stager import stage_rows
-from pgonce.sink.encoding.copy_encoder import CopyEncoder
-from pgonce.sink.options.routes import where_to
-from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable
 from pgonce.sink.writing import routes as by_route
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
@@ -71,14 +64,6 @@ def test_a_value_is_compared_and_never_a_name(admin, url):
         assert contents(admin) == ([], [])
 
 
-def test_rows_of_unknown_routes_are_dropped_and_counted(admin, url):
-    """They are not among the batch's rows, and neither is a row without a value."""
-    where = routes(BOTH, unknown_routes="drop")
-    commit(url, make_planned_batch(0), where, routed(("orders", 1, "a"), ("taxes", 2, "b"), (None, 3, "c")))
-    assert contents(admin) == ([(1, "a")], [])
-    assert recorded(admin) == (1, 0, {"written": 1, "unrouted": 2}, {"public.orders": 1})
-
-
 def test_rows_of_unknown_routes_are_put_aside(admin, url):
     """They are kept whole, as dead letters of the query, in the transaction of the batch."""
     where = routes(BOTH, unknown_routes="deadLetters", dead_letters=True, max_dead_letters=2)
@@ -94,37 +79,6 @@ def test_rows_of_unknown_routes_are_put_aside(admin, url):
     ]
     with pytest.raises(TargetError, match="more rows than maxDeadLetters=2"):
         commit(url, make_planned_batch(1), where, routed(*[("taxes", n, "b") for n in range(3)]))
-
-
-def test_a_row_of_an_unknown_route_is_put_aside_whatever_its_columns_are_called(admin, url):
-    """The column that chooses may have the name of a letter's own, or of anything else in that statement."""
-    ensure_ledger(url)
-    admin.execute("CREATE TABLE ids (id bigint)")
-    for name in ("code", "message", "column_name", "position", "row_data", "given", "why", "s"):
-        admin.execute("TRUNCATE ids, pgonce.dead_letters, pgonce.writers CASCADE")
-        where = where_to(route=name, tables={"ids": {}}, unknown_routes="deadLetters", dead_letters=True)
-        rows = typed_rows({name: t.StringType(), "id": t.LongType()}, [("ids", 1), ("taxes", 2), (None, 3)])
-        commit(url, make_planned_batch(0), where, rows)
-        assert admin.execute("SELECT id FROM ids").fetchall() == [(1,)]
-        letters = admin.execute(
-            "SELECT row_data, column_name, code FROM pgonce.dead_letters ORDER BY dead_letter_id"
-        ).fetchall()
-        assert letters == [({name: kind, "id": n}, name, "ROUTE_UNKNOWN") for kind, n in (("taxes", 2), (None, 3))]
-
-
-def test_staged_rows_are_routed(admin, url):
-    """Rows that tasks staged, and those that came inline with them, are counted and written once."""
-    table = StagingTable("q1", "route:kind", "run 1", 0)
-    for attempt, rows in ((3, [("orders", 1, "a"), ("clicks", 2, "b")]), (2, [("orders", 9, "of a dead attempt")])):
-        body = CopyEncoder(STRUCT, extra={ATTEMPT_COLUMN: attempt}).encode(arrow(rows))
-        stage_rows(url, table, COLUMNS, [body])
-    inline = [CopyEncoder(STRUCT).encode(arrow([("clicks", 4, "d"), ("taxes", 5, "e")]))]
-    rows = given_rows(COLUMNS, 4, lambda: inline, StagedRows(table, ((3, 2),)))
-    commit(url, make_planned_batch(0), routes(BOTH, unknown_routes="deadLetters", dead_letters=True), rows)
-    assert contents(admin) == ([(1, "a")], [(2, "b", "clicks"), (4, "d", "clicks")])
-    assert admin.execute("SELECT row_data FROM pgonce.dead_letters").fetchall() == [
-        ({"kind": "taxes", "id": 5, "name": "e"},)
-    ]
 
 
 @pytest.mark.parametrize("is_indexed", [False, True])
@@ -183,15 +137,6 @@ def test_who_swallows_the_error_commits_no_table(admin, url):
 def contents_of_clicks(admin):
     """What is in ``clicks``."""
     return admin.execute("SELECT id FROM clicks").fetchall()
-
-
-def test_columns_of_a_table(admin, url):
-    """A table gets the columns that the user names for it, and others need not lack the rest."""
-    admin.execute("CREATE TABLE ids (id bigint, kind text)")
-    where = routes({"ids": {"columns": ["id"]}, "clicks": {}})
-    commit(url, make_planned_batch(0), where, routed(("ids", 1, "a"), ("clicks", 2, "b")))
-    assert admin.execute("SELECT id, kind FROM ids").fetchall() == [(1, None)]
-    assert contents(admin)[1] == [(2, "b", "clicks")]
 
 
 def test_two_names_of_one_table_are_refused(admin, url):
@@ -312,16 +257,6 @@ def test_a_parent_that_is_replaced_keeps_the_children_of_the_batch(admin, url):
     where = routes({"children": {}, "orders": {}}, mode="complete")
     commit(url, make_planned_batch(0), where, routed(("children", 1, "new"), ("orders", 1, "new")))
     assert admin.execute("SELECT id, name FROM children").fetchall() == [(1, "new")]
-
-
-def test_counts_are_those_of_all_tables(admin, url):
-    """What became of rows that were applied, and of those that were simply written, add up to the batch's rows."""
-    where = routes({"orders": {"mode": "upsert", "order_by": "name", "only_newer": True}, "clicks": {}})
-    rows = routed(("orders", 1, "a"), ("orders", 1, "b"), ("clicks", 1, "c"))
-    commit(url, make_planned_batch(0), where, rows)
-    published, _, counts, tables = recorded(admin)
-    assert (published, tables) == (3, {"public.orders": 2, "public.clicks": 1})
-    assert (counts["written"], counts["superseded"], sum(counts.values())) == (2, 1, 3)
 
 
 def test_nobody_sees_one_table_without_the_other(admin, url):

@@ -31,6 +31,7 @@ from pyspark.sql import types as t
 from support.batches import make_planned_batch
 from support.histories import live_through
 from support.sent_rows import sent
+from support.typed_rows import struct_of
 
 from pgonce.offsets_store.commit.retrying import commit_batch
 from pgonce.offsets_store.commit.settings import CommitSettings
@@ -44,13 +45,9 @@ from pgonce.sink.options.routes import where_to
 from pgonce.sink.writing.write_batch import work_into
 
 EXAMPLES = int(os.environ.get("PGONCE_MODEL_EXAMPLES", "100"))
-STRUCT = t.StructType([
-    t.StructField("kind", t.StringType()),
-    t.StructField("id", t.LongType()),
-    t.StructField("name", t.StringType()),
-    t.StructField("seq", t.LongType()),
-    t.StructField("gone", t.BooleanType()),
-])  # fmt: skip
+STRUCT = struct_of(
+    {"kind": t.StringType(), "id": t.LongType(), "name": t.StringType(), "seq": t.LongType(), "gone": t.BooleanType()}
+)
 TABLES = """
 CREATE TABLE parents (id bigint PRIMARY KEY);
 INSERT INTO parents VALUES (1), (2), (3);

@@ -15,6 +15,7 @@ from pyspark.sql import types as t
 from support.fixtures.postgres import url_with
 from support.rows import given_rows
 from support.sent_rows import arrow_rows, publish
+from support.typed_rows import struct_of
 
 from pgonce.offsets_store.errors import PgonceError
 from pgonce.offsets_store.ledger.migrations import ensure_ledger
@@ -25,11 +26,7 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.staging import ATTEMPT_COLUMN, StagedRows, StagingTable, drop_staging_table, sweep
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
-STRUCT = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("name", t.StringType()),
-    t.StructField("at", t.IntegerType()),
-])  # fmt: skip
+STRUCT = struct_of({"id": t.LongType(), "name": t.StringType(), "at": t.IntegerType()})
 COLUMNS = encoded_columns(STRUCT)
 STAGING = StagingTable("query", "events", "run", 7)
 TRANSPORTS = ("inline", "staged", "both")
@@ -119,24 +116,6 @@ def test_complete_replaces_all_rows_and_readers_never_see_the_table_empty(admin,
             publish(connection, transport, STRUCT, ROWS, "complete")
             assert admin.execute("SELECT id FROM events").fetchall() == [(50,)]
         assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
-
-
-def test_the_table_is_created_where_the_user_asked_for_it(admin, url):
-    """The option createTable makes columns that fit the rows, with the keys as primary key."""
-    publish(url, "both", STRUCT, ROWS, "upsert", ["id"], create_table=True)
-    assert admin.execute("SELECT * FROM events ORDER BY id").fetchall() == ROWS
-    assert admin.execute(
-        "SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE contype = 'p' AND conrelid = 'events'::regclass"
-    ).fetchone() == ("PRIMARY KEY (id)",)
-
-
-def test_odd_but_legal_names_work(admin, url):
-    """Names are composed as identifiers: quotes, capitals, semicolons and accents are only letters."""
-    admin.execute("CREATE SCHEMA app")
-    for name in ('app."Odd ""name""; DROP"', '"événements"', "app.plain", '"UPPER"', "pg_temp_x"):
-        admin.execute(f"CREATE TABLE {name} (id bigint, name text, at int)".encode())
-        publish(url, "inline", STRUCT, ROWS, table=name)
-        assert admin.execute(f"SELECT * FROM {name} ORDER BY id".encode()).fetchall() == ROWS
 
 
 def test_an_unqualified_name_follows_the_search_path(admin, url):

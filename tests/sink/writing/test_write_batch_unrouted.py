@@ -49,14 +49,6 @@ def test_a_row_that_could_not_be_encoded_is_put_aside_for_its_table(admin, url):
     assert admin.execute("SELECT rows, counts FROM pgonce.batches").fetchone() == (1, {"written": 1, "dead_letters": 3})
 
 
-def test_more_than_are_allowed_refuse_the_batch(admin, url):
-    """No table has a row of it."""
-    rows = replace(routed(("orders", 1, "a")), unfit=lambda: unfit("clicks", "taxes"))
-    with pytest.raises(TargetError, match="TOO_MANY_DEAD_LETTERS"):
-        commit(url, make_planned_batch(0), routes(BOTH, dead_letters=True, max_dead_letters=1), rows)
-    assert admin.execute("SELECT id FROM orders").fetchall() == []
-
-
 def test_the_bad_rows_of_all_tables_are_counted_together(admin, url):
     """One in each of two tables is more than one a batch, and then no table has a row of it."""
     admin.execute(b"ALTER TABLE orders ALTER name TYPE varchar(3)")

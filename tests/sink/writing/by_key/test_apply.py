@@ -30,18 +30,7 @@ def events(admin):
     admin.execute(TABLE.encode())
 
 
-@pytest.fixture(autouse=True)
-def ledger(url):
-    """Each test has a ledger, which holds the tombstones."""
-    ensure_ledger(url)
-
-
-def test_each_row_does_what_it_says(url, admin, events):
-    """Rows are inserted, updated and deleted in one batch, whichever way they came."""
-    assert apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), transport="staged") == {"written": 2}
-    counts = apply(url, (1, "A", 2, WRITE), (2, None, 2, DELETE), (3, "c", 1, WRITE), transport="both")
-    assert counts == {"written": 2, "deleted": 1}
-    assert stored(admin) == [(1, "A", 2), (3, "c", 1)]
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def test_of_several_changes_of_a_key_the_last_counts(url, admin, events):
@@ -59,28 +48,6 @@ def test_without_an_order_a_key_may_come_only_once(url, admin, events):
     with pytest.raises(TargetError, match=r"DOUBLED_KEYS.*For example, 2 rows have id = 1\."):
         apply(url, (2, "b", 1, WRITE), (1, "a", 1, WRITE), (1, None, 2, DELETE), order_by=None)
     assert apply(url, (1, "a", 1, WRITE), (2, None, 2, DELETE), order_by=None) == {"written": 1, "not_found": 1}
-
-
-def test_only_the_newer_wins(url, admin, events):
-    """A stored row gives way to one that is not older, and the others are counted."""
-    admin.execute("INSERT INTO events VALUES (9, 'without order', NULL)")
-    newer = {"only_newer": True, "transport": "both"}
-    assert apply(url, (1, "a", 5, WRITE), (2, "b", 5, WRITE), (9, "c", 0, WRITE), **newer) == {"written": 3}
-    counts = apply(url, (1, "older", 4, WRITE), (2, "equal", 5, WRITE), (9, None, 1, DELETE), **newer)
-    assert counts == {"written": 1, "passed_over": 1, "deleted": 1}
-    assert apply(url, (1, None, 4, DELETE), (2, None, 5, DELETE), **newer) == {"passed_over": 1, "deleted": 1}
-    assert stored(admin) == [(1, "a", 5)]
-
-
-def test_a_delete_is_remembered(url, admin, events):
-    """An older change that comes late does not bring the row back; a newer one does, and so does an equal one."""
-    apply(url, (1, "a", 1, WRITE), only_newer=True)
-    assert apply(url, (1, None, 5, DELETE), (2, None, 5, DELETE), only_newer=True) == {"deleted": 1, "not_found": 1}
-    late = apply(url, (1, "late", 4, WRITE), (2, "late", 4, WRITE), (1, None, 3, DELETE), only_newer=True)
-    assert late == {"passed_over": 3}
-    assert stored(admin) == []
-    assert apply(url, (1, "new", 5, WRITE), (2, "new", 6, WRITE), only_newer=True) == {"written": 2}
-    assert stored(admin) == [(1, "new", 5), (2, "new", 6)]
 
 
 def test_an_upsert_heeds_the_deletes_of_others(url, admin, events):
@@ -101,67 +68,6 @@ def test_deletes_may_be_ignored(url, admin, events):
     """A row stays as the last write left it, also where the delete comes later in the same batch."""
     counts = apply(url, (1, "a", 1, WRITE), (1, None, 2, DELETE), deletes="ignore")
     assert (counts, stored(admin)) == ({"written": 1, "ignored": 1}, [(1, "a", 1)])
-
-
-@pytest.mark.parametrize(("column", "dead", "alive"), [("boolean", True, False), ("timestamptz", "a time", None)])
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_soft_delete_marks_the_row(at_once, column, dead, alive, url, admin):
-    """It has the values of the last write, whether that came before or in the same batch; a later write revives it."""
-    admin.execute(
-        f"CREATE TABLE events (id bigint PRIMARY KEY, name text NOT NULL, seq bigint, gone_at {column})".encode()
-    )
-    changes = [(1, "a", 1, WRITE), (1, "b", 2, WRITE), (1, None, 3, DELETE), (2, None, 1, DELETE)]
-    for batch in [changes] if at_once else [[change] for change in changes]:
-        apply(url, *batch, deletes="soft:gone_at")
-    ((*row, mark),) = stored(admin)
-    assert (row, dead if mark else mark) == ([1, "b", 2], dead)
-    apply(url, (1, "c", 4, WRITE), deletes="soft:gone_at")
-    assert stored(admin) == [(1, "c", 4, alive)]
-
-
-def test_a_soft_delete_is_not_undone_by_an_older_change(url, admin):
-    """It sets the order of the row; a key that was never seen leaves a tombstone."""
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text NOT NULL, seq bigint, gone bool)")
-    how = {"deletes": "soft:gone_too", "only_newer": True}
-    admin.execute("ALTER TABLE events RENAME gone TO gone_too")
-    apply(url, (1, "a", 1, WRITE), **how)
-    assert apply(url, (1, None, 5, DELETE), (2, None, 5, DELETE), **how) == {"deleted": 1, "not_found": 1}
-    assert apply(url, (1, "late", 4, WRITE), (2, "late", 4, WRITE), **how) == {"passed_over": 2}
-    assert stored(admin) == [(1, "a", 5, True)]
-
-
-def test_only_some_columns_may_change(url, admin, events):
-    """New rows get all columns, stored ones only those that are named, and the order where it counts."""
-    how = {"update_columns": ["name"], "only_newer": True}
-    apply(url, (1, "a", 1, WRITE), **how)
-    apply(url, (1, "b", 2, WRITE), **how)
-    assert stored(admin) == [(1, "b", 2)]
-    apply(url, (1, "c", 3, WRITE), update_columns=["seq"])
-    assert stored(admin) == [(1, "b", 3)]
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_a_value_that_was_not_read_stays(at_once, url, admin, events):
-    """The stored value stays, or that of an earlier change in the batch, also if it was null."""
-    changes = [
-        (1, "long text", 1, WRITE), (1, "?", 2, WRITE),
-        (2, "long text", 1, WRITE), (2, None, 2, DELETE), (2, "other", 3, WRITE), (2, "?", 4, WRITE),
-        (4, "a", 1, WRITE), (4, None, 2, WRITE), (4, "?", 3, WRITE),
-    ]  # fmt: skip
-    for batch in [changes] if at_once else [[change] for change in changes]:
-        apply(url, *batch, keep_where="?")
-    assert stored(admin) == [(1, "long text", 2), (2, "other", 4), (4, None, 3)]
-
-
-def test_what_is_older_than_the_stored_row_says_nothing_of_a_newer_one(url, admin, events):
-    """A change that comes again does not fill in what a newer one could not read, and a delete takes nothing away."""
-    how = {"only_newer": True, "keep_where": "?"}
-    apply(url, (1, "stored", 5, WRITE), (2, "stored", 5, WRITE), (3, None, 5, DELETE), **how)
-    again = [(1, "older", 4, WRITE), (2, None, 4, DELETE), (3, "older", 4, WRITE)]
-    rows = [(1, "?", 6, WRITE), (2, "?", 6, WRITE), (3, "?", 6, WRITE)]
-    counts = apply(url, *again, *rows, dead_letters=True, **how)
-    assert counts == {"written": 2, "passed_over": 3, "dead_letters": 1}
-    assert stored(admin) == [(1, "stored", 6), (2, "stored", 6)]
 
 
 @pytest.mark.parametrize("how", [{}, {"deletes": "soft:marked"}, {"keep_where": "?"}])
@@ -186,18 +92,6 @@ def test_a_column_of_the_table_that_says_what_to_do_is_written(url, admin):
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone bool)")
     apply(url, (1, "a", 1, WRITE))
     assert stored(admin) == [(1, "a", 1, False)]
-
-
-def test_a_partitioned_table_takes_changes(url, admin):
-    """Deletes find rows in any partition."""
-    admin.execute(
-        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint) PARTITION BY RANGE (id); "
-        "CREATE TABLE few PARTITION OF events FOR VALUES FROM (0) TO (10); "
-        "CREATE TABLE many PARTITION OF events FOR VALUES FROM (10) TO (100)"
-    )
-    apply(url, (1, "a", 1, WRITE), (50, "b", 1, WRITE), only_newer=True)
-    counts = apply(url, (1, None, 2, DELETE), (50, None, 2, DELETE), (51, "c", 1, WRITE), only_newer=True)
-    assert (counts, stored(admin)) == ({"deleted": 2, "written": 1}, [(51, "c", 1)])
 
 
 def test_keys_are_equal_as_the_table_has_them(url, admin):

@@ -17,17 +17,13 @@ from support.batches import make_batch
 from support.sent_rows import sent
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import DELETED_COLUMN, Changes, destination
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
 NOW = datetime.now(timezone.utc)
 
 
-@pytest.fixture(autouse=True)
-def ledger(url):
-    """Each test has a ledger, which holds the tombstones."""
-    ensure_ledger(url)
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def stored(admin):
@@ -35,80 +31,11 @@ def stored(admin):
     return admin.execute("SELECT * FROM events ORDER BY 1").fetchall()
 
 
-def test_the_column_that_says_what_to_do_may_be_the_one_that_is_set(url, admin):
-    """The frame brings a column ``gone``, which says which rows delete, and the table has it for soft deletes."""
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone bool)")
-    apply(url, (1, "a", 1, WRITE), deletes="soft:gone")
-    apply(url, (1, None, 2, DELETE), (2, "b", 1, WRITE), (2, None, 2, DELETE), deletes="soft:gone")
-    assert stored(admin) == [(1, "a", 1, True), (2, "b", 1, True)]
-    apply(url, (1, "c", 3, WRITE), deletes="soft:gone")
-    assert stored(admin)[0] == (1, "c", 3, False)
-
-
-def test_a_key_that_comes_back_is_not_deleted_whatever_columns_may_change(url, admin):
-    """The column of soft deletes is set back though updateColumns does not name it."""
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone_at timestamptz(3))")
-    how = {"deletes": "soft:gone_at", "update_columns": ["name"]}
-    apply(url, (1, "a", 1, WRITE), **how)
-    apply(url, (1, None, 2, DELETE), **how)
-    assert stored(admin)[0][3] is not None
-    apply(url, (1, "b", 3, WRITE), **how)
-    assert stored(admin) == [(1, "b", 1, None)]
-
-
 def test_an_order_that_the_column_cannot_hold_is_refused_in_a_delete_too(url, admin):
     """Otherwise it would be remembered, and every later batch would fail by it."""
     admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq int)")
     with pytest.raises(psycopg.errors.NumericValueOutOfRange):
         apply(url, (1, None, 2**40, DELETE), only_newer=True)
-
-
-def test_a_delete_that_a_trigger_leaves_out_is_refused(url, admin):
-    """Also one that has the order of the stored row."""
-    admin.execute(
-        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint); "
-        "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
-        "CREATE TRIGGER kept BEFORE DELETE ON events FOR EACH ROW EXECUTE FUNCTION kept()"
-    )
-    apply(url, (1, "a", 5, WRITE), only_newer=True)
-    assert apply(url, (1, None, 4, DELETE), only_newer=True) == {"passed_over": 1}
-    for order in (5, 6):
-        with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS"):
-            apply(url, (1, None, order, DELETE), only_newer=True)
-
-
-def test_a_soft_delete_that_a_trigger_leaves_out_is_refused(url, admin):
-    """The row would stay as if it lived; a trigger that only keeps rows which would stay the same may do so."""
-    admin.execute(
-        "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint, gone_at timestamptz); "
-        "CREATE TRIGGER same BEFORE UPDATE ON events FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()"
-    )
-    how = {"deletes": "soft:gone_at", "only_newer": True}
-    for _ in range(2):
-        apply(url, (1, "a", 5, WRITE), **how)
-    assert apply(url, (1, None, 4, DELETE), **how) == {"passed_over": 1}
-    assert apply(url, (1, None, 6, DELETE), **how) == {"deleted": 1}
-    admin.execute(
-        "CREATE FUNCTION kept() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; "
-        "CREATE TRIGGER kept BEFORE UPDATE ON events FOR EACH ROW EXECUTE FUNCTION kept()"
-    )
-    with pytest.raises(TargetError, match="TRIGGER_CHANGED_ROWS"):
-        apply(url, (1, None, 7, DELETE), **how)
-
-
-def test_texts_are_ordered_by_the_collation_of_their_column(icu_url):
-    """Also where a text may stand for a value that was not read: the order is always read."""
-    ensure_ledger(icu_url)
-    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.StringType())
-    with psycopg.connect(icu_url, autocommit=True) as connection:
-        connection.execute(
-            "CREATE COLLATION words (provider = icu, locale = 'en'); "
-            "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq text COLLATE words)"
-        )
-        apply(icu_url, (1, "first", "a", WRITE), (1, "last", "B", WRITE), struct=struct, keep_where="?")
-        assert stored(connection) == [(1, "last", "B")]
-        apply(icu_url, (1, None, "C", DELETE), struct=struct, only_newer=True)
-        assert apply(icu_url, (1, "late", "b", WRITE), struct=struct, only_newer=True) == {"passed_over": 1}
 
 
 @pytest.mark.parametrize("at_once", [True, False])

@@ -76,13 +76,6 @@ def test_a_change_before_the_delete_of_its_key_is_not_put_aside(url, admin):
     assert letters(admin) == [("4", "VALUE_NOT_READ", "name")]
 
 
-def test_what_a_delete_has_overtaken_is_neither(url, admin):
-    """A change that is older than the delete of its key is passed over, as any other."""
-    how = {"only_newer": True, **UNREAD}
-    apply(url, (1, None, 5, DELETE), **how)
-    assert apply(url, (1, "?", 4, WRITE), **how) == {"passed_over": 1}
-
-
 ENVELOPE = t.StructType([*PLAIN.fields[:3], t.StructField("op", t.StringType()), PLAIN.fields[3]])
 
 

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
-from psycopg.errors import ExclusionViolation, ForeignKeyViolation, UniqueViolation
+from psycopg.errors import ExclusionViolation, UniqueViolation
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 from support.batches import make_planned_batch
@@ -35,10 +35,7 @@ UPSERT = t.StructType(UNIQUE.fields[:3])
 NODES = changes(id=t.LongType(), parent=t.LongType(), name=t.StringType(), seq=t.LongType())
 
 
-@pytest.fixture(autouse=True)
-def ledger(url):
-    """Each test has one."""
-    ensure_ledger(url)
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def stored(admin, table="events"):
@@ -77,18 +74,6 @@ class TestMovedValues:
             publish(url, transport, UPSERT, rows, "upsert", order_by="seq", dead_letters=dead_letters)
         assert stored(admin) == [(1, 2, 2), (2, 3, 1), (3, 1, 3)]
         assert letters(admin) == []
-
-    def test_a_deleted_row_gives_its_value_away(self, url, admin, events):
-        """Deletes come first in any case; a row that takes the value, gives it on and is deleted is replayed too."""
-        rows = [(1, None, 1, DELETE), (3, 1, 2, WRITE), (3, 5, 3, WRITE), (4, 1, 4, WRITE), (2, 2, 5, WRITE)]
-        apply(url, *rows, struct=UNIQUE)
-        assert stored(admin) == [(2, 2, 5), (3, 5, 3), (4, 1, 4)]
-
-    def test_two_rows_exchange_their_values_by_way_of_a_third_value(self, url, admin, events):
-        """Of each row only the last change is written at once, and both values are taken then."""
-        rows = [(1, 9, 1, WRITE), (2, 1, 2, WRITE), (1, 2, 3, WRITE)]
-        assert apply(url, *rows, struct=UNIQUE, dead_letters=True) == {"written": 3}
-        assert stored(admin) == [(1, 2, 3), (2, 1, 2)]
 
     def test_only_the_row_that_is_refused_in_its_turn_is_put_aside(self, url, admin, events):
         """One value moves, and another one is taken for good by a row that the batch leaves alone."""
@@ -182,16 +167,6 @@ class TestMovedValues:
             apply(icu_url, (1, 2, seqs[1], WRITE), (2, 3, seqs[0], WRITE), struct=struct, dead_letters=True)
             assert stored(admin) == [(1, 2, seqs[1]), (2, 3, seqs[0])]
 
-    def test_a_large_batch(self, url, admin, events):
-        """A value moves along four thousand rows, and a hundred rows want one that belongs to another row."""
-        admin.execute("TRUNCATE events; INSERT INTO events SELECT n, n, 0 FROM generate_series(1, 4000) AS n")
-        moving = [(n, n - 1, n, WRITE) for n in range(1, 4001)]
-        bad = [(9000 + n, 4000 - n, 5000 + n, WRITE) for n in range(2, 102)]
-        counts = apply(url, *moving, *bad, struct=UNIQUE, dead_letters=True)
-        assert counts == {"written": 4000, "dead_letters": 100}
-        assert [key for key, _ in letters(admin)] == [key for key, *_ in bad]
-        assert admin.execute("SELECT count(*), min(u), max(u) FROM events").fetchone() == (4000, 0, 3999)
-
 
 NODES_TABLE = """
 CREATE TABLE nodes (id bigint PRIMARY KEY, parent bigint REFERENCES nodes ON DELETE {action}, name text, seq bigint,
@@ -230,6 +205,7 @@ class TestActions:
         assert stored(admin, "nodes") == [(2, 3, "node", 5, kept), (3, None, "new root", 2, None)]
         assert stored(admin, "items") == ([] if action == "CASCADE" else [(2, "an item")])
 
+    @CASCADING
     def test_without_an_order_such_a_table_is_refused(self, action, url, admin):
         """Before the first row, and in the commit."""
         for dead_letters in (None, True):
@@ -304,16 +280,6 @@ class TestActions:
         admin.execute("ALTER TABLE lines DROP CONSTRAINT lines_order_id_fkey")
         admin.execute("ALTER TABLE lines ADD FOREIGN KEY (order_id) REFERENCES orders DEFERRABLE INITIALLY DEFERRED")
         assert commit(1) == "NEW"
-
-    @CASCADING
-    def test_a_child_without_its_parent_is_still_refused(self, action, url, admin):
-        """In its turn."""
-        with pytest.raises(ForeignKeyViolation):
-            apply(url, (5, 77, "orphan", 4, WRITE), (1, None, None, 5, DELETE), struct=NODES, table="nodes")
-        rows = [(5, 77, "orphan", 4, WRITE), (2, 3, "node", 5, WRITE), (1, None, None, 6, DELETE)]
-        counts = apply(url, *rows, struct=NODES, table="nodes", dead_letters=True)
-        assert counts == {"written": 1, "deleted": 1, "dead_letters": 1}
-        assert letters(admin) == [(5, "23503")]
 
 
 FOREST = changes(id=t.LongType(), parent=t.LongType(), u=t.LongType(), name=t.StringType(), seq=t.LongType())

@@ -8,15 +8,11 @@ import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.sent_rows import publish
+from support.typed_rows import struct_of
 
 import pgonce.sink.writing.by_key.upsert
-from pgonce.offsets_store.errors import TargetError
 
-STRUCT = t.StructType([
-    t.StructField("region", t.StringType()),
-    t.StructField("amount", t.IntegerType()),
-    t.StructField("note", t.StringType()),
-])  # fmt: skip
+STRUCT = struct_of({"region": t.StringType(), "amount": t.IntegerType(), "note": t.StringType()})
 CI = "CREATE COLLATION ci (provider = icu, locale = 'und-u-ks-level2', deterministic = false);"
 # Rows of three keys, as the table calls them equal, and what must be left of them.
 PADDED = [("a", 1, "old"), ("a  ", 2, "new"), ("b ", 5, "new"), ("b", 4, "old"), ("c", 1, "only")]
@@ -98,34 +94,3 @@ def test_the_newest_row_is_the_greatest_by_the_collation_of_the_tables_own_colum
     publish(icu_url, "inline", STRUCT, [("lower", 1, "a"), ("upper", 1, "B")], "upsert", ["amount"], "note")
     publish(icu_url, "inline", STRUCT, [("upper", 2, "B"), ("lower", 2, "a")], "upsert", ["amount"], "note")
     assert execute(icu_url, "SELECT region FROM events ORDER BY amount") == [("upper",), ("upper",)]
-
-
-def test_keys_are_one_where_the_indexs_operator_class_calls_them_equal(admin, url):
-    """A unique index may have an operator class of its own, with another equality than the type's."""
-    admin.execute(
-        b"CREATE FUNCTION even(int, int) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT btint4cmp($1 / 2, $2 / 2)';"
-        + b"".join(
-            b"CREATE FUNCTION %b2(int, int) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT $1 / 2 %b $2 / 2';"
-            b"CREATE OPERATOR %b%b (LEFTARG = int, RIGHTARG = int, FUNCTION = %b2);" % (name, sign, b"#", sign, name)
-            for name, sign in ((b"lt", b"<"), (b"le", b"<="), (b"eq", b"="), (b"ge", b">="), (b"gt", b">"))
-        )
-        + b"CREATE OPERATOR CLASS halves FOR TYPE int USING btree AS OPERATOR 1 #<, OPERATOR 2 #<=, OPERATOR 3 #=,"
-        b"OPERATOR 4 #>=, OPERATOR 5 #>, FUNCTION 1 even(int, int);"
-        b"CREATE TABLE events (region text, amount int, note text);"
-        b"CREATE UNIQUE INDEX ON events (amount halves)"
-    )
-    publish(url, "inline", STRUCT, [("a", 4, "1"), ("b", 5, "2"), ("c", 6, "1")], "upsert", ["amount"], "note")
-    assert admin.execute("SELECT region FROM events ORDER BY 1").fetchall() == [("b",), ("c",)]
-
-
-def test_where_the_table_changes_keys_by_itself_the_way_out_is_not_orderby(admin, url):
-    """The option is set already."""
-    admin.execute(
-        "CREATE TABLE events (region text PRIMARY KEY, amount int, note text);"
-        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS "
-        "'BEGIN NEW.region = lower(NEW.region); RETURN NEW; END';"
-        "CREATE TRIGGER lowers BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION f()"
-    )
-    with pytest.raises(TargetError, match="DOUBLED_KEYS.*BEFORE trigger") as refused:
-        publish(url, "inline", STRUCT, CASED, "upsert", ["region"], "amount")
-    assert "Set orderBy" not in str(refused.value)

@@ -8,17 +8,10 @@ import psycopg
 import pytest
 from support.applied_changes import DELETE, WRITE, apply
 
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
-
 SETTINGS = ("seq_page_cost", "random_page_cost", "enable_hashjoin")
 
 
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything, to a database with a ledger."""
-    ensure_ledger(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def test_the_settings_are_those_of_the_user_again(url, admin):

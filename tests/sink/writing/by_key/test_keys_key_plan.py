@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.typed_rows import commit_typed, struct_of
@@ -20,13 +19,6 @@ NESTED = {
     "a map": t.MapType(t.StringType(), t.LongType()),
     "structs": t.ArrayType(struct_of({"n": t.LongType()})),
 }
-
-
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything."""
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
 
 
 def columns_with(kind):
@@ -68,12 +60,6 @@ class TestNestedKeys:
                 refused(url, destination("counts", "upsert", keys), columns_with(kind))
             refused(url, destination("counts", "apply", ("k",), "n", delete_when="n = 0"), columns_with(kind))
 
-    def test_what_is_no_key_may_be_nested(self, admin, url):
-        """It becomes jsonb, as ever."""
-        to = destination("counts", "upsert", ("n",), create_table=True)
-        commit_typed(url, 0, to, columns_with(struct_of({"a": t.LongType()})), [({"a": 1}, 1), ({"a": 2}, 2)])
-        assert admin.execute("SELECT k FROM counts ORDER BY n").fetchall() == [({"a": 1},), ({"a": 2},)]
-
     def test_a_composite_type_and_arrays_of_plain_values_can_be_keys(self, admin, url):
         """Postgres compares their parts as it compares columns."""
         admin.execute("CREATE TYPE pair AS (a bigint, b text); CREATE TABLE pairs (k pair PRIMARY KEY, n bigint)")
@@ -88,11 +74,3 @@ class TestNestedKeys:
             )
         assert admin.execute("SELECT (k).a, n FROM pairs").fetchall() == [(1, 2)]
         assert admin.execute("SELECT k, n FROM lists").fetchall() == [([1, 2], 2)]
-
-    def test_a_text_may_be_written_into_a_key_of_jsonb(self, admin, url):
-        """The user who makes such a table has chosen how its keys are compared."""
-        admin.execute("CREATE TABLE counts (k jsonb PRIMARY KEY, n bigint)")
-        to = destination("counts", "upsert", ("k",))
-        for n, text in enumerate(('{"a": 1}', '{"a": 1.0}')):
-            commit_typed(url, n, to, columns_with(t.StringType()), [(text, n)])
-        assert admin.execute("SELECT n FROM counts").fetchall() == [(1,)]

@@ -11,7 +11,6 @@ from pyspark.sql import types as t
 from support.applied_changes import DELETE, WRITE, apply, changes
 
 from pgonce.offsets_store.errors import TargetError
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 
 LONG, TEXT = t.LongType(), t.StringType()
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
@@ -21,10 +20,7 @@ PARTED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def ledger(url):
-    """Each test has a ledger, which holds the tombstones."""
-    ensure_ledger(url)
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 def newer(url, *rows, **how):
@@ -83,15 +79,6 @@ def test_another_order(url, admin):
     assert "orderBy" in refused(url, (1, "newer by both", 100_001, 4, WRITE), struct=struct, order_by="ver")
 
 
-def test_an_order_of_another_type(url, admin):
-    """Values that cannot be compared are refused by pgonce, not by Postgres."""
-    admin.execute("CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)")
-    newer(url, (1, None, 5, DELETE))
-    admin.execute("ALTER TABLE events DROP seq, ADD seq text")
-    struct = changes(id=LONG, name=TEXT, seq=TEXT)
-    assert "'seq' ('number')" in refused(url, (1, "x", "6", WRITE), struct=struct)
-
-
 def test_a_column_that_got_wider(url, admin):
     """Numbers are compared as numbers, and texts as texts, whatever their columns were."""
     admin.execute("CREATE TABLE events (id int, code varchar(3), name text, seq int, PRIMARY KEY (id, code))")
@@ -113,15 +100,6 @@ def test_deletes_that_have_expired_refuse_nobody(url, admin):
     admin.execute("UPDATE pgonce.tombstone_sets SET expires_at = now()")
     struct = changes(id=LONG, name=TEXT, ver=LONG)
     assert newer(url, (1, "a", 1, WRITE), struct=struct, order_by="ver") == {"written": 1}
-
-
-def test_a_batch_whose_deletes_all_find_newer_rows_binds_nobody(url, admin):
-    """Nothing was deleted, so nothing has to be remembered by these keys and this order."""
-    admin.execute(TABLE + "; ALTER TABLE events ADD ver bigint")
-    newer(url, (1, "a", 5, WRITE))
-    assert newer(url, (1, None, 4, DELETE)) == {"passed_over": 1}
-    struct = changes(id=LONG, name=TEXT, ver=LONG)
-    assert newer(url, (2, "a", 1, WRITE), struct=struct, order_by="ver") == {"written": 1}
 
 
 def test_keys_that_cannot_be_remembered(url, admin):
@@ -169,15 +147,6 @@ def test_a_table_that_becomes_a_partition_brings_its_deletes(url, admin):
     assert newer(url, late[1], table="high") == {"passed_over": 1}
 
 
-def test_a_renamed_table_keeps_its_deletes(url, admin):
-    """It is known by its oid, and its set has the name that it has now."""
-    admin.execute(TABLE)
-    newer(url, (1, None, 10, DELETE))
-    admin.execute('CREATE SCHEMA "Odd"; ALTER TABLE events SET SCHEMA "Odd"; ALTER TABLE "Odd".events RENAME TO "a.b"')
-    assert newer(url, (1, "old", 5, WRITE), table='"Odd"."a.b"') == {"passed_over": 1}
-    assert admin.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == [('"Odd"."a.b"',)]
-
-
 @pytest.mark.parametrize("gone", ["DROP TABLE events", "ALTER TABLE events RENAME TO events_old"])
 def test_another_table_of_the_same_name_has_none(gone, url, admin):
     """A table that was created again begins with older rows; those of the one before stay with that one."""
@@ -189,12 +158,3 @@ def test_another_table_of_the_same_name_has_none(gone, url, admin):
     assert admin.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == left
     if left:
         assert newer(url, (1, "old", 5, WRITE), table="events_old") == {"passed_over": 1}
-
-
-def test_sets_of_tables_that_are_gone_go(url, admin):
-    """With the next delete that is remembered, of whichever table."""
-    admin.execute(f"{TABLE}; CREATE TABLE others (LIKE events INCLUDING ALL)".encode())
-    newer(url, (1, None, 10, DELETE))
-    admin.execute("DROP TABLE events")
-    newer(url, (1, None, 10, DELETE), table="others")
-    assert admin.execute("SELECT target_name FROM pgonce.tombstone_sets").fetchall() == [("public.others",)]

@@ -13,6 +13,7 @@ from psycopg.pq import TransactionStatus
 from pyspark.sql import types as t
 from support.blocked import wait_until_blocked
 from support.rows import given_rows
+from support.typed_rows import struct_of
 
 import pgonce.sink.writing.by_key.upsert
 from pgonce.offsets_store.postgres.refused_rows import target_error
@@ -22,11 +23,7 @@ from pgonce.sink.options.destination import destination
 from pgonce.sink.writing.by_key.upsert import merged
 from pgonce.sink.writing.write_batch import write_batch_in_tx
 
-STRUCT = t.StructType([
-    t.StructField("id", t.LongType()),
-    t.StructField("region", t.StringType()),
-    t.StructField("amount", t.IntegerType()),
-])  # fmt: skip
+STRUCT = struct_of({"id": t.LongType(), "region": t.StringType(), "amount": t.IntegerType()})
 TYPES = (pa.int64(), pa.string(), pa.int32())
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, region text, amount int)"
 ROWS = [(1, "north", 10), (2, "south", 20), (3, "east", 30)]
@@ -109,21 +106,12 @@ def test_a_key_that_another_writer_inserts_meanwhile_is_updated(admin, url, merg
 
 
 @pytest.mark.parametrize("known", [[], [(1, "known", 0)]])
-def test_a_key_that_a_batch_has_twice_is_refused_as_usual(known, admin, url, merges):
-    """Whether the key is new or not, the error is ON CONFLICT's own."""
+@pytest.mark.parametrize("rows", [[*ROWS, (1, "hidden", 0), (1, "hidden", 1)], [(7, "x" * 50, 1)] * 2])
+def test_one_key_that_is_doubled_is_named(rows, known, admin, url, merges):
+    """Its values and how many rows have it, no other value, new key or known; the transaction stays failed."""
     admin.execute(TABLE.encode())
     for row in known:
         admin.execute("INSERT INTO events VALUES (%s, %s, %s)", row)
-    with psycopg.connect(url) as connection, pytest.raises(psycopg.errors.CardinalityViolation, match="ON CONFLICT"):
-        upsert(connection, [*ROWS, (1, "again", 0)])
-    assert stored(admin) == known
-    assert True not in merges
-
-
-@pytest.mark.parametrize("rows", [[*ROWS, (1, "hidden", 0), (1, "hidden", 1)], [(7, "x" * 50, 1)] * 2])
-def test_one_key_that_is_doubled_is_named(rows, admin, url, merges):
-    """Its values and how many rows have it, no other value; the transaction stays failed."""
-    admin.execute(TABLE.encode())
     with psycopg.connect(url) as connection:
         with pytest.raises(psycopg.errors.CardinalityViolation) as error:
             upsert(connection, rows)
@@ -133,7 +121,8 @@ def test_one_key_that_is_doubled_is_named(rows, admin, url, merges):
     assert f"For example, {sum(row[0] == rows[-1][0] for row in rows)} rows have id = {rows[-1][0]}." in str(refused)
     assert "hidden" not in str(refused)
     assert "xxx" not in str(refused)
-    assert stored(admin) == []
+    assert stored(admin) == known
+    assert True not in merges
 
 
 def test_what_on_conflict_refuses_is_refused_for_any_size(admin, url, merges):
@@ -238,16 +227,6 @@ def test_a_unique_index_that_goes_away_while_the_batch_waits_is_missed(admin, ur
     assert merges == []
 
 
-def test_a_unique_index_stays_for_a_batch_that_has_looked(admin, url, merges):
-    """A session that drops it waits until the batch is committed or rolled back."""
-    admin.execute(TABLE.encode())
-    with psycopg.connect(url) as ours, psycopg.connect(url, options="-c lock_timeout=200") as migration:
-        upsert(ours, ROWS)
-        with pytest.raises(psycopg.errors.LockNotAvailable):
-            migration.execute("ALTER TABLE events DROP CONSTRAINT events_pkey")
-    assert stored(admin) == ROWS
-
-
 def test_a_role_that_may_not_read_the_table_hears_so_for_any_size(admin, url, merges, login):
     """ON CONFLICT needs SELECT on what it updates from, and so does a large batch."""
     admin.execute(TABLE.encode())
@@ -268,36 +247,3 @@ def test_rows_of_tables_that_inherit_are_not_touched(admin, url, merges):
     assert sorted(admin.execute("SELECT * FROM ONLY events").fetchall()) == ROWS
     assert admin.execute("SELECT * FROM child").fetchall() == [(1, "child", 0)]
     assert False not in merges
-
-
-@pytest.mark.parametrize("step", [1, 1000])
-def test_a_large_table_is_not_read_from_end_to_end(step, admin, url, merges):
-    """Keys that lie close together, or far apart: the table is entered by its index, however the planner is set."""
-    admin.execute(TABLE.encode())
-    admin.execute("INSERT INTO events SELECT n, 'known', 0 FROM generate_series(1, 300000) AS n")
-    admin.execute("ANALYZE events")
-    with psycopg.connect(url) as connection:
-        connection.execute("SET random_page_cost = 4; SET work_mem = '64MB'")
-        upsert(connection, [(200_000 + n * step, "new", n) for n in range(500)])
-        read = connection.execute(
-            "SELECT seq_tup_read, idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'events'"
-        ).fetchone()
-        settings = connection.execute(sql.SQL("SHOW random_page_cost")).fetchone()
-        joins = connection.execute(sql.SQL("SHOW enable_hashjoin")).fetchone()
-    assert (read[0], settings, joins) == (0, ("4",), ("on",))
-    assert read[1] <= 2000
-    assert admin.execute("SELECT count(*) FROM events WHERE region = 'new'").fetchone() == (500,)
-    assert False not in merges
-
-
-def test_only_large_batches_are_merged(admin, url, monkeypatch):
-    """A small one is as quick by ON CONFLICT, which asks nothing of the catalogue first."""
-
-    def never(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(pgonce.sink.writing.by_key.upsert, "may_merge", never)
-    admin.execute(TABLE.encode())
-    with psycopg.connect(url) as connection:
-        upsert(connection, ROWS)
-    assert stored(admin) == ROWS

@@ -5,31 +5,23 @@ from __future__ import annotations
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from decimal import Decimal
-from unittest.mock import patch
 
 import psycopg
 import pytest
 from pyspark.sql import types as t
 from support.applied_changes import DELETE, PLAIN, WRITE, apply, changes
-from support.fixtures.driver import wait_until
+from support.blocked import wait_for_blocked
 from support.sent_rows import publish
 
 import pgonce.sink.writing.by_key.upsert
 import pgonce.sink.writing.by_key.write_changes
-from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.sink.options.destination import DELETED_COLUMN
 from pgonce.sink.writing.by_key.upsert import merged
 
 TABLE = "CREATE TABLE events (id bigint PRIMARY KEY, name text, seq bigint)"
 
 
-@pytest.fixture
-def admin(url):
-    """A connection that may do anything, to a database with a ledger."""
-    ensure_ledger(url)
-    with psycopg.connect(url, autocommit=True) as connection:
-        yield connection
+pytestmark = pytest.mark.usefixtures("ledger")
 
 
 @pytest.fixture
@@ -98,28 +90,6 @@ def test_where_somebody_could_tell(more, url, admin, login, merges):
     assert merges == []
 
 
-def test_a_row_that_is_written_again_loses_what_others_put_into_it(url, admin, merges):
-    """So it does without MERGE: a column that the changes do not have keeps the two apart."""
-    admin.execute(f"{TABLE}; ALTER TABLE events ADD note text")
-    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE))
-    admin.execute("UPDATE events SET note = 'by hand'")
-    apply(url, (1, None, 2, DELETE), (1, "A", 3, WRITE), (2, "B", 2, WRITE))
-    assert stored(admin) == [(1, "A", 3, None), (2, "B", 2, "by hand")]
-    assert merges == []
-
-
-@pytest.mark.parametrize("feed", ["spark", "delta"])
-def test_a_version_that_deletes_and_inserts_has_replaced_the_row(feed, url, admin, merges):
-    """In whatever order the two come; one statement decides it by the same rule as several."""
-    admin.execute(TABLE)
-    apply(url, (1, "a", 1, WRITE), (2, "b", 1, WRITE), (3, "c", 1, WRITE))
-    struct = changes(id=t.LongType(), name=t.StringType(), seq=t.LongType(), delete_column=DELETED_COLUMN)
-    rows = [(1, "A", 2, WRITE), (1, None, 2, DELETE), (2, None, 2, DELETE), (2, "B", 2, WRITE), (3, None, 2, DELETE)]
-    apply(url, *rows, struct=struct, delete_when=None, change_feed=feed)
-    assert stored(admin) == [(1, "A", 2), (2, "B", 2)]
-    assert merges == is_merged_on(admin, 3)
-
-
 @pytest.mark.parametrize("letters", [False, True])
 def test_unique_values_that_move(letters, url, admin, merges):
     """MERGE writes one before its old row is deleted, and fails; then each delete makes room before the writes."""
@@ -145,15 +115,6 @@ def test_a_refused_value_fails_the_transaction(how, url, admin, merges):
     assert any("id = 1" in note for note in error.value.__notes__)
 
 
-def test_a_numeric_key_gets_the_form_that_the_changes_have(url, admin, merges):
-    """It is deleted and inserted, and so loses the digits that it had: an update would leave them."""
-    admin.execute("CREATE TABLE events (id numeric PRIMARY KEY, name text, seq bigint); INSERT INTO events VALUES (1)")
-    struct = changes(id=t.DecimalType(10, 2), name=t.StringType(), seq=t.LongType())
-    apply(url, (Decimal("1.00"), None, 2, DELETE), (Decimal("1.00"), "b", 3, WRITE), struct=struct)
-    assert stored(admin, "id::text, name") == [("1.00", "b")]
-    assert merges == []
-
-
 def test_a_row_that_another_session_writes_again_is_deleted(url, admin, merges):
     """The delete waits for that session, and takes the new row, as it does without MERGE."""
     admin.execute(TABLE)
@@ -162,8 +123,7 @@ def test_a_row_that_another_session_writes_again_is_deleted(url, admin, merges):
         other.execute("DELETE FROM events WHERE id = 5")
         other.execute("INSERT INTO events VALUES (5, 'other', 1)")
         applying = pool.submit(apply, url, (5, None, 2, DELETE), (6, "b", 2, WRITE))
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
-        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        wait_for_blocked(admin, other)
         other.commit()
         assert applying.result() == {"written": 1, "deleted": 1}
     assert stored(admin) == [(6, "b", 2)]
@@ -233,27 +193,6 @@ def test_one_statement_writes_and_deletes_what_is_newer(url, admin, merges):
     assert merges == newer_merged_on(admin, 1, 1, 1)
 
 
-def test_a_delete_before_a_newer_write_of_its_key(url, admin, merges):
-    """The write has the greater order, so what is older than the delete does not come back."""
-    admin.execute(TABLE)
-    apply(url, (1, "a", 1, WRITE), (2, None, 1, DELETE), **NEWER)
-    counts = apply(url, (1, None, 3, DELETE), (1, "b", 5, WRITE), (2, "c", 0, WRITE), (2, None, 2, DELETE), **NEWER)
-    assert {stage: counts[stage] for stage in ("written", "not_found")} == {"written": 1, "not_found": 1}
-    late = [(1, "late", 4, WRITE), (1, None, 2, DELETE), (2, "late", 1, WRITE)]
-    counts = apply(url, *late, **NEWER)
-    assert counts["passed_over"] + counts.get("superseded", 0) == len(late)
-    assert stored(admin) == [(1, "b", 5)]
-    assert merges == newer_merged_on(admin, 1, 1, 1)
-
-
-def test_before_postgres_17_only_newer_is_several_statements(url, admin, merges):
-    """MERGE could not say there how many rows it has deleted."""
-    admin.execute(TABLE)
-    with patch.object(pgonce.sink.writing.by_key.write_changes, "_FIRST_RETURNING", 10**6):
-        assert apply(url, (1, "a", 1, WRITE), (2, None, 1, DELETE), **NEWER) == {"written": 1, "not_found": 1}
-    assert merges == []
-
-
 @pytest.mark.parametrize(
     ("theirs", "ours", "counts", "left", "stones"),
     [
@@ -284,8 +223,7 @@ def test_what_another_session_does_to_a_row_meanwhile(theirs, ours, counts, left
         other.execute(theirs.encode())
         others = [(6, "new", 1, WRITE), (7, None, 1, DELETE)]
         applying = pool.submit(apply, url, (5, None if ours else "ours", 7, ours), *others, **NEWER)
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
-        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        wait_for_blocked(admin, other)
         other.commit()
         found = Counter(applying.result())
     assert found == Counter(counts) + Counter(written=1, not_found=1)
@@ -300,8 +238,7 @@ def test_a_key_that_another_session_inserts_meanwhile(seq, left, url, admin, mer
     with psycopg.connect(url) as other, ThreadPoolExecutor(1) as pool:
         other.execute("INSERT INTO events VALUES (5, 'theirs', %s)", [seq])
         applying = pool.submit(apply, url, (5, "ours", 7, WRITE), (6, None, 7, DELETE), **NEWER)
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted"
-        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        wait_for_blocked(admin, other)
         other.commit()
         assert Counter(applying.result()) == Counter({"passed_over" if seq > 7 else "written": 1, "not_found": 1})
     assert stored(admin) == [left]
@@ -316,8 +253,7 @@ def test_a_delete_of_another_batch_is_seen_once_it_is_committed(url, admin, merg
     with psycopg.connect(url) as first, ThreadPoolExecutor(1) as pool:
         assert apply(first, (1, None, 5, DELETE), **NEWER) == {"deleted": 1}
         second = pool.submit(apply, url, (1, "late", 4, WRITE), (2, None, 4, DELETE), **NEWER)
-        waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
-        wait_until(lambda: admin.execute(waiting).fetchone() == (1,))
+        wait_for_blocked(admin, first)
         first.commit()
         assert second.result() == {"passed_over": 1, "not_found": 1}
     assert stored(admin) == []
