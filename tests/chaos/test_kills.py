@@ -22,13 +22,12 @@ from support.audit import recorded, replays, what_is_wrong, wrong_rows
 from support.fixtures.driver import Driver, with_tests_on_path
 from support.fixtures.proxy import Proxy
 from support.fixtures.spark import spark_settings
+from support.gate import gate
 from support.inbox import Inbox, create_events, events
 from support.patience import PATIENCE_SECONDS
 from support.ways_in import WAYS, Sink, WayIn
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-
-_GATE = 4711
 
 
 @dataclass(frozen=True)
@@ -104,36 +103,15 @@ def between_tasks_and_commit(bench: Bench) -> Iterator[Callable[[], bool]]:
 @contextmanager
 def inside_the_transaction(bench: Bench) -> Iterator[Callable[[], bool]]:
     """The rows are written, and nothing is sent that records the batch: a trigger on the target waits for the test."""
-    with _gate_at(bench, [bench.sink(way).table for way in bench.ways]) as is_reached:
-        yield is_reached
+    with gate(bench.url, *(bench.sink(way).table for way in bench.ways)) as waiting:
+        yield lambda: bench.count(waiting) == len(bench.ways)
 
 
 @contextmanager
 def at_the_record(bench: Bench) -> Iterator[Callable[[], bool]]:
     """Record and COMMIT have arrived, and a trigger on the ledger waits for the test: the server commits afterwards."""
-    with _gate_at(bench, ["pgonce.batches"]) as is_reached:
-        yield is_reached
-
-
-@contextmanager
-def _gate_at(bench: Bench, gated: Sequence[str]) -> Iterator[Callable[[], bool]]:
-    tables = ", ".join(f"'{bench.sink(way).table}'::regclass" for way in bench.ways)
-    written = (
-        "SELECT count(DISTINCT rows.relation) FROM pg_locks AS gate JOIN pg_locks AS rows USING (pid) "
-        f"WHERE gate.locktype = 'advisory' AND gate.objid = {_GATE} AND NOT gate.granted "
-        f"AND rows.mode = 'RowExclusiveLock' AND rows.relation IN ({tables})"
-    )
-    with psycopg.connect(bench.url, autocommit=True) as holder:
-        holder.execute(f"SELECT pg_advisory_lock({_GATE})")
-        holder.execute(
-            "CREATE FUNCTION wait_at_gate() RETURNS trigger LANGUAGE plpgsql AS "
-            f"'BEGIN PERFORM pg_advisory_xact_lock_shared({_GATE}); RETURN NULL; END'"
-        )
-        for table in gated:
-            holder.execute(
-                f"CREATE TRIGGER gate AFTER INSERT ON {table} FOR EACH STATEMENT EXECUTE FUNCTION wait_at_gate()"
-            )
-        yield lambda: bench.count(written) == len(bench.ways)
+    with gate(bench.url) as waiting:
+        yield lambda: bench.count(waiting) == len(bench.ways)
 
 
 @contextmanager
@@ -195,9 +173,12 @@ def test_killed_driver_is_succeeded(moment, bench_of, spark):
     kill_and_take_over(moment, bench_of(WAYS), spark)
 
 
-@pytest.mark.parametrize("moment", [MOMENTS[2], MOMENTS[4], MOMENTS[5]], ids=lambda moment: moment.hold.__name__)
-def test_killed_driver_is_succeeded_in_short(moment, bench_of, spark):
+@pytest.mark.parametrize(
+    "hold", [inside_the_transaction, pytest.param(at_the_record, marks=pytest.mark.thorough), after_commit]
+)
+def test_killed_driver_is_succeeded_in_short(hold, bench_of, spark):
     """The same inside the transaction, while it commits, and after COMMIT, for two ways in."""
+    (moment,) = [moment for moment in MOMENTS if moment.hold is hold]
     kill_and_take_over(moment, bench_of(WAYS[:1] + WAYS[3:4]), spark)
 
 

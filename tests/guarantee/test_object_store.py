@@ -6,7 +6,6 @@ Covers: sink.identity.from_running_query, sink.identity.planned_batch.
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -14,13 +13,13 @@ from typing import Any
 import psycopg
 import pytest
 from object_store import ObjectStore
-from support import object_store_job
+from support import queries_job
 from support.audit import left_behind, wrong_rows
 from support.fixtures.driver import Driver, with_tests_on_path
 from support.fixtures.spark import KILLED_IN_ITS_FIRST_BATCH, spark_settings
-from support.gate import gate_before_batch
+from support.gate import gate
 from support.inbox import Inbox, create_events
-from support.object_store_job import WAYS
+from support.ways_in import Sink
 
 from pgonce.offsets_store.checkpoint.reader import Checkpoint
 from pgonce.offsets_store.checkpoint.writer import CheckpointWriter
@@ -28,6 +27,9 @@ from pgonce.offsets_store.ledger.migrations import ensure_ledger
 from pgonce.offsets_store.recovery.doctor import Finding, examine
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+# One writes by the sink, one in foreachBatch.
+WAYS = ("staged", "writer_append")
 
 
 class Job:
@@ -40,23 +42,19 @@ class Job:
         for name in WAYS:
             create_events(url, f"events_{name}", keyed=False)
 
-    def start(self, port: int | None = None, *, spark_alone: bool = False) -> Driver:
-        """
-        Start the driver.
-
-        :param port: of a way to the store; None is the good one.
-        :param spark_alone: only Spark's settings have credentials, and not the environment.
-        """
-        settings = spark_settings(self._home, kafka=False) | self._object_store.spark_settings(port)
+    def start(self, *, spark_alone: bool = False) -> Driver:
+        """Start the driver; ``spark_alone`` lets only Spark's settings have credentials, and not the environment."""
+        settings = spark_settings(self._home, kafka=False) | self._object_store.spark_settings()
         settings |= KILLED_IN_ITS_FIRST_BATCH
-        env = self._object_store.environment(port)
+        env = self._object_store.environment()
         if spark_alone:
             for name, variable in {"access": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY"}.items():
                 settings[f"spark.hadoop.fs.s3a.{name}.key"] = env.pop(variable)
             # pyarrow looks there too.
             env |= {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": "", "HOME": str(self._home)}
-        job = {"url": self._url, "inbox": str(self.inbox.folder), "store": self.store, "settings": settings}
-        return self._start_driver(object_store_job.__file__, json.dumps(job), env={**env, **with_tests_on_path()})
+        sinks = {name: Sink(self._url, f"events_{name}", self.checkpoint(name)) for name in WAYS}
+        job = queries_job.arguments(self.inbox.folder, sinks, settings)
+        return self._start_driver(queries_job.__file__, job, env={**env, **with_tests_on_path()})
 
     def checkpoint(self, name: str) -> str:
         """Where a query has its checkpoint."""
@@ -98,7 +96,7 @@ def test_killed_and_started_again(job, weak_store, url, observer):
     job.inbox.add(10)
     job.inbox.add(10)
     ensure_ledger(url)
-    with gate_before_batch(1, url, ends=True) as waiting:
+    with gate(url, batch_id=1, ends=True) as waiting:
         driver = job.start()
         driver.wait_for(lambda: observer.execute(waiting).fetchone() == (len(WAYS),), "both queries to wait")
         driver.sigkill()
@@ -117,20 +115,6 @@ def test_killed_and_started_again(job, weak_store, url, observer):
         assert examine(job.checkpoint(name), url).finding is Finding.AGREE
     ways = observer.execute("SELECT query_name, offsets_read_by FROM pgonce.writers ORDER BY 1").fetchall()
     assert ways == [("staged", "pyarrow"), ("writer_append", "spark")]
-
-
-def test_a_bad_day(job, weak_store, observer):
-    """A store that is slow, fails now and then and lists late to Python delays the queries, and stops none."""
-    weak_store.delay_seconds, weak_store.fails_each = 0.2, 15
-    # Late for Python alone: s3a finds a folder by a listing, and its query does not even start (FileNotFoundException).
-    weak_store.lists_after_seconds = 3.0
-    weak_store.shows_all_to = "Hadoop"
-    for _ in range(3):
-        job.inbox.add(5)
-    ran_to_its_end(job.start(weak_store.port))
-    assert_all_is_there(job, observer, 3)
-    assert weak_store.failed > 0
-    assert weak_store.hidden > 0
 
 
 def test_only_spark_has_credentials(job, weak_store, observer):

@@ -22,7 +22,7 @@ from psycopg.conninfo import conninfo_to_dict
 from support import pipeline_run
 from support.audit import query_id, wrong_ledger
 from support.fixtures.driver import Driver, wait_until
-from support.gate import gate_before_batch
+from support.gate import gate
 from support.patience import PATIENCE_SECONDS
 from support.query_runs import rewind
 
@@ -71,18 +71,12 @@ class Pipeline:
         assert old in source.read_text()
         source.write_text(source.read_text().replace(old, new))
 
-    def start(self, *arguments: str, retries: int | None = 0, beside: bool = False) -> Driver:
-        """
-        Begin ``spark-pipelines COMMAND ...``.
-
-        :param retries: how often Spark tries a flow again that has failed; None is Spark's own setting.
-        :param beside: whether another run may be at work.
-        """
-        if not beside:
-            wait_for_the_port()
+    def start(self, *arguments: str) -> Driver:
+        """Begin ``spark-pipelines COMMAND ...``."""
+        wait_for_the_port()
         command, *more = arguments
         # Not a SPARK_CONF_DIR: it would stand on the JVM's class path, and its classes come from an archive of another.
-        more = (*more, "--properties-file", str(self._properties(retries)))
+        more = (*more, "--properties-file", str(self._properties()))
         return self._start_driver(Path(pipeline_run.__file__), command, "--spec", self._spec, *more, env=self._env)
 
     def run(self, *arguments: str) -> Driver:
@@ -109,16 +103,16 @@ class Pipeline:
         """Move what a flow remembers to where a flow of another name looks for it."""
         Path(self.checkpoint(flow)).parent.rename(Path(self.checkpoint(to)).parent)
 
-    def _properties(self, retries: int | None) -> Path:
+    def _properties(self) -> Path:
         properties = self._home / "spark.properties"
         settings = {
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.sql.warehouse.dir": str(self._home / "warehouse"),
+            # A flow that has failed is not tried again.
+            "spark.sql.pipelines.maxFlowRetryAttempts": "0",
         }
-        if retries is not None:
-            settings["spark.sql.pipelines.maxFlowRetryAttempts"] = str(retries)
         properties.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
         return properties
 
@@ -152,7 +146,7 @@ def test_two_flows_restarted_and_killed(pipeline, url, observer):
         pipeline.add("tills", TILLS[half * 15 :][:15])
     ensure_ledger(url)
     # Not in the first batches: a first one waits for that of another query that feeds the same table.
-    with gate_before_batch(1, url, ends=True) as waiting:
+    with gate(url, batch_id=1, ends=True) as waiting:
         driver = pipeline.start("run")
         driver.wait_for(lambda: observer.execute(waiting).fetchone() == (2,), "both flows to wait")
         driver.sigkill()
@@ -250,36 +244,3 @@ def test_a_flow_that_is_renamed(pipeline, observer):
     pipeline.change("def site_orders", "def shop_orders")
     pipeline.run("run")
     assert orders(observer) == sorted([*WEB, *range(500, 510), *range(600, 605)] * 2)
-
-
-def test_a_flow_that_fails_beside_another(pipeline, url, observer):
-    """A flow whose batch is refused is tried twice more, and fails the run; the other one goes on meanwhile."""
-    pipeline.add("web", WEB)
-    pipeline.run("run")
-    with psycopg.connect(url) as connection:
-        connection.execute("ALTER TABLE orders ADD CHECK (order_id <> 500)")
-    pipeline.add("web", range(500, 501))
-    pipeline.add("tills", TILLS)
-    with gate_before_batch(0, url) as waiting:
-        driver = pipeline.start("run", retries=None)
-        driver.wait_for(lambda: observer.execute(waiting).fetchone() == (1,), "the other flow to wait")
-        driver.wait_for(lambda: "'web_orders' has FAILED" in driver.output(), "the flow to fail")
-    assert driver.wait() == 1, driver.output()[-6000:]
-    assert driver.output().count("Flow web_orders is STARTING") == 3
-    assert "'web_orders' has FAILED more than 2 times" in driver.output()
-    assert "[CHECK_VIOLATION]" in driver.output()
-    assert orders(observer) == [*WEB, *TILLS]
-
-
-def test_a_second_run_on_the_same_machine(pipeline, url, observer):
-    """It ends at once, and the first one goes on."""
-    pipeline.add("web", WEB)
-    ensure_ledger(url)
-    with gate_before_batch(0, url) as waiting:
-        first = pipeline.start("run")
-        first.wait_for(lambda: observer.execute(waiting).fetchone() == (1,), "the first run to wait")
-        second = pipeline.start("run", beside=True)
-        assert second.wait() != 0, second.output()[-6000:]
-        assert "BindException" in second.output()
-    assert first.wait() == 0, first.output()[-6000:]
-    assert orders(observer) == [*WEB]

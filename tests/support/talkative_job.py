@@ -16,8 +16,8 @@ import traceback
 from pathlib import Path
 
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from support.spark_session import started_session
 
 from pgonce import (
     OffsetsListener,
@@ -73,11 +73,7 @@ def main(given):
     logging.basicConfig(level=logging.DEBUG, stream=sys.stdout)
     # Py4J repeats at DEBUG whatever a program tells the JVM: docs/security.md warns of it.
     logging.getLogger("py4j").setLevel(logging.INFO)
-    builder = SparkSession.builder.appName("talkative")
-    for name, value in given["spark"].items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("DEBUG")
+    spark = started_session("talkative", given["spark"], "DEBUG")
     spark.dataSource.register(Recording)
     spark.streams.addListener(Talkative())
     listener = OffsetsListener(given["urls"]["uri"])

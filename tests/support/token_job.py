@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from support.spark_session import started_session
 
 from pgonce import (
     OffsetsListener,
@@ -26,11 +26,7 @@ BY_COMMAND = "support.rotating_password:from_a_command"
 
 def main(given):
     """Run one query for each way in, all at once."""
-    builder = SparkSession.builder.appName("tokens")
-    for name, value in given["spark"].items():
-        builder = builder.config(name, value)
-    spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = started_session("tokens", given["spark"])
     listener = OffsetsListener(given["url"], password_from=SOURCE)
     spark.streams.addListener(listener)
     queries = [start(spark, given, way) for way in given["ways"]]
